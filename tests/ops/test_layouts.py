@@ -11,14 +11,17 @@ from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops.backends.native import library
 from vil.ops.layout import Layout
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import errors, make_inputs
 
 ACCEPT = ("blocked", "masked")  # the backends that compute layouts on a CPU, with gradients
 # those whose kernels are tested in test_flex and test_triton
-COMPUTE = {*ACCEPT, "flex", "triton"}
-COMPUTE |= {f"{a}+{b}" for a in COMPUTE for b in ("blocked", "triton") if a not in (b, "masked")}
+NATIVE = ("native", "native+blocked", "blocked+native")  # with a compiler; see test_native
+COMPUTE = {*ACCEPT, "flex", "triton", "native"}
+PASSES = ("blocked", "triton", "native")
+COMPUTE |= {f"{a}+{b}" for a in COMPUTE for b in PASSES if a not in (b, "masked")}
 COMPUTE |= {"masked_sdpa"}  # without the gradient of a bias
 PATTERNS = [
     "local:2",
@@ -139,7 +142,8 @@ def test_chunk_size_does_not_change_the_result():
 def test_other_backends_say_why_they_cannot_run():
     case = case_of(patterns.axial(), *CALLS[1])
     for name, verdict in explain(case).items():
-        can_run = name in (*ACCEPT, "masked_sdpa")
+        compiled = name in NATIVE and not library.obstacle()
+        can_run = compiled or name in (*ACCEPT, "masked_sdpa")
         assert can_run == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
     with pytest.raises(ValueError, match="gathered.*it computes windows, not patterns"):
         choose(case, "gathered")

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from tests.common.attention_cases import name_of
-from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention
+from tests.common.layout_cases import LAYOUTS
+from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.backends.native import library
 from vil.ops.dispatch import CHOICES
+from vil.ops.layout import Layout
+from vil.ops.patterns import parse_pattern
 from vil.ops.testing import differences, errors, make_inputs, run
 
 needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
@@ -25,6 +28,13 @@ CASES = [
     Case(Window((3, 40), 2), 2, 1, 65, 0),  # more channels than a block has columns
     Case(Window((7, 8), 3), 1, 3, 33, 17, global_bias=True),
     Case(Window((9, 9), 4, 1), 2, 2, 1, 0, valid=True),  # queries without keys
+]
+MIXED = parse_pattern("(axial | local:2) - local:1")
+LAYOUT_CASES = [
+    Case(Layout((14, 9), 3, MIXED), 1, 1, 16, 1, **BIAS),  # few heads: bands of rows
+    Case(Layout((17, 18), 15, MIXED), 1, 2, 8, 1, **BIAS, valid=True),  # a chunk is several blocks
+    Case(Layout((40, 9), 2, patterns.random(0.05)), 1, 1, 33, 17, global_bias=True),
+    Case(Layout((12, 30), 4, MIXED, max_reach=(2, 3)), 2, 1, 5, 0, table_bias=True),
 ]
 HALVES = [torch.bfloat16] if library.has_bfloat16() else []
 DTYPES = [torch.float32, *HALVES]
@@ -41,7 +51,7 @@ def threads(request):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES + LAYOUT_CASES, ids=name_of)
 def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
     case = replace(case, dtype=dtype)
     for key, (error, bound) in errors(case, ["native"]).items():
@@ -50,8 +60,31 @@ def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_repeat_bit_for_bit(dtype, threads):
-    case = replace(CASES[0], dtype=dtype)
+@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
+def test_it_equals_the_reference_on_every_pattern(case, dtype):
+    for key, (error, bound) in errors(replace(case, dtype=dtype), ["native"]).items():
+        assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+
+
+@needs_compiler
+def test_token_of_a_layout_that_sees_nothing_gives_zero():
+    mask = torch.ones(35, 35, dtype=torch.bool)
+    mask[[3, 30]] = False
+    layout = Layout((5, 7), 3, patterns.from_mask(mask))
+    leaves = [torch.randn(1, 2, 35, 8, requires_grad=True) for _ in range(3)]
+    out = local_attention(*leaves, layout, backend="native")
+    assert out[:, :, [3, 30]].abs().max() == 0
+    assert out[:, :, 4].abs().min() > 0
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert grads[0][:, :, [3, 30]].abs().max() == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [CASES[0], LAYOUT_CASES[0]], ids=name_of)
+def test_results_repeat_bit_for_bit(case, dtype, threads):
+    case = replace(case, dtype=dtype)
     inputs = make_inputs(case)
     first, second = (run(BACKENDS["native"].attend, case, inputs) for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)

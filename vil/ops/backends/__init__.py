@@ -149,7 +149,9 @@ _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
 _add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
 _add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS, layouts=True)
-_add_passes("native", "native", _NATIVE, FORWARDS, BACKWARDS, prepare="native:prepare")
+_add_passes(
+    "native", "native", _NATIVE, FORWARDS, BACKWARDS, layouts=True, prepare="native:prepare"
+)
 _add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
 _MASKED = "all scores under a boolean mask"
 _add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)

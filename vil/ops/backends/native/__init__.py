@@ -2,8 +2,9 @@
 
 attention.cpp divides a call into tasks for threads, task.h says what a task does. forward.h and
 backward.h have the two passes, gemm.h the multiplications, softmax.h what is done with a row of
-scores, pack.h the copies, window.h the keys and the bias of a chunk. library.py compiles them at
-the first use. It is selected only if it is tuned or pinned, so no other run needs a compiler.
+scores, pack.h the copies, window.h the keys of a chunk in a window or a layout, and bias.h their
+bias and mask. library.py compiles them at the first use. It is selected only if it is tuned or
+pinned, so no other run needs a compiler.
 
 Compared with `blocked`, keys are packed once and not for every query chunk, the bias, the mask and
 the softmax are one pass over scores that stay in the cache, and nothing but q, k, v and results has
@@ -13,7 +14,10 @@ Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
 
 import ctypes
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +25,9 @@ from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
 from vil.ops.backends.native import library
 from vil.ops.call import Call, Gradients
-from vil.ops.window import Mask
+from vil.ops.layout import Layout
+from vil.ops.window import Mask, Window
+from vil.utils.transforms import untraced
 
 DTYPES = (torch.float32, torch.bfloat16)
 prepare = library.prepare
@@ -91,7 +97,10 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("dim", "size", "exact", "cyclic", "num_offsets")),
         ("offsets", ctypes.c_int64 * 18),
         *((name, ctypes.c_int64) for name in ("bfloat16", "threads")),
+        *((name, ctypes.c_int64 * 2) for name in ("reach", "span")),
         ("scale", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("first", "keys", "key_masks", "masks")),
+        *((name, ctypes.c_int64) for name in ("layout_heads", "mask_bytes")),
     ]
 
 
@@ -104,25 +113,63 @@ def _run(
     contiguous float32 results, or None.
     """
     q, window = call.q, call.window
+    keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
     tokens = {
         **{name: _with_adjacent_channels(x) for name, x in zip("qkv", call[:3])},
         **tokens,
     }
     biases = {name: _float32(x) for name, x in call.bias._asdict().items()}
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
-    others = {**others, **biases, "valid_hw": valid_hw}  # keeps the copies until the pass ends
+    # keeps the copies until the pass ends
+    others = {**others, **biases, **lists, "valid_hw": valid_hw}
     numbers = _Call(
         images=q.shape[0], heads=q.shape[1], rows=window.grid[0], cols=window.grid[1],
         num_global=call.num_global, dim=q.shape[3], size=window.size,
-        exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
-        offsets=tuple(step for offset in window.offsets for step in offset),
         bfloat16=q.dtype == torch.bfloat16, threads=torch.get_num_threads(), scale=call.scale,
+        **keys,
         **{name: _Tokens(x.data_ptr(), x.stride()[:3]) for name, x in tokens.items()},
         **{name: None if x is None else x.data_ptr() for name, x in others.items()},
     )  # fmt: skip
     error = library.load().vil_attention(ctypes.byref(numbers), int(is_backward))
     if error:
         raise RuntimeError(f"native: {error.decode()}")
+
+
+def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the fields of `_Call` for a window: the numbers, and no tensors."""
+    reach = (2 * window.size - 1,) * 2
+    return dict(
+        exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
+        offsets=tuple(step for offset in window.offsets for step in offset),
+        reach=reach, span=reach,
+    ), {}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+@untraced
+def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the fields of `_Call` for a layout: the numbers, and the tensors of its lists.
+
+    num_offsets is the largest number of key chunks that a query chunk has. Of the masks, a row of
+    bits for each query is followed by unused bytes, because the library reads four at a time.
+    """
+    lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
+    counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)
+    steps, _ = layout.steps()
+    largest = steps.abs().amax(0) if len(steps) else torch.zeros(2, dtype=torch.int64)
+    bits = np.packbits(lists.masks.flatten(2).numpy(), axis=2, bitorder="little")
+    masks = torch.from_numpy(np.pad(bits, ((0, 0), (0, 0), (0, 4))))
+    tensors = dict(
+        first=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        keys=lists.key.contiguous(),
+        key_masks=lists.mask.contiguous(),
+        masks=masks,
+    )
+    return dict(
+        num_offsets=int(counts.max()), reach=layout.table_reach,
+        span=tuple((largest * layout.size + layout.size - 1).tolist()),
+        layout_heads=layout.heads, mask_bytes=masks.shape[2],
+    ), tensors  # fmt: skip
 
 
 def _float32(x: Tensor | None) -> Tensor | None:

@@ -107,8 +107,8 @@ void backward(const Call& call) {
   const Bias bias(call);
   const Sizes sizes = sizes_of<Type>(call);
   const auto bands = bands_of(call);
-  const int64_t entries = call.side() * call.side(), lanes = call.images * call.heads;
-  const int64_t share = bands.size() / lanes, num_table = call.dtable ? entries : 0;
+  const int64_t lanes = call.images * call.heads, share = bands.size() / lanes;
+  const int64_t num_table = call.dtable ? bias.entries : 0;
   const int64_t width = num_table + (call.dto_global ? call.num_global : 0);
   std::vector<float> biases(bands.size() * width, 0.0f);
   std::vector<std::vector<Partial>> partial(bands.size());
@@ -121,8 +121,8 @@ void backward(const Call& call) {
   });
   for (size_t i = 0; i < bands.size(); ++i) {
     const float* sums = biases.data() + i * width;
-    for (int64_t j = 0; j < num_table; ++j)  // the table of a task is turned
-      call.dtable[bands[i].head * entries + entries - 1 - j] += sums[j];
+    for (int64_t j = 0; j < num_table; ++j)
+      call.dtable[bands[i].head * bias.table_entries() + bias.table_entry(j)] += sums[j];
     for (int64_t g = num_table; g < width; ++g)
       call.dto_global[bands[i].head * call.num_global + g - num_table] += sums[g];
   }

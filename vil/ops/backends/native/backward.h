@@ -53,18 +53,17 @@ class Backward : public Task<Type, Backward<Type>> {
         std::memset(sums->take(call.dim * stride) + d * stride, 0, row.count * sizeof(float));
   }
 
-  void start(int64_t kind, int64_t count) {
+  void start(int64_t slot, int64_t count) {
     if (has_bias())
-      std::memset(scratch.dtiles[kind].take(sizes.block * sizes.score_stride), 0,
+      std::memset(scratch.dtiles[slot].take(sizes.block * sizes.score_stride), 0,
                   count * sizes.score_stride * sizeof(float));
   }
 
   // Add the gradient of the tile that is held to that of the biases.
-  void flush(int64_t kind) {
-    const Tile& tile = this->held[kind];
-    if (tile.block < 0 || !has_bias()) return;
-    const Keys keys(call, this->line_of(tile.row_kind), this->column_of(kind), sizes.unit);
-    bias.add_gradient({scratch.dtiles[kind].get(), sizes.score_stride}, keys, tile.first,
+  void flush(int64_t slot) {
+    const Tile& tile = this->held[slot];
+    if (!tile.keys || !has_bias()) return;
+    bias.add_gradient({scratch.dtiles[slot].get(), sizes.score_stride}, *tile.keys, tile.first,
                       tile.count, tile.cols, dtable, dglobal);
   }
 
@@ -82,7 +81,8 @@ class Backward : public Task<Type, Backward<Type>> {
   }
 
   void compute(
-      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
+      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added,
+      int64_t slot) {
     const int64_t dim = call.dim, units = sizes.units;
     Matrix queries{scratch.queries.take(sizes.block * units), units}, queries_t;
     Matrix grads{scratch.grads.take(sizes.block * units), units}, grads_t;
@@ -90,8 +90,7 @@ class Backward : public Task<Type, Backward<Type>> {
     Matrix dscores{scratch.dscores.take(sizes.block * sizes.score_stride), sizes.score_stride};
     queries_t = load(call.q, r, c, first, count, queries.data, scratch.queries_t);
     grads_t = load(call.dout, r, c, first, count, grads.data, scratch.grads_t);
-    for (int i = 0; i < keys.num_runs; ++i) {
-      const Run& run = keys.runs[i];
+    for (const Run& run : keys.runs) {
       const KeyRow& row = this->packed(run.key_row);
       multiply<Type>(count, run.count, units, queries,
                      Matrix{row.keys_t.get(), sizes.key_stride}.from(0, run.start),
@@ -100,7 +99,7 @@ class Backward : public Task<Type, Backward<Type>> {
                      Matrix{row.values_t.get(), sizes.key_stride}.from(0, run.start),
                      dscores.from(0, run.column), false);
     }
-    float* sums = has_bias() ? scratch.dtiles[this->columns[c].kind].get() : nullptr;
+    float* sums = has_bias() ? scratch.dtiles[slot].get() : nullptr;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = i * sizes.score_stride;
       const Statistics row = exponentials(scores.data + at, added ? added->get() + at : nullptr,
@@ -110,16 +109,16 @@ class Backward : public Task<Type, Backward<Type>> {
     }
     const auto [weights, right, left] = operands(scores, dscores, count, keys.total);
     Matrix dqueries{scratch.out.take(sizes.block * dim), dim};
-    if (!keys.num_runs) std::memset(dqueries.data, 0, count * dim * sizeof(float));
+    if (keys.runs.empty()) std::memset(dqueries.data, 0, count * dim * sizeof(float));
     const int64_t depth = divide_up(count, Type::PAIR);
-    for (int i = 0; i < keys.num_runs; ++i) {
-      const Run& run = keys.runs[i];
+    for (const Run& run : keys.runs) {
       const KeyRow& row = this->packed(run.key_row);
       const auto sums_of = [&](const Buffer& x) {
         return Matrix{x.get(), sizes.key_stride}.from(0, run.start);
       };
       multiply<Type>(count, dim, run.count / Type::PAIR, left.from(0, run.column / Type::PAIR),
-                     Matrix{row.keys.get(), dim}.from(run.start / Type::PAIR, 0), dqueries, i > 0);
+                     Matrix{row.keys.get(), dim}.from(run.start / Type::PAIR, 0), dqueries,
+                     &run != &keys.runs[0]);
       multiply<Type>(dim, run.count, depth, queries_t, right.from(0, run.column),
                      sums_of(row.dkeys_t), true);
       multiply<Type>(dim, run.count, depth, grads_t, weights.from(0, run.column),

@@ -24,14 +24,14 @@ class Forward : public Task<Type, Forward<Type>> {
   void close(KeyRow&) {}
 
   void compute(
-      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
+      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added,
+      int64_t) {
     const int64_t dim = call.dim;
     Matrix queries{scratch.queries.take(sizes.block * sizes.units), sizes.units};
     Matrix scores{scratch.scores.take(sizes.block * sizes.score_stride), sizes.score_stride};
     Matrix out{scratch.out.take(sizes.block * dim), dim};
     this->copy_queries(call.q, r, c, first, count, queries.data);
-    for (int i = 0; i < keys.num_runs; ++i) {
-      const Run& run = keys.runs[i];
+    for (const Run& run : keys.runs) {
       Matrix keys_t{this->packed(run.key_row).keys_t.get(), sizes.key_stride};
       multiply<Type>(count, run.count, sizes.units, queries, keys_t.from(0, run.start),
                      scores.from(0, run.column), false);
@@ -43,12 +43,11 @@ class Forward : public Task<Type, Forward<Type>> {
       scratch.statistics[i] = exponentials(row, more, nullptr, keys.total, call.scale);
       if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), keys.total);
     }
-    if (!keys.num_runs) std::memset(out.data, 0, count * dim * sizeof(float));
-    for (int i = 0; i < keys.num_runs; ++i) {
-      const Run& run = keys.runs[i];
+    if (keys.runs.empty()) std::memset(out.data, 0, count * dim * sizeof(float));
+    for (const Run& run : keys.runs) {
       Matrix values{this->packed(run.key_row).values.get(), dim};
       multiply<Type>(count, dim, run.count / Type::PAIR, scores.from(0, run.column / Type::PAIR),
-                     values.from(run.start / Type::PAIR, 0), out, i > 0);
+                     values.from(run.start / Type::PAIR, 0), out, &run != &keys.runs[0]);
     }
     for (int64_t i = 0; i < count; ++i)
       this->write_queries(call.out, r, c, first, i, out.from(i, 0).data,

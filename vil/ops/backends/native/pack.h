@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "window.h"
+#include "bias.h"
 
 namespace vil {
 

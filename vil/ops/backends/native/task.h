@@ -1,7 +1,11 @@
-// What a forward or a backward pass does for one head of one image, or for a band of its chunks:
-// it goes through the rows of chunks, keeps their neighbor rows of keys in packed form, and visits
-// blocks of queries that have the same tile.
+// What a forward or a backward pass does for one head of one image, or for a band of its chunks. In
+// a window it goes through the rows of chunks, keeps their neighbor rows of keys in packed form, and
+// visits blocks of queries that have the same tile. In a layout it packs all rows of keys first, and
+// visits chunks with equal tiles one after another.
 #pragma once
+
+#include <map>
+#include <optional>
 
 #include "pack.h"
 
@@ -26,7 +30,7 @@ struct TileKey {  // which tile a buffer holds, for any image
 };
 
 struct Scratch {  // of a thread, kept for its next call
-  KeyRow key_rows[4];  // three rows of chunks, and the global tokens
+  std::vector<KeyRow> key_rows;  // the global tokens, and rows of chunks
   Buffer rows, tokens, queries, queries_t, grads, grads_t;
   Buffer scores, dscores, rounded, out;
   std::vector<Buffer> tiles, dtiles;
@@ -47,7 +51,8 @@ struct Scratch {  // of a thread, kept for its next call
 };
 
 struct Tile {  // the tile in use for a kind of columns
-  int64_t row_kind = -1, block = -1, first = 0, count = 0, cols = 0;
+  int64_t kind = -1, block = -1, first = 0, count = 0, cols = 0;  // kind: of rows, or of a layout
+  std::optional<Keys> keys;
 };
 
 struct Sizes {  // of a call, in units of 32 bits
@@ -73,8 +78,9 @@ struct Band {  // rows of chunks of a head of an image
   int64_t image, head, first, last;  // last: not included
 };
 
-// The state of one task. `Pass` derives from it and has pack(KeyRow&), compute(..), and, for the
-// backward pass, close(KeyRow&) for rows of keys that are complete in this task.
+// The state of one task. `Pass` derives from it and has pack(KeyRow&), start(slot, queries) and
+// flush(slot) for the gradient of a tile, compute(..) for a block of queries, and close(KeyRow&) for
+// a row of keys that this task does not need any more.
 template <class Type, class Pass>
 class Task {
  public:
@@ -91,19 +97,15 @@ class Task {
     scratch.tile_keys.resize(scratch.tiles.size());
     scratch.dtiles.resize(std::max<size_t>(scratch.dtiles.size(), num_kinds));
     held.resize(num_kinds);
+    const size_t rows = 1 + (call.layout_heads ? lines.size() : 3);
+    if (scratch.key_rows.size() < rows) scratch.key_rows.resize(rows);
     for (KeyRow& row : scratch.key_rows) row.row = -2;
   }
 
   void run() {
-    if (call.num_global) load(scratch.key_rows[3], GLOBAL, call.num_global);
-    for (int64_t r = band.first; r < band.last; ++r) {
-      const auto needed = rows_for(lines[r]);
-      for (int64_t key_row : needed) hold(key_row, needed);
-      for (int64_t kind = 0; kind < num_kinds; ++kind) visit(r, kind);
-      for (KeyRow& row : scratch.key_rows)
-        if (row.row == GLOBAL || contains(needed, row.row)) ++row.visits;
-    }
-    for (int64_t kind = 0; kind < num_kinds; ++kind) self().flush(kind);
+    if (call.num_global) load(scratch.key_rows[0], GLOBAL, call.num_global);
+    call.layout_heads ? visit_layout() : visit_window();
+    for (size_t slot = 0; slot < held.size(); ++slot) self().flush(slot);
     for (KeyRow& row : scratch.key_rows)
       if (row.row != -2) self().close(row);
   }
@@ -131,12 +133,6 @@ class Task {
   const Line& column_of(int64_t kind) const {
     for (const Line& column : columns)
       if (column.kind == kind) return column;
-    std::abort();
-  }
-
-  const Line& line_of(int64_t kind) const {
-    for (const Line& line : lines)
-      if (line.kind == kind) return line;
     std::abort();
   }
 
@@ -178,6 +174,16 @@ class Task {
   int64_t real_rows(int64_t row) const { return row == GLOBAL ? 1 : lines[row].count[1]; }
 
  private:
+  void visit_window() {
+    for (int64_t r = band.first; r < band.last; ++r) {
+      const auto needed = rows_for(lines[r]);
+      for (int64_t key_row : needed) hold(key_row, needed);
+      for (int64_t kind = 0; kind < num_kinds; ++kind) visit(r, kind);
+      for (KeyRow& row : scratch.key_rows)
+        if (row.row == GLOBAL || contains(needed, row.row)) ++row.visits;
+    }
+  }
+
   // The distinct rows of keys that a row of chunks attends to.
   std::vector<int64_t> rows_for(const Line& line) const {
     std::vector<int64_t> needed;
@@ -195,7 +201,7 @@ class Task {
   // Pack a row of keys, in place of one that is not needed now.
   void hold(int64_t key_row, const std::vector<int64_t>& needed) {
     KeyRow* free = nullptr;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 1; i < 4; ++i) {
       KeyRow& row = scratch.key_rows[i];
       if (row.row == key_row) return;
       if (!contains(needed, row.row) && (!free || row.row == -2)) free = &row;
@@ -222,35 +228,97 @@ class Task {
     const Keys kind_keys(call, lines[r], column_of(kind), sizes.unit);
     const bool plain = bias.is_zero(kind_keys);
     for (int64_t block = 0; block * sizes.block < queries; ++block) {
-      const int64_t first = block * sizes.block, count = std::min(sizes.block, queries - first);
+      hold_tile(kind, lines[r].kind, block, queries, cols, kind_keys);
       const Tile& tile = held[kind];
-      if (tile.row_kind != lines[r].kind || tile.block != block) {
-        self().flush(kind);
-        held[kind] = {lines[r].kind, block, first, count, cols};
-        self().start(kind, count);
-      }
       Buffer* added = plain ? nullptr : &tile_for(r, kind, kind_keys);
       for (size_t c = 0; c < columns.size(); ++c)
         if (columns[c].kind == kind)
-          self().compute(r, c, Keys(call, lines[r], columns[c], sizes.unit), first, count, added);
+          self().compute(r, c, Keys(call, lines[r], columns[c], sizes.unit), tile.first,
+                         tile.count, added, kind);
     }
+  }
+
+  // Begin a tile for a block of queries of a chunk, unless it is in use already. Return whether it
+  // has to be filled.
+  bool hold_tile(
+      int64_t slot, int64_t kind, int64_t block, int64_t queries, int64_t cols, const Keys& keys) {
+    if (held[slot].kind == kind && held[slot].block == block) return false;
+    self().flush(slot);
+    const int64_t first = block * sizes.block, count = std::min(sizes.block, queries - first);
+    held[slot].keys.reset();
+    held[slot] = {kind, block, first, count, cols};
+    held[slot].keys.emplace(keys);
+    self().start(slot, count);
+    return true;
   }
 
   // Return the tile in use, which may be left from an earlier row or image.
   Buffer& tile_for(int64_t r, int64_t kind, const Keys& keys) {
     const Tile& tile = held[kind];
-    const int64_t at = kind + (keep_tiles ? tile.row_kind * num_kinds : 0);
+    const int64_t at = kind + (keep_tiles ? tile.kind * num_kinds : 0);
     const Line &line = lines[r], &column = column_of(kind);
     const TileKey key{bias.number, band.head, tile.block,
                       {line.queries, line.count[0], line.count[1], line.count[2]},
                       {column.queries, column.count[0], column.count[1], column.count[2]}};
     if (!(scratch.tile_keys[at] == key)) {
-      float* data = scratch.tiles[at].take(sizes.block * sizes.score_stride);
-      bias.fill_tile({data, sizes.score_stride}, keys, band.head, tile.first, tile.count,
-                     tile.cols);
+      fill_tile(at, tile, keys);
       scratch.tile_keys[at] = key;
     }
     return scratch.tiles[at];
+  }
+
+  void fill_tile(int64_t at, const Tile& tile, const Keys& keys) {
+    float* data = scratch.tiles[at].take(sizes.block * sizes.score_stride);
+    bias.fill_tile({data, sizes.score_stride}, keys, band.head, tile.first, tile.count, tile.cols);
+  }
+
+  // The chunks of the band, those with equal tiles in a row.
+  std::map<std::vector<int64_t>, std::vector<int64_t>> chunks_by_tile() const {
+    std::map<std::vector<int64_t>, std::vector<int64_t>> chunks;
+    const int64_t width = columns.size();
+    for (int64_t chunk = band.first * width; chunk < band.last * width; ++chunk) {
+      const Line &line = lines[chunk / width], &column = columns[chunk % width];
+      std::vector<int64_t> tile{line.queries, column.queries};
+      for (const Segment& part : keys_of(chunk).segments)
+        tile.insert(tile.end(), {part.down, part.across, part.rows, part.cols,
+                                 reinterpret_cast<int64_t>(part.mask)});
+      chunks[tile].push_back(chunk);
+    }
+    return chunks;
+  }
+
+  Keys keys_of(int64_t chunk) const {
+    const int64_t width = columns.size();
+    return {call, lines, columns, band.head, chunk / width, chunk % width, sizes.unit};
+  }
+
+  void visit_layout() {
+    const auto groups = chunks_by_tile();
+    const int64_t width = columns.size();
+    std::vector<char> needed(lines.size(), band.first == 0);  // all rows in the first band: each row
+    for (const auto& group : groups)                          // of gradients has to be written once
+      for (int64_t chunk : group.second)
+        for (const Run& run : keys_of(chunk).runs)
+          if (run.key_row != GLOBAL) needed[run.key_row] = 1;
+    for (size_t r = 0; r < lines.size(); ++r)
+      if (needed[r]) load(scratch.key_rows[1 + r], r, 0);
+    const bool complete = band.last - band.first == static_cast<int64_t>(lines.size());
+    for (KeyRow& row : scratch.key_rows) row.visits = 0, row.all_visits = !complete;
+    scratch.tile_keys[0] = {};
+    int64_t kind = 0;
+    for (const auto& [tile, chunks] : groups) {
+      const int64_t r = chunks[0] / width, cols = columns[chunks[0] % width].queries;
+      const int64_t queries = lines[r].queries * cols;
+      const Keys keys = keys_of(chunks[0]);
+      const bool plain = bias.is_zero(keys);
+      for (int64_t block = 0; block * sizes.block < queries; ++block) {
+        if (hold_tile(0, kind, block, queries, cols, keys) && !plain) fill_tile(0, held[0], keys);
+        for (int64_t chunk : chunks)
+          self().compute(chunk / width, chunk % width, keys_of(chunk), held[0].first,
+                         held[0].count, plain ? nullptr : &scratch.tiles[0], 0);
+      }
+      ++kind;
+    }
   }
 };
 

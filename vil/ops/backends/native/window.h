@@ -1,16 +1,15 @@
-// The call, the keys that each chunk of queries attends to, and the bias and mask of their scores.
+// The call, and the keys that each chunk of queries attends to, in a window or a layout.
 //
 // The grid has chunks of w x w tokens. Only tokens inside the grid, and keys that are not padding,
 // are computed. Along an axis, chunks with equally many queries and keys are of one kind. Chunks of
-// equal kinds along both axes have the same tile: what is added to their scores.
+// a window of equal kinds along both axes have the same tile: what is added to their scores.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
+#include <cstdlib>
 #include <vector>
 
 #include "gemm.h"
-#include "softmax.h"
 
 namespace vil {
 
@@ -23,14 +22,19 @@ struct Tokens {  // (images, heads, tokens, channels), with adjacent channels
 
 struct Call {  // as in library.py
   Tokens q, k, v, out, dout, dq, dk, dv;
-  const float* table;      // (heads, (4w-1)^2) or null
+  const float* table;      // (heads, (2 reach[0] + 1) (2 reach[1] + 1)) or null
   const float* to_global;  // (heads, G) or null
   float *lse, *dtable, *dto_global;
   const int64_t* valid_hw;  // (images, 2) or null
   int64_t images, heads, grid[2], num_global, dim, size, exact, cyclic, num_offsets, offsets[18];
-  int64_t bfloat16, threads;
+  int64_t bfloat16, threads, reach[2], span[2];  // span: the largest displacement of a key
   double scale;
-  int64_t side() const { return 4 * size - 1; }  // of the bias table
+  // Of a layout, whose heads may differ: the key chunks of query chunk c of its head h have the
+  // numbers first[h * chunks + c] to first[h * chunks + c + 1] in `keys` and `key_masks`.
+  const int64_t *first, *keys, *key_masks;  // key_masks: index in `masks`, -1 for all visible
+  const uint8_t* masks;  // (number, w*w queries, mask_bytes), a bit for each of w*w keys
+  int64_t layout_heads, mask_bytes;  // 0 heads: a window
+
   int64_t chunks(int axis) const { return divide_up(grid[axis], size); }
 };
 
@@ -69,6 +73,7 @@ inline int64_t odd_stride(int64_t count) { return divide_up(count, 16) / 2 * 32 
 
 struct Segment {  // the keys of one chunk, from `column` of the scores on
   int64_t down, across, rows, cols, count, column;  // down, across: the offset in tokens
+  const uint8_t* mask;  // null: all visible
 };
 
 struct Run {  // adjacent keys in a packed row of chunks
@@ -77,128 +82,59 @@ struct Run {  // adjacent keys in a packed row of chunks
 
 // The keys that a chunk attends to, in the order of the scores' columns.
 struct Keys {
-  Segment segments[9];
-  Run runs[10];
-  int num_segments = 0, num_runs = 0;
+  std::vector<Segment> segments;
+  std::vector<Run> runs;
   int64_t total = 0;
-  bool padded = false;  // some columns are no keys
+  bool masked = false;  // some columns are hidden, or are no keys
 
-  // unit: numbers of keys are padded to multiples of it.
-  Keys(const Call& call, const Line& row, const Line& col, int64_t unit) {
-    if (call.num_global) add_run(GLOBAL, 0, call.num_global, unit);
+  // Of the chunk of a window in some row and column. unit: numbers of keys are padded to multiples.
+  Keys(const Call& call, const Line& row, const Line& col, int64_t unit) : call(&call), unit(unit) {
+    if (call.num_global) add_run(GLOBAL, 0, call.num_global);
     for (int64_t i = 0; i < call.num_offsets; ++i) {
       const int64_t down = call.offsets[2 * i], across = call.offsets[2 * i + 1];
-      const int64_t rows = row.count[down + 1], cols = col.count[across + 1], column = total;
-      if (!rows || !cols) continue;
-      const int64_t start = col.key[across + 1] * pad(rows * call.size, unit);
-      add_run(row.key[down + 1], start, rows * cols, unit);
-      segments[num_segments++] = {down * call.size, across * call.size, rows,
-                                  cols, total - column, column};
+      add_chunk(down, across, row.key[down + 1], col.key[across + 1], row.count[down + 1],
+                col.count[across + 1], nullptr);
+    }
+  }
+
+  // Of the chunk (r, c) of a layout.
+  Keys(const Call& call, const std::vector<Line>& lines, const std::vector<Line>& columns,
+       int64_t head, int64_t r, int64_t c, int64_t unit)
+      : call(&call), unit(unit) {
+    if (call.num_global) add_run(GLOBAL, 0, call.num_global);
+    const int64_t width = columns.size(), chunk = r * width + c;
+    const int64_t of_head = call.layout_heads > 1 ? head * lines.size() * width : 0;
+    for (int64_t i = call.first[of_head + chunk]; i < call.first[of_head + chunk + 1]; ++i) {
+      const int64_t row = call.keys[i] / width, col = call.keys[i] % width;
+      const int64_t mask_size = call.size * call.size * call.mask_bytes;
+      add_chunk(row - r, col - c, row, col, lines[row].count[1], columns[col].count[1],
+                call.key_masks[i] < 0 ? nullptr : call.masks + call.key_masks[i] * mask_size);
     }
   }
 
  private:
-  void add_run(int64_t key_row, int64_t start, int64_t keys, int64_t unit) {
+  const Call* call;
+  int64_t unit;
+
+  void add_chunk(
+      int64_t down, int64_t across, int64_t key_row, int64_t key_col, int64_t rows, int64_t cols,
+      const uint8_t* mask) {
+    if (!rows || !cols) return;
+    const int64_t column = total;
+    add_run(key_row, key_col * pad(rows * call->size, unit), rows * cols);
+    segments.push_back(
+        {down * call->size, across * call->size, rows, cols, total - column, column, mask});
+    masked |= mask != nullptr;
+  }
+
+  void add_run(int64_t key_row, int64_t start, int64_t keys) {
     const int64_t count = pad(keys, unit);
-    padded |= count > keys;
-    Run* last = num_runs ? runs + num_runs - 1 : nullptr;
+    masked |= count > keys;
+    Run* last = runs.empty() ? nullptr : &runs.back();
     const bool adjacent = last && last->key_row == key_row && last->start + last->count == start;
     if (adjacent) last->count += count;
-    else runs[num_runs++] = {key_row, start, count, total};
+    else runs.push_back({key_row, start, count, total});
     total += count;
-  }
-};
-
-// What is added to scores by the displacement of key from query: the bias, and -infinity outside
-// the exact window. The tables are turned by 180 degrees, so that keys side by side are adjacent.
-struct Bias {
-  const Call& call;
-  std::vector<float> tables;
-  const bool by_head;
-  const int64_t number;  // of the call in this process
-
-  explicit Bias(const Call& call) : call(call), by_head(call.table), number(next_number()) {
-    const int64_t side = call.side(), entries = side * side;
-    if (!call.table && !call.exact) return;
-    tables.assign((by_head ? call.heads : 1) * entries, 0.0f);
-    for (size_t i = 0; by_head && i < tables.size(); ++i)
-      tables[i] = call.table[i / entries * entries + entries - 1 - i % entries];
-    for (size_t i = 0; call.exact && i < tables.size(); ++i) {
-      const int64_t middle = 2 * call.size - 1, entry = i % entries;
-      const int64_t down = entry / side - middle, across = entry % side - middle;
-      if (std::max(std::abs(down), std::abs(across)) > call.size) tables[i] = -INFINITE;
-    }
-  }
-
-  static int64_t next_number() {
-    static std::atomic<int64_t> numbers{0};
-    return numbers++;
-  }
-
-  const float* table(int64_t head) const {
-    const int64_t entries = call.side() * call.side();
-    return tables.empty() ? nullptr : tables.data() + (by_head ? head * entries : 0);
-  }
-
-  // Whether nothing is added to the scores of these keys.
-  bool is_zero(const Keys& keys) const {
-    return tables.empty() && !call.to_global && !keys.padded;
-  }
-
-  // Call visit(i, column, entry) for each row of keys of each segment and each of the queries from
-  // `first` on: its keys have the columns from `column` on, and the table's entries from `entry`.
-  template <class Visit>
-  void each_row(const Keys& keys, int64_t first, int64_t count, int64_t cols, Visit visit) const {
-    const int64_t side = call.side(), middle = 2 * call.size - 1;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t x = (first + i) / cols, y = (first + i) % cols;
-      for (int s = 0; s < keys.num_segments; ++s) {
-        const Segment& part = keys.segments[s];
-        const int64_t corner = (part.down - x + middle) * side + part.across - y + middle;
-        for (int64_t row = 0; row < part.rows; ++row)
-          visit(i, part.column + row * part.cols, corner + row * side, part.cols);
-      }
-    }
-  }
-
-  // Fill a tile: a row for each of `count` queries from `first` on, of a chunk with `cols` columns.
-  void fill_tile(
-      Matrix tile, const Keys& keys, int64_t head, int64_t first, int64_t count,
-      int64_t cols) const {
-    const float* entries = table(head);
-    const float* global = call.to_global ? call.to_global + head * call.num_global : nullptr;
-    const int64_t start = keys.num_segments ? keys.segments[0].column : keys.total;
-    for (int64_t i = 0; i < count; ++i) {
-      float* row = tile.data + i * tile.stride;
-      for (int64_t g = 0; g < start; ++g)
-        row[g] = g >= call.num_global ? -INFINITE : global ? global[g] : 0.0f;
-      for (int s = 0; s < keys.num_segments; ++s) {
-        const Segment& part = keys.segments[s];
-        for (int64_t j = part.rows * part.cols; j < part.count; ++j)
-          row[part.column + j] = -INFINITE;
-      }
-    }
-    each_row(keys, first, count, cols, [&](int64_t i, int64_t column, int64_t entry, int64_t size) {
-      float* out = tile.data + i * tile.stride + column;
-      for (int64_t j = 0; j < size; j += LANES) {  // rows are short: no loop over their entries
-        const Lanes lanes = first_lanes(std::min<int64_t>(size - j, LANES));
-        store(out + j, entries ? load(entries + entry + j, lanes) : fill(0.0f), lanes);
-      }
-    });
-  }
-
-  // Add the gradient of a tile to those of the turned table and of the bias toward global tokens.
-  void add_gradient(
-      Matrix tile, const Keys& keys, int64_t first, int64_t count, int64_t cols,
-      float* dtable, float* dglobal) const {
-    if (call.dto_global)
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t g = 0; g < call.num_global; ++g) dglobal[g] += tile.data[i * tile.stride + g];
-    if (!call.dtable) return;
-    each_row(keys, first, count, cols, [&](int64_t i, int64_t column, int64_t entry, int64_t size) {
-      const float* in = tile.data + i * tile.stride + column;
-      for (int64_t j = 0; j < size; ++j) dtable[entry + j] += in[j];
-    });
   }
 };
 
