@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from vil.ops import LocalBias, Window, local_attention
+from vil.ops import BACKENDS, Case, Layout, LocalBias, Window, local_attention, patterns
 from vil.ops.backends import chunk_groups
 from vil.ops.call import from_numbers, to_numbers
 from vil.ops.custom_op import num_pairs
@@ -83,3 +83,22 @@ def test_scores_are_never_stored(biased):
         for name in ("blocked", "chunk_handgrad")
     )
     assert few < many / 4
+
+
+@pytest.mark.parametrize("backend", ["blocked", "flex", "native", "triton"])
+@pytest.mark.parametrize("window", [WINDOW, Layout((12, 12), 4, patterns.axial())], ids=str)
+def test_inference_gives_the_same_output_and_saves_no_log_sum_exp(window, backend):
+    q, k, v = (x[:, :, -144:] for x in make())
+    valid = torch.tensor([[12, 5], [3, 12]])  # some queries have no keys
+    options = dict(window=window, valid_hw=valid, backend=backend)
+    if BACKENDS[backend].reasons_against(Case(window, 2, 2, 8, 0, valid=True)):
+        pytest.skip("it cannot run here")
+    trained = local_attention(q, k, v, **options)
+    assert trained.grad_fn is not None
+    with torch.no_grad():
+        assert torch.equal(local_attention(q, k, v, **options), trained)
+    operator = getattr(torch.ops.vil, f"{backend}_{backend}")
+    arguments = (q, k, v, None, None, valid, to_numbers(window, 0), 0.3)
+    assert operator(*arguments)[1].shape == (2, 2, 144), "programs that were exported before"
+    assert operator(*arguments, False)[1].numel() == 0
+    torch.library.opcheck(operator, (*arguments, False), test_utils="test_faketensor")

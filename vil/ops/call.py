@@ -16,7 +16,8 @@ Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):
-    """The validated arguments of `vil.ops.local_attention`. `scale` is never None."""
+    """The validated arguments of `vil.ops.local_attention`. `scale` is never None. needs_lse:
+    whether a backward pass follows, which needs the log-sum-exp of the scores."""
 
     q: Tensor
     k: Tensor
@@ -27,6 +28,7 @@ class Call(NamedTuple):
     valid_hw: Tensor | None = None
     scale: float = 1.0
     dropout_p: float = 0.0
+    needs_lse: bool = True
 
 
 def to_numbers(window: Window | Layout, num_global: int) -> list[int]:

@@ -8,8 +8,9 @@ the same interface:
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
 out (B, N, L, D). lse (B, N, L): the log-sum-exp of the scores of each row, float32 (float64 for
-float64 inputs), -inf for a row without keys. A combination is a torch operator, opaque to
-torch.compile and torch.export, with a FLOP formula for FlopCounterMode.
+float64 inputs), -inf for a row without keys; anything if the call does not need it. A combination
+is a torch operator, opaque to torch.compile and torch.export, with a FLOP formula for
+FlopCounterMode.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
@@ -33,6 +34,7 @@ from vil.utils.precision import autocast_off
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? to_global, Tensor? valid_hw"
 STATIC = "SymInt[] numbers, float scale"
+FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
@@ -71,27 +73,43 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
     def run(call: Call) -> Tensor:
         assert call.dropout_p == 0, "`unsupported` refuses dropout"
         tensors = (call.q, call.k, call.v, *call.bias, call.valid_hw)
-        return operator(*tensors, to_numbers(call.window, call.num_global), call.scale)[0]
+        needs_lse = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in tensors
+        )
+        numbers = to_numbers(call.window, call.num_global)
+        return operator(*tensors, numbers, call.scale, needs_lse)[0]
 
     return run
 
 
-def _call(tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float) -> Call:
+def _call(
+    tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float, needs_lse: bool = True
+) -> Call:
     """Rebuild the `Call` from the arguments of an operator."""
     q, k, v, table, to_global, valid_hw = tensors
-    return Call(q, k, v, *from_numbers(numbers), LocalBias(table, to_global), valid_hw, scale)
+    window, num_global = from_numbers(numbers)
+    bias = LocalBias(table, to_global)
+    return Call(q, k, v, window, num_global, bias, valid_hw, scale, needs_lse=needs_lse)
+
+
+def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
+    """Return an uninitialized log-sum-exp (B, N, L), without elements if it is not needed."""
+    return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
 def _operator(forward: str, backward: str) -> Callable:
-    """Declare the operator vil::<forward>_<backward>: it returns the output and log-sum-exp."""
+    """Declare the operator vil::<forward>_<backward>: it returns the output and the log-sum-exp,
+    which is empty if it is not needed."""
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
 
     def compute(*arguments) -> tuple[Tensor, Tensor]:
-        return run(_call(arguments[:6], *arguments[6:]))
+        call = _call(arguments[:6], *arguments[6:])
+        out, lse = run(call)
+        return out, lse if call.needs_lse else _new_lse(call.q, needs_lse=False)
 
     def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:
-        *tensors, ctx.numbers, ctx.scale = inputs
+        *tensors, ctx.numbers, ctx.scale, _ = inputs
         ctx.pattern = find_pattern(ctx.numbers)  # kept, because the backward pass looks it up
         ctx.save_for_backward(*tensors, *output)
 
@@ -104,13 +122,16 @@ def _operator(forward: str, backward: str) -> Callable:
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = gradient(*saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
-        return *grads[:3], *biases, None, None, None
+        return *grads[:3], *biases, None, None, None, None
 
-    schema = f"({INPUTS}, {STATIC}) -> (Tensor, Tensor)"
+    def fake(
+        q, k, v, table, to_global, valid_hw, numbers, scale, needs_lse=True
+    ) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(q), _new_lse(q, needs_lse)
+
+    schema = f"({INPUTS}, {FORWARD_STATIC}) -> (Tensor, Tensor)"
     operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
-    operator.register_fake(
-        lambda q, *rest: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=blocked.wide(q)))
-    )
+    operator.register_fake(fake)
     operator.register_autograd(differentiate, setup_context=setup_context)
     _register_flops(name, 2, forward)
     return operator

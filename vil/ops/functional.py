@@ -98,7 +98,7 @@ def _no_images(call: Call) -> Tensor:
 
 
 def _check(call: Call) -> None:
-    q, k, v, window, num_global, bias, valid_hw, _, dropout_p = call
+    q, k, v, window, num_global, bias, valid_hw, _, dropout_p, _ = call
     if q.ndim != 4 or 0 in (q.shape[1], q.shape[3]):
         raise ValueError(
             f"q must be (B, N, L, D) with at least one head and channel, got {tuple(q.shape)}"

@@ -125,7 +125,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
             scores = scores_of.compute(batch, queries, keys.gather(batch))
             put(top, scores.amax(-1), batch)
             weights = torch.softmax(scores, -1, out=scores)
-            put(largest, weights.amax(-1), batch)
+            if call.needs_lse:
+                put(largest, weights.amax(-1), batch)
             put(rows, torch.bmm(scratch.cast(weights, q.dtype), values.gather(batch)), batch)
         empty = top == least
         stat = (top - largest.log_()).masked_fill_(empty, -torch.inf)

@@ -50,8 +50,9 @@ def unsupported(case: Case) -> list[str]:
     return [text for text, applies in checks.items() if applies]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+def forward(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L), or None if it
+    is not needed."""
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
     q, window = call.q, call.window
@@ -61,18 +62,24 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     all_keys, all_values = (Keys(x, call, halo, scratch) for x in (call.k, call.v))
     out, stat_shape = OutputTiles(torch.empty_like(q), window), (*q.shape[:3], 1)
     top, largest = (OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), window) for _ in range(2))
+    has_empty = can_be_empty(call.num_global, call.valid_hw)
     for batch in scores_of.batches():
         scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
-        top.put(scores.amax(-1), batch)
+        if has_empty or call.needs_lse:
+            top.put(scores.amax(-1), batch)
         weights = torch.softmax(scores, -1, out=scores)
-        largest.put(weights.amax(-1), batch)
+        if call.needs_lse:
+            largest.put(weights.amax(-1), batch)
         weights = scratch.cast(weights, q.dtype)
         out.put(torch.bmm(weights, all_values.gather(batch)), batch)
     out, top, largest = out.close(), top.close(), largest.close()
-    lse = top - largest.log()  # the largest weight is 1 over the sum of exponentials
-    if can_be_empty(call.num_global, call.valid_hw):
+    if has_empty:
         empty = top == torch.finfo(top.dtype).min
         out.masked_fill_(empty, 0.0)
+    if not call.needs_lse:
+        return out, None
+    lse = top - largest.log()  # the largest weight is 1 over the sum of exponentials
+    if has_empty:
         lse.masked_fill_(empty, -torch.inf)
     return out, lse[..., 0]
 

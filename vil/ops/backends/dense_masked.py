@@ -33,7 +33,7 @@ def unsupported(case: Case) -> list[str]:
 
 def run(call: Call) -> Tensor:
     """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
-    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, _ = call
     visible, index = dense_window(window, q.device)
     if valid_hw is not None:
         real = real_cells(valid_hw.to(q.device), window.grid).flatten(2)
