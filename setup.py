@@ -15,5 +15,5 @@ setup(
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
     | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2", "tasks/*.j2", "tasks/*/*.j2"]}
-    | {"vil.ops.backends.native": ["*.h", "*.cpp"]},
+    | {"vil.ops.native": ["*.h", "*.cpp"]},
 )

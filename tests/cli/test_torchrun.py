@@ -18,7 +18,7 @@ from tests.common.small_runs import (
     vil,
 )
 from tests.common.small_tasks import OTHERS, words_of
-from vil.ops.backends.native import library
+from vil.ops.native import library
 
 pytestmark = pytest.mark.long
 

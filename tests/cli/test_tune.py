@@ -15,6 +15,7 @@ from vil.builders.attention_backend import backend_requests
 from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
 
 WRONG = """
 import torch
@@ -63,13 +64,21 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
         "the self chunk and one neighbor, training",
         "all nine chunks, evaluation",
     ]
+    mlps = re.findall(r"^stage \d: MLP of (.*)$", out, re.MULTILINE)
+    sizes = ("1040 tokens, 16 to 64 channels", "272 tokens, 32 to 128 channels")
+    compiled = not library.obstacle()
+    phases = ("training", "evaluation") if compiled else ()
+    assert mlps == [f"{size}, {phase}" for size in sizes for phase in phases]
     for name in BACKENDS:
-        assert len(re.findall(rf"^  {re.escape(name)} ", out, re.MULTILINE)) == 3
-    assert out.count("<- chosen") == 3
+        attempts = 3 + len(mlps) * (name == "native")
+        assert len(re.findall(rf"^  {re.escape(name)} ", out, re.MULTILINE)) == attempts
+    assert len(re.findall(r"^  torch ", out, re.MULTILINE)) == len(mlps)
+    choices = 3 + len(mlps)
+    assert out.count("<- chosen") == choices
     measured = re.findall(r"^  flex +\d+\.\d\d +0\.00 ", out, re.MULTILINE)
     assert len(measured) == bool(shutil.which("g++")), "in evaluation, where it can be compiled"
     assert "only the exact window" in out, "the reasons of the others"
-    assert f"3 choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
+    assert f"{choices} choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
     CHOICES.clear()
     shown = vil("info", "--all", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
     assert shown.count("chosen, tuned") == 3
@@ -112,8 +121,13 @@ def test_an_import_that_fails_is_one_line(tmp_path):
 
 
 def test_a_model_without_windows_has_nothing_to_tune():
-    code, out, _ = vil("tune", *TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
+    words = (*TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
+    code, out, _ = vil("tune", *words, "--backends", "blocked")
     assert (code, out) == (0, "no stage has longformer attention: nothing to tune\n")
+    if not library.obstacle():
+        code, out, _ = vil("tune", "--rounds", "1", *words)
+        assert code == 0
+        assert out.count("<- chosen") == 4, "the MLPs"
 
 
 @pytest.mark.long
@@ -123,15 +137,19 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     code, out, err = vil("train", "--output_dir", "run", *words)
     assert code == 0, err
     kept = json.loads((tmp_path / "run/autotune.json").read_text())
-    assert len(kept) == 2
-    assert set(kept.values()) <= set(BACKENDS)
+    mlps = [bucket for bucket in kept if bucket.startswith("mlp ")]
+    assert len(mlps) == (0 if library.obstacle() else 4)
+    assert len(kept) == 2 + len(mlps)
+    assert set(kept.values()) <= {*BACKENDS, "torch"}
     assert "training: timing the backends" in out
     assert ", tuned" in out
     assert (tmp_path / "cache/attention.json").is_file(), "the user's other runs know it too"
     # goes on with what it began with, whatever was tuned meanwhile
-    (tmp_path / "run/autotune.json").write_text(json.dumps(dict.fromkeys(kept, "gathered")))
+    begun = {bucket: "native" if bucket in mlps else "gathered" for bucket in kept}
+    (tmp_path / "run/autotune.json").write_text(json.dumps(begun))
     out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out
     assert "training: gathered, tuned" in out
+    assert out.count("channels, training: native, tuned") == len(mlps) // 2
     assert "timing the backends" not in out
 
 

@@ -11,6 +11,9 @@ from torch import nn
 
 import vil
 from vil.layers.packed_linear import InParts, PackedLinear
+from vil.ops.dispatch import CHOICES
+from vil.ops.mlp import MlpCase
+from vil.ops.native import library
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
 SMALL = {
@@ -153,3 +156,23 @@ def test_optimized_mlps_compute_in_parts(monkeypatch):
     fast = vil.optimize_for_inference(model)
     assert isinstance(fast.model.blocks[0].mlp, InParts)
     torch.testing.assert_close(fast(images), model(images))
+
+
+@pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+@torch.no_grad()
+def test_mlps_that_compiled_code_computes_faster_are_kept():
+    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
+    expected = model(images)
+    tuned = MlpCase(2 * 65, 16, 64, needs_grad=False)  # of the first stage
+    try:
+        CHOICES[tuned.bucket()] = "native"
+        fast = vil.optimize_for_inference(model)
+        found = fast(images)
+        half = vil.optimize_for_inference(model, dtype=torch.bfloat16)
+        for optimized, count in ((fast, 1), (half, 0)):
+            linear = [m for m in optimized.modules() if isinstance(m, Mlp)]
+            assert [type(m.fc1) is nn.Linear for m in linear] == [count == 1, False]
+            assert sum(isinstance(m, InParts) for m in optimized.modules()) == 2 - count
+    finally:
+        CHOICES.clear()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

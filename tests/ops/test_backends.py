@@ -32,8 +32,8 @@ from vil.ops import (
 )
 from vil.ops.backends import chunk_groups
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
-from vil.ops.backends.native import library
 from vil.ops.dispatch import PREFERENCE
+from vil.ops.native import library
 from vil.ops.testing import errors, make_inputs
 
 HALVES = {torch.bfloat16} if library.has_bfloat16() else set()

@@ -11,8 +11,8 @@ from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
-from vil.ops.backends.native import library
 from vil.ops.layout import Layout
+from vil.ops.native import library
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import errors, make_inputs
 

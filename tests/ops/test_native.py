@@ -13,9 +13,9 @@ import torch
 from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
-from vil.ops.backends.native import library
 from vil.ops.dispatch import CHOICES
 from vil.ops.layout import Layout
+from vil.ops.native import library
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import differences, errors, make_inputs, run
 
@@ -155,7 +155,7 @@ def test_it_says_what_it_cannot_compute():
 def attend_elsewhere(cache: Path, before: str = "", **environment: str) -> subprocess.Popen:
     """Start a process that attends with `native`, and prints the sum."""
     code = (
-        "import torch, vil.ops as ops; from vil.ops.backends.native import library;"
+        "import torch, vil.ops as ops; from vil.ops.native import library;"
         "x = torch.ones(1, 1, 9, 4); window = ops.Window((3, 3), 2);" + before + ";"
         "print(ops.local_attention(x, x, x, window, backend='native').sum().item())"
     )
@@ -183,7 +183,7 @@ def test_other_runs_neither_compile_nor_load_it(tmp_path):
         patch.setenv("VIL_CACHE", str(tmp_path))
         code = (
             "import torch; from vil.ops import *;"
-            "from vil.ops.backends.native import library;"
+            "from vil.ops.native import library;"
             "x = torch.ones(1, 1, 9, 4); window = Window((3, 3), 2);"
             "local_attention(x, x, x, window); explain(Case(window, 1, 1, 4));"
             "assert not library.load.cache_info().currsize"

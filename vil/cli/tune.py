@@ -1,5 +1,7 @@
 """Find the fastest attention backend for each stage of a config's model, by measuring them.
 
+On a CPU, the MLPs of the model are measured too, by PyTorch's operators and compiled.
+
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
   vil tune --config-file mine.yaml --import my_backend.py
@@ -28,12 +30,15 @@ def run(args: argparse.Namespace) -> int:
 
     names = [name.strip() for name in args.backends.split(",")] if args.backends else None
     tuning = Tuning(resolve(args), names, rounds=args.rounds, max_gib=args.max_gib)
-    if not tuning.requests:
+    if not tuning.requests and not tuning.mlps:
         print("no stage has longformer attention: nothing to tune")
         return 0
     for request in tuning.requests:
         print(tuning.describe(request), flush=True)
         print("\n".join(tuning.run(request)), flush=True)
+    for request in tuning.mlps:
+        print(request, flush=True)
+        print("\n".join(tuning.run_mlp(request)), flush=True)
     if not tuning.found:
         print("no backend can run: nothing is saved")
     elif file := tuning.save():

@@ -8,7 +8,9 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from vil.layers.block import Block
 from vil.layers.packed_linear import InParts, PackedLinear, can_pack
+from vil.ops.mlp import is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
@@ -45,8 +47,9 @@ def optimize_for_inference(
 
     The parameters are converted to `dtype` once, which autocast does in every forward pass. On a
     CPU, linear layers use oneDNN with reordered weights, and apply a following GELU or ReLU in
-    place, and MLPs compute a part of the tokens at a time; this needs float32 or bfloat16. Dropout
-    and stochastic depth are removed. The outputs are those of the model in `dtype` up to rounding.
+    place, and MLPs compute a part of the tokens at a time; this needs float32 or bfloat16. MLPs for
+    which `vil tune` found compiled code faster stay as they are. Dropout and stochastic depth are
+    removed. The outputs are those of the model in `dtype` up to rounding.
     Works for models of this package, of timm and others. compile: call `torch.compile`, which then
     reorders the weights and fuses activations itself, with its option `freezing`.
 
@@ -57,10 +60,12 @@ def optimize_for_inference(
             f"optimize_for_inference: dtype must be a floating-point type, not {dtype}"
         )
     fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
-    for module in list(fast.modules()):
+    kept = set() if compile else _native_mlps(fast, dtype)
+    for module in [module for module in fast.modules() if module not in kept]:
         fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
-            setattr(module, name, _replacement(child, name, fused, pack=not compile))
+            if child not in kept:
+                setattr(module, name, _replacement(child, name, fused, pack=not compile))
     optimized = OptimizedModel(fast, dtype)
     if compile:
         fast.compile(options={"freezing": True})
@@ -77,6 +82,13 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
     if pack and type(child) is Mlp and can_pack(child.fc1):
         return InParts(child, child.fc1.out_features)
     return child
+
+
+def _native_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
+    """Return the MLPs of blocks that compiled code computes, see `vil.ops.mlp`."""
+    mlps = [block.mlp for block in model.modules() if isinstance(block, Block)]
+    plain = [mlp for mlp in mlps if type(mlp) is Mlp and type(mlp.fc1) is nn.Linear]
+    return {m for m in plain if is_tuned_native(m.fc1.in_features, m.fc1.out_features, dtype)}
 
 
 def _fused_activation(module: nn.Module) -> str:

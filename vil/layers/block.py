@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
 from vil.layers.attention.build import COMMON
 from vil.layers.padding import Grid
+from vil.ops.dispatch import CHOICES
+from vil.ops.mlp import MlpWeights, norm_mlp
 from vil.utils.lookup import lookup
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+KINDS = dict(
+    fc1=(nn.Linear,), act=(nn.GELU,), drop1=(nn.Dropout, nn.Identity), norm=(nn.Identity,),
+    fc2=(nn.Linear,), drop2=(nn.Dropout, nn.Identity),
+)  # fmt: skip
 
 
 class Block(nn.Module):
@@ -39,7 +48,9 @@ class Block(nn.Module):
         valid_hw (B, 2): rows and columns of each image that are not padding; None for no padding.
         """
         x = x + self.attn_branch(x, grid, valid_hw)
-        return x + self.mlp_branch(x)
+        if isinstance(self.drop_path, DropPath) and self.training:
+            return x + self.mlp_branch(x)
+        return apply_norm_mlp(self.norm2, self.mlp, x, residual=True)
 
     def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """Return the output of the attention branch, which is to be added to x (B, T, C)."""
@@ -47,12 +58,41 @@ class Block(nn.Module):
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         """Return the output of the MLP branch, which is to be added to x (B, T, C)."""
-        return self.drop_path(self.mlp(self.norm2(x)))
+        return self.drop_path(apply_norm_mlp(self.norm2, self.mlp, x))
 
     def macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of attention and MLP for one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2
+
+
+def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
+    """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
+
+    `vil.ops.mlp.norm_mlp` computes it, unless the modules must be called: see `mlp_weights`.
+    """
+    if CHOICES and (weights := mlp_weights(norm, mlp)):
+        return norm_mlp(x, weights, eps=norm.eps, residual=residual)
+    y = mlp(norm(x))
+    return x + y if residual else y
+
+
+def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
+    """Return the parameters of a layer norm and an MLP with exact GELU; None if a module computes
+    anything else, has hooks, or has parameters that are not plain tensors."""
+    if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
+        return None
+    replaced = any(type(getattr(mlp, name)) not in kinds for name, kinds in KINDS.items())
+    if replaced or mlp.act.approximate != "none":
+        return None
+    modules = (norm, *mlp.modules())
+    drops = any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in modules)
+    hooks = any(getattr(m, name) for m in modules for name in HOOKS)
+    layers = (norm, mlp.fc1, mlp.fc2)
+    tensors = [x for layer in layers for x in (layer.weight, layer.bias)]
+    if drops or hooks or any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
+        return None
+    return MlpWeights(*tensors)
 
 
 def build_block(fields: Mapping[str, Any]) -> Block:

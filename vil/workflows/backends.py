@@ -7,12 +7,18 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import BackendRequest, backend_requests
+from vil.builders.attention_backend import (
+    BackendRequest,
+    attention_network,
+    backend_requests,
+)
 from vil.builders.device import configure_device
+from vil.builders.mlp_backend import MlpRequest, compiled_mlps, mlp_requests
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES, describe_crossover
 from vil.ops.tuning import tuner, tuning_cache
+from vil.ops.tuning.mlp_tuner import tune_mlp
 from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
@@ -26,7 +32,7 @@ class BackendReport(NamedTuple):
     [(backend, verdict, description of the backend)]) with all backends. A verdict is "chosen",
     "could run", or the reasons why the backend cannot run the request. num_tuned: number of
     requests whose fastest backend is known from the tuning cache. file: path of this cache. notes:
-    lines on how backends are selected.
+    lines on how backends are selected. mlps: a line for each MLP that a compiled backend computes.
     """
 
     environment: list[str]
@@ -34,6 +40,7 @@ class BackendReport(NamedTuple):
     num_tuned: int
     file: str
     notes: list[str]
+    mlps: list[str]
 
     def summary(self) -> list[str]:
         """Return a line per stage with the chosen backends, in training and in evaluation."""
@@ -48,21 +55,26 @@ class BackendReport(NamedTuple):
                 if verdict.startswith("chosen")
             ]
             stages.setdefault(request.stage, [start]).extend(chosen)
-        return [f"{start}: {'; '.join(chosen)}" for start, *chosen in stages.values()]
+        lines = [f"{start}: {'; '.join(chosen)}" for start, *chosen in stages.values()]
+        return lines + self.mlps
 
 
-def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
-    """List the local attention calls of the config's model, both in training and in evaluation."""
+def requests_of(
+    cfg: CfgNode, device: torch.device
+) -> tuple[list[BackendRequest], list[MlpRequest]]:
+    """List the local attention calls, and those of MLPs, of the config's model, both in training
+    and in evaluation."""
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
-    return backend_requests(model, cfg, device)
+    mlps = mlp_requests(attention_network(model), cfg, device)
+    return backend_requests(model, cfg, device), mlps
 
 
 def explain_backends(cfg: CfgNode) -> BackendReport:
     """Report which attention backend each stage uses, and why other backends cannot run."""
     device = configure_device(cfg)
-    requests = requests_of(cfg, device)
+    requests, mlps = requests_of(cfg, device)
     tuning_cache.load(device.type)
     verdicts = [
         (r, [(name, why, BACKENDS[name].about) for name, why in explain(r.case, r.backend).items()])
@@ -71,7 +83,8 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
     has_layout = any(request.case.is_layout for request in requests)
     notes = [describe_crossover()] if has_layout else []
-    return BackendReport(_environment(device), verdicts, tuned, str(tuning_cache.path()), notes)
+    file, compiled = str(tuning_cache.path()), compiled_mlps(mlps)
+    return BackendReport(_environment(device), verdicts, tuned, file, notes, compiled)
 
 
 def _environment(device: torch.device) -> list[str]:
@@ -84,12 +97,14 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Tuner that finds the fastest backend for each local attention call of a config's model.
+    """Tuner that finds the fastest backend for each local attention call of a config's model, and,
+    on a CPU, for each of its MLPs.
 
-    Call `run` for each item of `requests`, then `save`.
+    Call `run` for each item of `requests`, `run_mlp` for each item of `mlps`, then `save`.
 
-    backends: names of the backends to time, by default all. rounds: measurements per backend.
-    max_gib: limit on the memory of a backend, in GiB. Raises ConfigError for an unknown backend.
+    backends: names of the backends to time, by default all. MLPs are timed if `native` is one.
+    rounds: measurements per backend. max_gib: limit on the memory of a backend, in GiB.
+    Raises ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -107,7 +122,9 @@ class Tuning:
         for name in backends or ():
             lookup(BACKENDS, name, "backend")
         self.device = configure_device(cfg)
-        self.requests = requests_of(cfg, self.device)
+        self.requests, mlps = requests_of(cfg, self.device)
+        timed = backends is None or "native" in backends
+        self.mlps = [each for each in mlps if timed and not each.case.unsupported()]
         self.backends, self.rounds = backends, rounds
         self.max_bytes = None if max_gib is None else max_gib * 2**30
         self.found: dict[str, list] = {}
@@ -119,6 +136,11 @@ class Tuning:
         trials = tune(request.case, self.backends, rounds=self.rounds, max_bytes=self.max_bytes)
         if any(not trial.reason for trial in trials):
             self.found[request.case.bucket()] = trials
+        return tuner.listing(trials)
+
+    def run_mlp(self, request: MlpRequest) -> list[str]:
+        """Time the backends of an MLP. Returns the lines of a table, the fastest backend first."""
+        self.found[request.case.bucket()] = trials = tune_mlp(request.case, rounds=self.rounds)
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:

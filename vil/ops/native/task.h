@@ -13,7 +13,6 @@ namespace vil {
 
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of scores: a part of the second cache
 constexpr int64_t TILE_UNITS = 1 << 19;   // of the tiles that are kept for the next image
-constexpr int64_t KEPT_UNITS = 1 << 22;   // of memory that a thread keeps for the next call
 
 // A packed row of chunks, or the global tokens.
 struct KeyRow {

@@ -1,10 +1,7 @@
 """Local attention compiled from C++, for CPUs: block by block, with the scores in the cache.
 
-attention.cpp divides a call into tasks for threads, task.h says what a task does. forward.h and
-backward.h have the two passes, gemm.h the multiplications, softmax.h what is done with a row of
-scores, pack.h the copies, window.h the keys of a chunk in a window or a layout, and bias.h their
-bias and mask. library.py compiles them at the first use. It is selected only if it is tuned or
-pinned, so no other run needs a compiler.
+The sources are in vil/ops/native, which are compiled at the first use. This backend is selected
+only if it is tuned or pinned, so no other run needs a compiler.
 
 Compared with `blocked`, keys are packed once and not for every query chunk, the bias, the mask and
 the softmax are one pass over scores that stay in the cache, and nothing but q, k, v and results has
@@ -23,9 +20,9 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
-from vil.ops.backends.native import library
 from vil.ops.call import Call, Gradients
 from vil.ops.layout import Layout
+from vil.ops.native import library
 from vil.ops.window import Mask, Window
 from vil.utils.transforms import untraced
 
@@ -130,9 +127,7 @@ def _run(
         **{name: _Tokens(x.data_ptr(), x.stride()[:3]) for name, x in tokens.items()},
         **{name: None if x is None else x.data_ptr() for name, x in others.items()},
     )  # fmt: skip
-    error = library.load().vil_attention(ctypes.byref(numbers), int(is_backward))
-    if error:
-        raise RuntimeError(f"native: {error.decode()}")
+    library.call("vil_attention", numbers, is_backward)
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -27,12 +27,14 @@ from vil.utils.machine import search_file
 
 log = logging.getLogger(__name__)
 
-SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("attention.cpp")]
+SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("library.cpp")]
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w"]
 INSTRUCTIONS = {  # what torch's kernels for a capability use as well
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
+FUNCTIONS = ("vil_attention", "vil_mlp")
+AMX = ("-mamx-tile", "-mamx-bf16")
 COMPILERS = ("g++", "c++", "clang++")
 MAX_SECONDS = 300  # of the compiler
 
@@ -68,7 +70,7 @@ def path() -> Path:
     for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
         digest.update(part if isinstance(part, bytes) else part.encode())
     folder = f"torch-{torch.__version__}-{capability()}-{digest.hexdigest()[:12]}"
-    return cache_dir() / "native" / folder / "attention.so"
+    return cache_dir() / "native" / folder / "library.so"
 
 
 @torch.compiler.assume_constant_result
@@ -111,8 +113,15 @@ def load() -> ctypes.CDLL:
         raise RuntimeError(reason)
     with _built() as file:
         library = ctypes.CDLL(str(file))
-    library.vil_attention.restype = ctypes.c_char_p
+    for name in FUNCTIONS:
+        getattr(library, name).restype = ctypes.c_char_p
     return library
+
+
+def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
+    """Call one of FUNCTIONS. Raises RuntimeError if it fails, for example without memory."""
+    if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
+        raise RuntimeError(f"native: {error.decode()}")
 
 
 @contextmanager
@@ -127,7 +136,7 @@ def _built() -> Iterator[Path]:
                 if not file.exists():  # another process may have compiled it
                     _compile(file)
     except OSError as error:
-        log.warning("the native attention is compiled for this process: %s", error)
+        log.warning("the native library is compiled for this process: %s", error)
     else:
         yield file
         return
@@ -150,7 +159,7 @@ def _compile(file: Path) -> None:
     name = compiler()
     if not name:
         raise RuntimeError(obstacle())
-    log.info("compiling the native attention with %s, in about ten seconds", name)
+    log.info("compiling the native library with %s, in about ten seconds", name)
     aside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     command = [name, *_options(), str(SOURCES[-1]), *_openmp(), "-o", str(aside)]
     try:
@@ -170,7 +179,18 @@ def _compile(file: Path) -> None:
 def _options() -> list[str]:
     """Return the compiler's options for this CPU."""
     bfloat16 = ["-mavx512bf16"] if has_bfloat16() else []
-    return [*OPTIONS, *INSTRUCTIONS.get(capability(), []), *bfloat16]
+    tiles = AMX if bfloat16 and "amx_bf16" in _cpu_flags() and _compiles(AMX) else []
+    return [*OPTIONS, *INSTRUCTIONS.get(capability(), []), *bfloat16, *tiles]
+
+
+@functools.cache
+def _compiles(options: tuple[str, ...]) -> bool:
+    """Return whether the compiler, which may be old, knows these options."""
+    command = [compiler() or "", *options, "-E", "-x", "c++", os.devnull]
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _openmp() -> list[str]:

@@ -11,6 +11,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "amx.h"
 
 namespace vil {
 
@@ -123,6 +126,12 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class Type>
 void multiply(
     int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, Matrix c, bool add) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Type, BFloat16>)
+    if (rows >= TILE && columns >= TILE && has_amx())
+      return multiply_amx(rows, columns, depth, a.data, a.stride, b.data, b.stride, c.data,
+                          c.stride, add);
+#endif
   const int64_t vectors = divide_up(columns, LANES), spans = divide_up(vectors, MAX_VECTORS);
   for (int64_t span = 0; span < spans; ++span) {  // of even widths
     const int64_t first = span * vectors / spans, width = (span + 1) * vectors / spans - first;

@@ -1,21 +1,16 @@
-// Local attention on the CPU: the functions that library.py calls, and the division of a call into
-// tasks for threads.
+// The passes of local attention: the division of a call into tasks for threads.
 //
 // A task is a head of an image. If there are few, it is a band of the rows of its chunks. Each task
 // has its own sums, which are added in a fixed order, so results repeat bit for bit.
-#include <algorithm>
-#include <atomic>
-#include <exception>
-#include <stdexcept>
-#include <string>
+#pragma once
 
-#include <omp.h>
+#include <vector>
 
 #include "backward.h"
 #include "forward.h"
+#include "threads.h"
 
 namespace vil {
-namespace {
 
 constexpr int64_t TASKS_PER_THREAD = 3;  // so that a thread that is late does not delay the others
 
@@ -33,42 +28,12 @@ std::vector<Band> bands_of(const Call& call) {
   return bands;
 }
 
-Scratch& own_scratch() {
-  static thread_local Scratch scratch;
-  return scratch;
-}
-
-// Call run(i, scratch) for each i below `count`, on several threads.
-template <class Run>
-void parallel(int64_t count, int64_t threads, Run run) {
-  std::atomic<int64_t> next{0};
-  std::exception_ptr error;
-  const auto work = [&] {
-    try {
-      for (int64_t i; (i = next++) < count;) run(i, own_scratch());
-      if (own_scratch().is_large()) own_scratch() = Scratch();
-    } catch (...) {
-      next = count;
-#pragma omp critical(vil_attention)
-      error = std::current_exception();
-    }
-  };
-  threads = std::min(threads, count);
-  if (threads <= 1 || omp_in_parallel()) {
-    work();  // also in a forked process, where OpenMP's threads are missing
-  } else {
-#pragma omp parallel num_threads(threads)
-    work();
-  }
-  if (error) std::rethrow_exception(error);
-}
-
 template <class Type>
 void forward(const Call& call) {
   const Bias bias(call);
   const Sizes sizes = sizes_of<Type>(call);
   const auto bands = bands_of(call);
-  parallel(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
+  parallel<Scratch>(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
     Forward<Type>(call, bias, sizes, scratch, bands[i]).run();
   });
 }
@@ -112,11 +77,11 @@ void backward(const Call& call) {
   const int64_t width = num_table + (call.dto_global ? call.num_global : 0);
   std::vector<float> biases(bands.size() * width, 0.0f);
   std::vector<std::vector<Partial>> partial(bands.size());
-  parallel(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
+  parallel<Scratch>(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
     float* sums = biases.data() + i * width;
     Backward<Type>(call, bias, sizes, scratch, bands[i], partial[i], sums, sums + num_table).run();
   });
-  parallel(lanes, call.threads, [&](int64_t i, Scratch& scratch) {
+  parallel<Scratch>(lanes, call.threads, [&](int64_t i, Scratch& scratch) {
     sum_partial<Type>(call, sizes, scratch, bands[i * share], &partial[i * share], share);
   });
   for (size_t i = 0; i < bands.size(); ++i) {
@@ -128,30 +93,4 @@ void backward(const Call& call) {
   }
 }
 
-thread_local std::string message;
-
-template <class Run>
-const char* guarded(Run run) {
-  try {
-    run();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
-
-}  // namespace
 }  // namespace vil
-
-// Return null, or a message if the pass failed. The results are written to the call's tensors.
-extern "C" const char* vil_attention(const vil::Call* call, int is_backward) {
-  return vil::guarded([&] {
-#if defined(__AVX512BF16__)
-    if (call->bfloat16)
-      return is_backward ? vil::backward<vil::BFloat16>(*call) : vil::forward<vil::BFloat16>(*call);
-#endif
-    if (call->bfloat16) throw std::runtime_error("compiled without bfloat16");
-    return is_backward ? vil::backward<vil::Float32>(*call) : vil::forward<vil::Float32>(*call);
-  });
-}

@@ -14,6 +14,8 @@
 
 namespace vil {
 
+constexpr int64_t KEPT_UNITS = 1 << 22;  // of memory that a thread keeps for the next call
+
 // Memory that grows when needed and is reused by later calls on the same thread: the first use of
 // new memory takes as long as a multiplication.
 class Buffer {

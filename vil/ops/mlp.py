@@ -1,0 +1,243 @@
+"""The second half of a transformer block, a layer norm and an MLP, as one operation.
+
+`norm_mlp` computes it by PyTorch's operators, or by a compiled function for CPUs that keeps the
+hidden activations of some tokens in the cache and saves only its input for the backward pass.
+
+Shapes: ... leading dimensions, C channels, F hidden channels.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.utils.flop_counter import register_flop_formula
+
+from vil.ops.attention_case import next_power_of_2
+from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
+from vil.utils.precision import autocast_off
+from vil.utils.transforms import is_exporting, is_transformed
+
+DTYPES = (torch.float32, torch.bfloat16)
+CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
+
+
+class MlpWeights(NamedTuple):
+    """The parameters of a layer norm, `gain` and `shift` (C,), and of an MLP: `weight1` (F, C),
+    `bias1` (F,), `weight2` (C, F) and `bias2` (C,)."""
+
+    gain: Tensor
+    shift: Tensor
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+    bias2: Tensor
+
+
+@dataclass(frozen=True)
+class MlpCase:
+    """The static properties of a `norm_mlp` call, from which its backend is selected.
+
+    tokens: number of tokens of all images. dim, hidden: C and F. dtype: that of the matrix
+    multiplications, such as the type of autocast. needs_grad: whether autograd is on.
+    """
+
+    tokens: int
+    dim: int
+    hidden: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    needs_grad: bool = True
+
+    def bucket(self) -> str:
+        """Return the key under which the tuned backend for this case is stored. Similar numbers of
+        tokens have the same key."""
+        phase = "training" if self.needs_grad else "evaluation"
+        kind = f"{self.dtype} {self.device}".removeprefix("torch.")
+        tokens = next_power_of_2(self.tokens)
+        return f"mlp {self.dim}->{self.hidden}, {tokens} tokens, {kind}, {phase}"
+
+    def unsupported(self) -> list[str]:
+        """Return the reasons why `native` does not support this case; an empty list if it does."""
+        half = self.dtype == torch.bfloat16
+        checks = {
+            f"it needs a CPU, not {self.device}": self.device != "cpu",
+            f"it computes in float32 and bfloat16, not in {str(self.dtype)[6:]}": self.dtype
+            not in DTYPES,
+            "bfloat16 needs a CPU with AVX512-BF16": half and not library.has_bfloat16(),
+            f"channels must be multiples of {CHANNELS_UNIT}": self.dim % CHANNELS_UNIT > 0
+            or self.hidden % CHANNELS_UNIT > 0,
+            library.obstacle(): library.obstacle() != "",
+        }
+        return [text for text, applies in checks.items() if applies]
+
+
+def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
+    """Return linear2(gelu(linear1(norm(x)))) for x (..., C), plus x itself if `residual`.
+
+    The norm is over the channels, with `eps` added to their variance, and the GELU is exact. The
+    backend is the one that `vil tune` found fastest for the shape, by default PyTorch's operators.
+    """
+    compute = norm_mlp_native if _is_native(x, weights) else norm_mlp_torch
+    return compute(x, weights, eps=eps, residual=residual)
+
+
+def _is_native(x: Tensor, weights: MlpWeights) -> bool:
+    """Whether a call is computed by `native`. torch.compile fuses PyTorch's operators itself."""
+    if not CHOICES or torch.compiler.is_compiling() or is_exporting():
+        return False
+    return choose_mlp(case_of(x, weights)) == "native" and not is_transformed(x, *weights)
+
+
+def norm_mlp_torch(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
+    """Compute `norm_mlp` by PyTorch's operators."""
+    gain, shift, weight1, bias1, weight2, bias2 = weights
+    normed = F.layer_norm(x, gain.shape, gain, shift, eps)
+    y = F.linear(F.gelu(F.linear(normed, weight1, bias1)), weight2, bias2)
+    return x + y if residual else y
+
+
+def norm_mlp_native(
+    x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False
+) -> Tensor:
+    """Compute `norm_mlp` by compiled code for CPUs. Under autocast it multiplies in autocast's
+    type. The output has the type of x."""
+    half = compute_dtype(x) == torch.bfloat16
+    return torch.ops.vil.norm_mlp(x, *weights, eps, half, residual)
+
+
+def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
+    """Return the static properties of a `norm_mlp` call."""
+    hidden, dim = weights.weight1.shape
+    grad = torch.is_grad_enabled()
+    return MlpCase(x.numel() // dim, dim, hidden, compute_dtype(x), x.device.type, grad)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which a linear layer multiplies x: autocast's, if it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def choose_mlp(case: MlpCase) -> str:
+    """Return the name of the backend for a case: the tuned one if it can run, else "torch"."""
+    if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
+        return "torch"
+    return "native"
+
+
+def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
+    """Whether `native` is the tuned backend in evaluation for some number of tokens."""
+    case = MlpCase(1, dim, hidden, dtype, needs_grad=False)
+    sizes, _, kind = case.bucket().partition(" 1 tokens")
+    return any(
+        name == "native" and bucket.startswith(sizes) and bucket.endswith(kind)
+        for bucket, name in CHOICES.items()
+    )
+
+
+@torch.library.custom_op("vil::norm_mlp", mutates_args=())
+def _norm_mlp(
+    x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
+    bias2: Tensor, eps: float, half: bool, residual: bool,
+) -> Tensor:  # fmt: skip
+    weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _run(x, weights, {"y": y}, eps, half, residual, is_backward=False)
+    return y
+
+
+@_norm_mlp.register_fake
+def _(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("vil::norm_mlp_gradient", mutates_args=())
+def _norm_mlp_gradient(
+    x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
+    bias2: Tensor, eps: float, half: bool, residual: bool, dy: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
+    x, dy = x.contiguous(), dy.contiguous()
+    dx = torch.empty_like(x)
+    grads = [torch.zeros(w.shape, dtype=torch.float32) for w in weights]
+    names = [f"d{name}" for name in MlpWeights._fields]
+    tensors = dict(zip(names, grads), dy=dy, dx=dx)
+    _run(x, weights, tensors, eps, half, residual, is_backward=True)
+    return [dx, *(grad.to(w.dtype) for grad, w in zip(grads, weights))]
+
+
+@_norm_mlp_gradient.register_fake
+def _(x: Tensor, *rest: Any) -> list[Tensor]:
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, *rest[:6])]
+
+
+def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.eps, ctx.half, ctx.residual = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
+    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+    if torch.is_grad_enabled():  # a second derivative may follow
+        with torch.autocast("cpu", torch.bfloat16, enabled=ctx.half):
+            y = norm_mlp_torch(saved[0], MlpWeights(*saved[1:]), eps=ctx.eps, residual=ctx.residual)
+        inputs = [x for x, needed in zip(saved, ctx.needs_input_grad) if needed]
+        grads = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
+        grads = [next(grads) if needed else None for needed in ctx.needs_input_grad[:7]]
+    else:
+        with autocast_off("cpu"):
+            grads = torch.ops.vil.norm_mlp_gradient(*saved, ctx.eps, ctx.half, ctx.residual, dy)
+    return *grads, None, None, None
+
+
+_norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+class _Call(ctypes.Structure):
+    """The structure `MlpCall` of mlp.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
+        *((name, ctypes.c_void_p) for name in MlpWeights._fields),
+        *((f"d{name}", ctypes.c_void_p) for name in MlpWeights._fields),
+        *((name, ctypes.c_int64) for name in ("rows", "dim", "hidden", "residual", "threads")),
+        *((name, ctypes.c_int64) for name in ("compute_bfloat16", "tokens_bfloat16")),
+        ("eps", ctypes.c_double),
+    ]
+
+
+def _run(
+    x: Tensor, weights: MlpWeights, tensors: dict[str, Tensor], eps: float, half: bool,
+    residual: bool, *, is_backward: bool,
+) -> None:  # fmt: skip
+    """Compute a pass. tensors: its further contiguous tensors, by their names in `_Call`."""
+    full = {name: w.float().contiguous() for name, w in weights._asdict().items()}
+    hidden, dim = weights.weight1.shape
+    numbers = _Call(
+        rows=x.numel() // dim, dim=dim, hidden=hidden, residual=residual,
+        threads=torch.get_num_threads(), compute_bfloat16=half,
+        tokens_bfloat16=x.dtype == torch.bfloat16, eps=eps,
+        **{name: t.data_ptr() for name, t in {"x": x, **full, **tensors}.items()},
+    )  # fmt: skip
+    library.call("vil_mlp", numbers, is_backward)
+
+
+def _register_flops(operator: str, num_matmuls: int) -> None:
+    """Register the FLOP formula of an operator that multiplies all tokens by `num_matmuls` matrices
+    of the size of a weight."""
+
+    def flops(x_shape: Sequence[int], *shapes: Any, **kwargs: Any) -> int:
+        return 2 * num_matmuls * shapes[2][0] * torch.Size(x_shape).numel()
+
+    register_flop_formula(getattr(torch.ops.vil, operator))(flops)
+
+
+_register_flops("norm_mlp", 2)
+_register_flops("norm_mlp_gradient", 5)

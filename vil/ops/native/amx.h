@@ -1,0 +1,150 @@
+// Multiplication of bfloat16 matrices by AMX, the matrix unit of recent Intel CPUs.
+//
+// A tile register has up to 16 rows of 16 units. The formats of gemm.h are those of AMX: a unit is a
+// pair of neighbors along K. Blocks of 2 x 2 tiles of C stay in registers. Each part of a matrix is
+// computed with tiles of its size, so nothing beyond the operands is read or written.
+#pragma once
+
+#if defined(__AMX_BF16__)
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace vil {
+
+constexpr int TILE = 16;
+
+// Whether the system lets this process use the tiles. It is asked once.
+inline bool has_amx() {
+  constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  static const bool granted = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+  return granted;
+}
+
+// The sizes of two tiles along each axis; the second may be 0.
+struct TileSizes {
+  int rows[2], columns[2], depth;
+
+  bool operator==(const TileSizes& other) const {
+    return !std::memcmp(this, &other, sizeof *this);
+  }
+};
+
+// The sizes that this thread's tiles have now. Other libraries may use the tiles between two tasks.
+inline TileSizes& current_sizes() {
+  static thread_local TileSizes sizes{};
+  return sizes;
+}
+
+inline void release_tiles() {
+  if (!current_sizes().depth) return;
+  _tile_release();
+  current_sizes() = {};
+}
+
+// Tiles 0 to 3 are a block of C in row-major order, 4 and 5 its rows of A, 6 and 7 columns of B.
+inline void configure(const TileSizes& sizes) {
+  if (sizes == current_sizes()) return;
+  current_sizes() = sizes;
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, unused[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  const auto set = [&](int tile, int rows, int columns) {
+    if (!rows || !columns) return;
+    config.rows[tile] = rows;
+    config.row_bytes[tile] = 4 * columns;
+  };
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) set(2 * i + j, sizes.rows[i], sizes.columns[j]);
+    set(4 + i, sizes.rows[i], sizes.depth);
+    set(6 + i, sizes.depth, sizes.columns[i]);
+  }
+  _tile_loadconfig(&config);
+}
+
+// Compute C = A B, or C += A B if `add`, where `parts` tiles cover the depth.
+template <bool TWO_ROWS, bool TWO_COLUMNS>
+void multiply_tiles(
+    const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride,
+    int64_t depth, int64_t parts, bool add) {
+  const int64_t a_bytes = 4 * a_stride, b_bytes = 4 * b_stride, c_bytes = 4 * c_stride;
+  float* below = c + TILE * c_stride;
+  if (add) {
+    _tile_loadd(0, c, c_bytes);
+    if constexpr (TWO_COLUMNS) _tile_loadd(1, c + TILE, c_bytes);
+    if constexpr (TWO_ROWS) _tile_loadd(2, below, c_bytes);
+    if constexpr (TWO_ROWS && TWO_COLUMNS) _tile_loadd(3, below + TILE, c_bytes);
+  } else {
+    _tile_zero(0);
+    if constexpr (TWO_COLUMNS) _tile_zero(1);
+    if constexpr (TWO_ROWS) _tile_zero(2);
+    if constexpr (TWO_ROWS && TWO_COLUMNS) _tile_zero(3);
+  }
+  for (int64_t part = 0; part < parts; ++part, a += depth, b += depth * b_stride) {
+    _tile_loadd(4, a, a_bytes);
+    _tile_loadd(6, b, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (TWO_COLUMNS) {
+      _tile_loadd(7, b + TILE, b_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (TWO_ROWS) {
+      _tile_loadd(5, a + TILE * a_stride, a_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (TWO_COLUMNS) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, c_bytes);
+  if constexpr (TWO_COLUMNS) _tile_stored(1, c + TILE, c_bytes);
+  if constexpr (TWO_ROWS) _tile_stored(2, below, c_bytes);
+  if constexpr (TWO_ROWS && TWO_COLUMNS) _tile_stored(3, below + TILE, c_bytes);
+}
+
+// Compute C = A B, or C += A B if `add`: A (rows, depth), B (depth, columns), C (rows, columns), in
+// units of 32 bits.
+inline void multiply_amx(
+    int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_stride, const float* b,
+    int64_t b_stride, float* c, int64_t c_stride, bool add) {
+  const int64_t tiles = (depth + TILE - 1) / TILE, size = (depth + tiles - 1) / tiles;
+  // `full` tiles of `size` units, then one of the rest
+  const int64_t full = depth / size, rest = depth - full * size;
+  for (int64_t done = 0, step = 0; step < 1 + (rest > 0); ++step) {
+    const int64_t each = step ? rest : size, parts = step ? 1 : full;
+    for (int64_t j = 0; j < columns; j += 2 * TILE) {
+      const int first_columns = std::min<int64_t>(TILE, columns - j);
+      const int second_columns = std::clamp<int64_t>(columns - j - TILE, 0, TILE);
+      for (int64_t i = 0; i < rows; i += 2 * TILE) {
+        const int first_rows = std::min<int64_t>(TILE, rows - i);
+        const int second_rows = std::clamp<int64_t>(rows - i - TILE, 0, TILE);
+        configure({{first_rows, second_rows}, {first_columns, second_columns},
+                   static_cast<int>(each)});
+        const auto run = second_rows ? (second_columns ? multiply_tiles<true, true>
+                                                       : multiply_tiles<true, false>)
+                                     : (second_columns ? multiply_tiles<false, true>
+                                                       : multiply_tiles<false, false>);
+        run(a + i * a_stride + done, a_stride, b + done * b_stride + j, b_stride,
+            c + i * c_stride + j, c_stride, each, parts, add || step);
+      }
+    }
+    done += parts * each;
+  }
+}
+
+}  // namespace vil
+
+#else
+
+namespace vil {
+
+inline void release_tiles() {}
+
+}  // namespace vil
+
+#endif

@@ -1,0 +1,48 @@
+// The functions that library.py calls. They return null, or a message if they failed, and write
+// their results to the tensors of the call.
+#include <stdexcept>
+#include <string>
+
+#include "attention.h"
+#include "mlp.h"
+
+namespace vil {
+namespace {
+
+thread_local std::string message;
+
+template <class Run>
+const char* guarded(Run run) {
+  try {
+    run();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+}  // namespace
+}  // namespace vil
+
+extern "C" const char* vil_attention(const vil::Call* call, int is_backward) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    if (call->bfloat16)
+      return is_backward ? vil::backward<vil::BFloat16>(*call) : vil::forward<vil::BFloat16>(*call);
+#endif
+    if (call->bfloat16) throw std::runtime_error("compiled without bfloat16");
+    return is_backward ? vil::backward<vil::Float32>(*call) : vil::forward<vil::Float32>(*call);
+  });
+}
+
+extern "C" const char* vil_mlp(const vil::MlpCall* call, int is_backward) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    if (call->tokens_bfloat16) return vil::mlp<vil::BFloat16, uint16_t>(*call, is_backward);
+    if (call->compute_bfloat16) return vil::mlp<vil::BFloat16, float>(*call, is_backward);
+#endif
+    if (call->compute_bfloat16) throw std::runtime_error("compiled without bfloat16");
+    vil::mlp<vil::Float32, float>(*call, is_backward);
+  });
+}

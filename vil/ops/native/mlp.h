@@ -1,0 +1,342 @@
+// A layer norm, a linear layer, GELU and a linear layer, for rows of tokens.
+//
+// Blocks of rows go through all of them, so that the hidden activations stay in the cache. Nothing
+// of their size is saved: the backward pass computes them again. Weights are packed once per call.
+#pragma once
+
+#include <vector>
+
+#include "pack.h"
+#include "threads.h"
+
+namespace vil {
+
+struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
+  const void *x, *dy;                                             // (rows, dim)
+  void *y, *dx;                                                   // (rows, dim)
+  const float *gain, *shift, *weight1, *bias1, *weight2, *bias2;  // weights: (outputs, inputs)
+  float *dgain, *dshift, *dweight1, *dbias1, *dweight2, *dbias2;
+  int64_t rows, dim, hidden, residual, threads;  // residual: whether x is added to y
+  int64_t compute_bfloat16, tokens_bfloat16;  // the operands of the products; x, dy, y and dx
+  double eps;
+};
+
+constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
+constexpr int64_t MLP_TASKS = 2;         // for each thread
+
+inline Vector absolute(Vector x) { return larger(x, fill(0.0f) - x); }
+
+#if defined(__AVX512F__)
+inline Vector where_negative(Vector x, Vector yes, Vector no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, fill(0.0f), _CMP_LT_OQ), no, yes);
+}
+#else
+inline Vector where_negative(Vector x, Vector yes, Vector no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(x, fill(0.0f), _CMP_LT_OQ));
+}
+#endif
+
+// The normal distribution at x, and its density: the density is exp(-x^2 / 2) / sqrt(2 pi), and the
+// tail beyond |x| is the density times a polynomial of 1 / (1 + |x| / sqrt(8)), which was fitted to
+// the scaled complementary error function with a relative error of 5e-8.
+struct Normal {
+  Vector below, density;
+};
+
+inline Normal normal(Vector x) {
+  const Vector size = absolute(x), half = fill(-0.5f) * x;
+  const Vector power = exponential(half * x);
+  const Vector t = fill(1.0f) / multiply_add(size, fill(0.35355339f), fill(1.0f));
+  Vector y = fill(-0.0588478662f);
+  for (float term : {0.283491264f, -0.484944214f, 0.275471099f, -0.0248249561f, 0.201918886f,
+                     0.243299669f, 0.282348086f, 0.28208799f})
+    y = multiply_add(y, t, fill(term));
+  const Vector tail = power * (y * t) * fill(0.5f);
+  return {where_negative(x, tail, fill(1.0f) - tail), power * fill(0.39894228f)};
+}
+
+inline void read_row(const float* row, int64_t count, float* out) {
+  std::memcpy(out, row, count * sizeof(float));
+}
+
+inline void write_row(const float* row, int64_t count, float* out) {
+  std::memcpy(out, row, count * sizeof(float));
+}
+
+#if defined(__AVX512BF16__)
+inline void read_row(const uint16_t* row, int64_t count, float* out) {
+  for (int64_t j = 0; j < count; j += LANES) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j));
+    store(out + j, (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+}
+
+inline void write_row(const float* row, int64_t count, uint16_t* out) { convert(row, out, count); }
+#endif
+
+// The weights of a call as right-hand operands: those of the linear layers transposed, in the
+// backward pass also as they are.
+template <class Type>
+struct MlpWeights {
+  Buffer first, second, first_rows, second_rows;
+
+  MlpWeights(const MlpCall& call, bool backward) {
+    transposed(call.weight1, call.hidden, call.dim, first);
+    transposed(call.weight2, call.dim, call.hidden, second);
+    if (!backward) return;
+    as_rows(call.weight1, call.hidden, call.dim, first_rows);
+    as_rows(call.weight2, call.dim, call.hidden, second_rows);
+  }
+
+ private:
+  Buffer rounded;
+
+  // Return rows of `columns` elements of the type.
+  float* round(const float* weight, int64_t rows, int64_t columns) {
+    const int64_t units = columns / Type::PAIR;
+    float* out = rounded.take(rows * units + LANES);
+    for (int64_t i = 0; i < rows; ++i)
+      write_row(weight + i * columns, columns,
+                reinterpret_cast<typename Type::Element*>(out + i * units));
+    return out;
+  }
+
+  void transposed(const float* weight, int64_t rows, int64_t columns, Buffer& out) {
+    const int64_t units = columns / Type::PAIR;
+    float* in = round(weight, rows, columns);
+    transpose({in, units}, rows, units, {out.take(units * rows), rows});
+  }
+
+  void as_rows(const float* weight, int64_t rows, int64_t columns, Buffer& out) {
+    float* in = round(weight, rows, columns);
+    join_rows<Type>(in, rows, columns, out.take(rows / Type::PAIR * columns));
+  }
+};
+
+struct MlpScratch {  // of a thread
+  Buffer normed, x, dy, hidden, dhidden, rounded, joined, normed_t, dy_t, out;
+  std::vector<float> mean, scale;
+
+  bool is_large() const { return hidden.capacity() + dhidden.capacity() > KEPT_UNITS; }
+};
+
+// The gradients of the weights in one task. dweight1 is transposed.
+struct MlpSums {
+  std::vector<float> dweight1, dweight2, dbias1, dbias2, dgain, dshift;
+  explicit MlpSums(const MlpCall& call)
+      : dweight1(call.dim * call.hidden), dweight2(call.dim * call.hidden), dbias1(call.hidden),
+        dbias2(call.dim), dgain(call.dim), dshift(call.dim) {}
+};
+
+// Rows from `first` on, block by block.
+template <class Type, class Element>
+class MlpTask {
+ public:
+
+  MlpTask(const MlpCall& call, const MlpWeights<Type>& weights, MlpScratch& scratch)
+      : call(call), weights(weights), scratch(scratch), dim(call.dim), hidden(call.hidden),
+        units(call.dim / Type::PAIR), rows(block_rows(call)) {
+    scratch.mean.resize(rows);
+    scratch.scale.resize(rows);
+  }
+
+  static int64_t block_rows(const MlpCall& call) {
+    return std::max<int64_t>(HIDDEN_UNITS / call.hidden / 2 * 2, 16);
+  }
+
+  void forward(int64_t first, int64_t last) {
+    for (int64_t top = first; top < last; top += rows) {
+      const int64_t count = std::min(rows, last - top);
+      Matrix inner = hidden_rows(top, count), out{scratch.out.take(rows * dim), dim};
+      for (int64_t i = 0; i < count; ++i) {
+        float* row = inner.from(i, 0).data;
+        for (int64_t j = 0; j < hidden; j += LANES) {
+          const Vector x = load(row + j) + load(call.bias1 + j);
+          store(row + j, x * normal(x).below);
+        }
+        if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), hidden);
+      }
+      multiply<Type>(count, dim, hidden / Type::PAIR, inner, {weights.second.get(), dim}, out,
+                     false);
+      for (int64_t i = 0; i < count; ++i) {
+        float* row = out.from(i, 0).data;
+        const float* x = scratch.x.get() + i * dim;
+        for (int64_t j = 0; j < dim; j += LANES) {
+          Vector y = load(row + j) + load(call.bias2 + j);
+          if (call.residual) y = y + load(x + j);
+          store(row + j, y);
+        }
+        write_row(row, dim, static_cast<Element*>(call.y) + (top + i) * dim);
+      }
+    }
+  }
+
+  void backward(int64_t first, int64_t last, MlpSums& sums) {
+    for (int64_t top = first; top < last; top += rows) {
+      const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
+      Matrix inner = hidden_rows(top, count);
+      Matrix grads{scratch.dhidden.take(rows * hidden + LANES), hidden};
+      Matrix dy{copy_gradients(top, count), units};
+      multiply<Type>(count, hidden, units, dy, {weights.second_rows.get(), hidden}, grads, false);
+      differentiate_gelu(inner, grads, count, sums);
+      Matrix left = grads, dnormed{scratch.out.take(rows * dim), dim};
+      if constexpr (Type::PAIR == 2) {
+        left = {scratch.rounded.take(rows * hidden / 2 + LANES), hidden / 2};
+        for (int64_t i = 0; i < count; ++i)
+          convert(grads.from(i, 0).data, reinterpret_cast<uint16_t*>(left.from(i, 0).data), hidden);
+        for (Matrix* x : {&inner, &grads}) {
+          for (int64_t i = 0; i < count; i += 2)
+            convert_pair(x->from(i, 0).data, i + 1 < count ? x->from(i + 1, 0).data : nullptr,
+                         x->from(i, 0).data, hidden);
+          x->stride = 2 * hidden;
+        }
+      }
+      multiply<Type>(count, dim, hidden / Type::PAIR, left, {weights.first_rows.get(), dim},
+                     dnormed, false);
+      Matrix normed_t = turned(scratch.normed.get(), pairs, scratch.normed_t);
+      multiply<Type>(dim, hidden, pairs, normed_t, grads, {sums.dweight1.data(), hidden}, true);
+      Matrix dy_t = turned(dy.data, pairs, scratch.dy_t);
+      multiply<Type>(dim, hidden, pairs, dy_t, inner, {sums.dweight2.data(), hidden}, true);
+      differentiate_norm(top, count, dnormed, sums);
+    }
+  }
+
+ private:
+  const MlpCall& call;
+  const MlpWeights<Type>& weights;
+  MlpScratch& scratch;
+  const int64_t dim, hidden, units, rows;
+
+  // Normalize rows, and return the outputs of the first linear layer without its bias.
+  Matrix hidden_rows(int64_t top, int64_t count) {
+    float* normed = scratch.normed.take((rows + 1) * units + LANES);
+    float* x = scratch.x.take(rows * dim);
+    for (int64_t i = 0; i < count; ++i) {
+      float* row = x + i * dim;
+      read_row(static_cast<const Element*>(call.x) + (top + i) * dim, dim, row);
+      normalize(i, row, reinterpret_cast<typename Type::Element*>(normed + i * units));
+    }
+    if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
+    Matrix out{scratch.hidden.take(rows * hidden + LANES), hidden};
+    multiply<Type>(count, hidden, units, {normed, units}, {weights.first.get(), hidden}, out,
+                   false);
+    return out;
+  }
+
+  void normalize(int64_t i, const float* row, typename Type::Element* out) {
+    Vector total = fill(0.0f), squares = fill(0.0f);
+    for (int64_t j = 0; j < dim; j += LANES) total = total + load(row + j);
+    const float mean = sum(total) / dim;
+    for (int64_t j = 0; j < dim; j += LANES) {
+      const Vector x = load(row + j) - fill(mean);
+      squares = multiply_add(x, x, squares);
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / dim + static_cast<float>(call.eps));
+    scratch.mean[i] = mean;
+    scratch.scale[i] = scale;
+    float* normed = scratch.joined.take(rows * dim + 2 * dim);
+    for (int64_t j = 0; j < dim; j += LANES) {
+      const Vector x = (load(row + j) - fill(mean)) * fill(scale);
+      store(normed + j, multiply_add(x, load(call.gain + j), load(call.shift + j)));
+    }
+    write_row(normed, dim, out);
+  }
+
+  // Copy rows of the gradient of the output as operands.
+  float* copy_gradients(int64_t top, int64_t count) {
+    float* out = scratch.dy.take((rows + 1) * units + LANES);
+    float* row = scratch.joined.take(rows * dim + 2 * dim);
+    for (int64_t i = 0; i < count; ++i) {
+      read_row(static_cast<const Element*>(call.dy) + (top + i) * dim, dim, row);
+      write_row(row, dim, reinterpret_cast<typename Type::Element*>(out + i * units));
+    }
+    if (count % Type::PAIR) std::memset(out + count * units, 0, units * sizeof(float));
+    return out;
+  }
+
+  // Replace hidden activations by their GELU, and gradients of the GELU by those of its inputs.
+  void differentiate_gelu(Matrix inner, Matrix grads, int64_t count, MlpSums& sums) {
+    for (int64_t i = 0; i < count; ++i) {
+      float *row = inner.from(i, 0).data, *grad = grads.from(i, 0).data;
+      for (int64_t j = 0; j < hidden; j += LANES) {
+        const Vector x = load(row + j) + load(call.bias1 + j);
+        const Normal at = normal(x);
+        const Vector dx = load(grad + j) * multiply_add(x, at.density, at.below);
+        store(row + j, x * at.below);
+        store(grad + j, dx);
+        float* total = sums.dbias1.data() + j;
+        store(total, load(total) + dx);
+      }
+    }
+  }
+
+  // Return the transpose (dim, pairs) of rows that are joined in pairs.
+  Matrix turned(float* x, int64_t pairs, Buffer& buffer) {
+    float* joined = x;
+    if constexpr (Type::PAIR == 2) {
+      joined = scratch.joined.take(rows * dim + 2 * dim);
+      join_rows<Type>(x, 2 * pairs, dim, joined);
+    }
+    Matrix out{buffer.take(dim * rows), rows};
+    transpose({joined, dim}, pairs, dim, out);
+    return out;
+  }
+
+  void differentiate_norm(int64_t top, int64_t count, Matrix dnormed, MlpSums& sums) {
+    const auto add = [](float* to, Vector x) { store(to, load(to) + x); };
+    float* dy = scratch.joined.take(rows * dim + 2 * dim);
+    for (int64_t i = 0; i < count; ++i) {
+      float *x = scratch.x.get() + i * dim, *grad = dnormed.from(i, 0).data;
+      read_row(static_cast<const Element*>(call.dy) + (top + i) * dim, dim, dy);
+      Vector total = fill(0.0f), product = fill(0.0f);
+      for (int64_t j = 0; j < dim; j += LANES) {
+        const Vector normed = (load(x + j) - fill(scratch.mean[i])) * fill(scratch.scale[i]);
+        const Vector of_output = load(grad + j), dx = of_output * load(call.gain + j);
+        add(sums.dbias2.data() + j, load(dy + j));
+        add(sums.dshift.data() + j, of_output);
+        add(sums.dgain.data() + j, of_output * normed);
+        total = total + dx;
+        product = multiply_add(dx, normed, product);
+        store(x + j, normed);
+        store(grad + j, dx);
+      }
+      const Vector mean = fill(sum(total) / dim), along = fill(sum(product) / dim);
+      for (int64_t j = 0; j < dim; j += LANES) {
+        Vector dx = load(grad + j) - mean - load(x + j) * along;
+        dx = dx * fill(scratch.scale[i]);
+        if (call.residual) dx = dx + load(dy + j);
+        store(grad + j, dx);
+      }
+      write_row(grad, dim, static_cast<Element*>(call.dx) + (top + i) * dim);
+    }
+  }
+};
+
+template <class Type, class Element>
+void mlp(const MlpCall& call, bool is_backward) {
+  const MlpWeights<Type> weights(call, is_backward);
+  const int64_t size = MlpTask<Type, Element>::block_rows(call), blocks = divide_up(call.rows, size);
+  const int64_t tasks = std::min(blocks, call.threads > 1 ? MLP_TASKS * call.threads : 1);
+  std::vector<MlpSums> sums;
+  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
+  parallel<MlpScratch>(tasks, call.threads, [&](int64_t i, MlpScratch& scratch) {
+    const int64_t first = i * blocks / tasks * size;
+    const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
+    MlpTask<Type, Element> task(call, weights, scratch);
+    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
+  });
+  for (const MlpSums& part : sums) {
+    const auto add = [](float* to, const std::vector<float>& x) {
+      for (size_t j = 0; j < x.size(); ++j) to[j] += x[j];
+    };
+    for (int64_t j = 0; j < call.dim * call.hidden; ++j)
+      call.dweight1[j % call.hidden * call.dim + j / call.hidden] += part.dweight1[j];
+    add(call.dweight2, part.dweight2);
+    add(call.dbias1, part.dbias1);
+    add(call.dbias2, part.dbias2);
+    add(call.dgain, part.dgain);
+    add(call.dshift, part.dshift);
+  }
+}
+
+}  // namespace vil
