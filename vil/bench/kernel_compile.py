@@ -42,7 +42,7 @@ SECONDARY = ("table_kernel", "displacement_kernel")  # sum tiles, without a matm
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded launch of a kernel. options: its constants, and the numbers of warps and stages."""
+    """A recorded launch of a kernel. options: its constants, and Triton's launch options."""
 
     name: str
     kernel: Any
@@ -137,7 +137,9 @@ def compile_case(case: Case, target: str, names: Iterable[str] | None = None) ->
     interprets kernels.
     """
     if interpreted():
-        raise RuntimeError("TRITON_INTERPRET=1: kernels are interpreted, so they cannot be compiled")
+        raise RuntimeError(
+            "TRITON_INTERPRET=1: kernels are interpreted, so they cannot be compiled"
+        )
     from triton.runtime import driver
 
     driver.set_active(_Driver(target))
@@ -157,11 +159,11 @@ def compile_cases(
 
     cache: folder of Triton's cache; a temporary one if None, so that everything is compiled.
     """
-    with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary):
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(compile_case, *job) for job in jobs]
-            for future in futures:
-                yield future.result()
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary), pool:
+        futures = [pool.submit(compile_case, *job) for job in jobs]
+        for future in futures:
+            yield future.result()
 
 
 @contextmanager

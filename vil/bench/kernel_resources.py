@@ -230,5 +230,7 @@ def blocks_per_sm(target: str, registers: int, shared: int, warps: int) -> int:
     rounded = -(-max(registers, 1) // limits.granularity) * limits.granularity
     by_registers = limits.partitions * (limits.registers // rounded)  # in warps
     by_warps = min(limits.warps, by_registers) // warps
-    by_shared = limits.shared // (shared + limits.reserved) if shared + limits.reserved else by_warps
+    by_shared = (
+        limits.shared // (shared + limits.reserved) if shared + limits.reserved else by_warps
+    )
     return min(by_warps, by_shared, limits.blocks)

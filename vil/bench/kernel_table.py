@@ -155,5 +155,7 @@ def read_table(file: Path) -> tuple[list[KernelRow], dict]:
     names = {field.name for field in fields(KernelRow)}
     if any(set(row) != names for row in data.get("rows", [{}])):
         raise ValueError(f"{file} is not a table of kernels, or was written by another version")
-    rows = [KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]]
+    rows = [
+        KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]
+    ]
     return rows, data["about"]
