@@ -49,7 +49,7 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
     tokens: a `Tokens`. Offsets are 64-bit, for large tensors.
     """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
-    channel = tl.arange(0, D_PAD)
+    channel = tl.arange(0, D_PAD).to(tl.int64)
     return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
 
 

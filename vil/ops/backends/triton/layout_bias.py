@@ -40,12 +40,11 @@ def step_kernel(
     count = tl.load(start + 1) - begin
     bias = tl.zeros([Q, K], tl.float32)
     if TABLE is not None:  # all pairs of a step have the same bias
-        row, col, place, query, is_query = chunk_places(
-            tl.load(lists.chunks + begin), part * Q, X, Y, Y, w, Q
-        )
-        key_row, key_col, key_place, key, is_key = chunk_places(
-            tl.load(KEY_CHUNKS + begin), block * K, X, Y, Y, w, K
-        )
+        # this head may have no pair, and `begin` be behind the last
+        chunk = tl.load(lists.chunks + begin, mask=count > 0, other=0)
+        key_chunk = tl.load(KEY_CHUNKS + begin, mask=count > 0, other=0)
+        row, col, place, query, is_query = chunk_places(chunk, part * Q, X, Y, Y, w, Q)
+        key_row, key_col, key_place, key, is_key = chunk_places(key_chunk, block * K, X, Y, Y, w, K)
         bias = add_bias(
             bias, head_table(TABLE, head, reach_rows, reach_cols), row[:, None], col[:, None],
             key_row[None, :], key_col[None, :], reach_rows, reach_cols,
