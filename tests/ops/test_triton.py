@@ -287,7 +287,6 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("dim", "size", "kind", "num_global", "bias", "dtype"),
     [
-        (64, 8, 0, 1, BOTH, BRAIN),
         (48, 7, 1, 0, TABLE, HALF),
         (128, 7, 1, 1, BOTH, SINGLE),  # the most shared memory
     ],
@@ -302,7 +301,6 @@ def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bi
 @pytest.mark.parametrize(
     ("dim", "size", "text", "num_global", "bias", "dtype"),
     [
-        (64, 8, "axial | local:5", 1, BOTH, BRAIN),
         (48, 7, "swin:7", 0, TABLE, HALF),  # no chunk has a mask
         (128, 7, "local:3", 1, BOTH, SINGLE),
     ],
