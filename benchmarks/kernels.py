@@ -11,6 +11,7 @@ heads, beside those of a fused attention on the same pairs. `ratio` divides the 
 together. No time is measured.
 
   python benchmarks/kernels.py --read benchmarks/results/kernels.json      (nothing is compiled)
+  python benchmarks/kernels.py --device         (what this GPU's driver says, beside that table)
 """
 
 import argparse
@@ -18,8 +19,9 @@ import time
 from pathlib import Path
 
 import torch
-from shared import add_json, make_parser
+from shared import RESULTS, add_json, make_parser
 
+from vil.bench.kernel_device import compare, load_kernels
 from vil.bench.kernel_roofline import format_predictions, predict_rows
 from vil.bench.kernel_table import (
     DTYPES,
@@ -43,6 +45,11 @@ def describe() -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> None:
     start = time.perf_counter()
+    if args.device:
+        jobs = [job[1:] for job in list_jobs(["device"], args.head_dims, args.dtypes)]
+        table, _ = read_table(args.read or RESULTS / "kernels.json")
+        print(compare(list(load_kernels(jobs)), table))
+        return
     if args.read:
         rows, _ = read_table(args.read)
         rows = [row for row in rows if is_wanted(row, args)]
@@ -74,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtypes", type=words, default=list(DTYPES))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--read", metavar="FILE", type=Path, help="a table instead of compiling")
+    parser.add_argument("--device", action="store_true", help="load the kernels on this GPU")
     add_json(parser)
     return parser.parse_args()
 
