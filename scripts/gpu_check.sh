@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in one command and without network: the gpu tests, then the benchmarks of attention.
-# Writes benchmarks/results/<gpu>-<date>/: tests.txt, engine.json with the promised ratios, masks/, modes/ and model/ with figures and
-# pictures of every backend, layouts.json with the times of patterns against SDPA with their masks.
+# Writes benchmarks/results/<gpu>-<date>/: tests.txt, registers.txt with what the driver says the kernels take beside the table compiled
+# ahead of time, engine.json with the promised ratios, masks/, modes/ and model/ with figures and pictures of every backend, layouts.json
+# with the times of patterns against SDPA with their masks, tune.txt with the tuner's choices, preference.txt with the backends ranked.
+# The tuner's choices stay in that folder. Meant to end within ten minutes; on no GPU yet measured.
 #   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,9 +18,13 @@ mkdir -p "$out"
 rounds=$([ -n "${QUICK:-}" ] && echo 9 || echo 25)
 shape="--device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window 8 --grids 14,28,56,112 --rounds $rounds"
 "$python" -m pytest -m gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt"
+"$python" benchmarks/kernels.py --device --head-dims 32,64,128 --dtypes bfloat16 2>&1 | tee "$out/registers.txt"
 "$python" benchmarks/attention_engine.py H --rounds "$rounds" --json "$out/engine.json"
 "$python" -m vil benchmark attention $shape --masks chunks,exact,cyclic --out "$out/masks"
 "$python" -m vil benchmark attention $shape --modes 0,1 --out "$out/modes"
 "$python" benchmarks/layout_backends.py --device cuda --dtype bfloat16 --batch 8 --grids 28 56 --rounds "$rounds" --json "$out/layouts.json"
 "$python" -m vil benchmark model --rounds "$rounds" --out "$out/model" --profile DEVICE cuda DATALOADER.BSZ 128
+VIL_CACHE="$out/cache" "$python" -m vil tune --config-file imagenet/vil_small_rpb.yaml DEVICE cuda DATALOADER.BSZ 128 AMP.ENABLED True \
+  2>&1 | tee "$out/tune.txt"
+"$python" benchmarks/preference.py "$out/masks/attention.json" "$out/modes/attention.json" | tee "$out/preference.txt"
 echo "$out"

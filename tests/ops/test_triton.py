@@ -7,11 +7,8 @@ and this process does not import Triton.
 import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 import pytest
 import torch
@@ -19,6 +16,7 @@ import torch
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
 from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
 from tests.common.marks import cases
+from tests.common.triton_runs import passes, process
 from vil.ops import Case, LocalBias, Window, patterns
 from vil.ops.backends.triton import bias_gradients, fused
 from vil.ops.call import Call
@@ -92,18 +90,6 @@ TABLE_OF_PAIRS = [
     replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
     for case in PAIRWISE
 ]
-
-
-@contextmanager
-def process(**environment):
-    """A pool of one new process with this environment."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        pool.submit(int).result()  # start it now
-    with pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -187,12 +173,6 @@ def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
         dout = dout.contiguous()
     bias = LocalBias(inputs.table, inputs.to_global)
     return passes(Call(q, k, v, case.window, case.num_global, bias, inputs.valid_hw, 0.3), dout)
-
-
-def passes(call: Call, dout: torch.Tensor) -> list[torch.Tensor]:
-    """out, lse and all gradients."""
-    out, lse = fused.forward(call)
-    return [out, lse, *fused.backward(call, out, lse, dout)]
 
 
 @needs_triton
@@ -307,7 +287,6 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("dim", "size", "kind", "num_global", "bias", "dtype"),
     [
-        (64, 8, 0, 1, BOTH, BRAIN),
         (48, 7, 1, 0, TABLE, HALF),
         (128, 7, 1, 1, BOTH, SINGLE),  # the most shared memory
     ],
@@ -322,7 +301,6 @@ def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bi
 @pytest.mark.parametrize(
     ("dim", "size", "text", "num_global", "bias", "dtype"),
     [
-        (64, 8, "axial | local:5", 1, BOTH, BRAIN),
         (48, 7, "swin:7", 0, TABLE, HALF),  # no chunk has a mask
         (128, 7, "local:3", 1, BOTH, SINGLE),
     ],

@@ -21,35 +21,39 @@ import triton
 import triton.language as tl
 
 from vil.ops.backends.triton.forward import (
+    LOG2E,
     SIZES,
-    bias_and_mask,
     chunk_tokens,
-    exponential,
     global_scores,
+    key_mask,
     listed_scores,
     own_chunk,
     read,
     real_size,
     rect_tokens,
     rectangle,
+    rectangle_scores,
     resolve_token,
+    window_bias,
     write,
 )
 from vil.ops.backends.triton.lists import (
     NOTHING,
+    add_bias,
     corner,
     head_table,
     list_blocks,
     listed_tokens,
-    pattern_scores,
+    show,
 )
 
 
 @triton.jit
-def read_stat(LSE, token):
-    """Load the log-sum-exp of queries; +inf for those without keys, so that their weights are 0."""
+def read_stat(LSE, token, exists):
+    """Load the log-sum-exp of queries in base 2. It is +inf for queries without keys and those that
+    do not exist, so that their weights are 0."""
     stat = tl.load(LSE + token)
-    return tl.where(stat == NOTHING, float("inf"), stat)
+    return tl.where(exists & (stat != NOTHING), stat * LOG2E, float("inf"))
 
 
 @triton.jit
@@ -64,7 +68,7 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     takes one more matmul, and is computed only for float32: in 16 bits the correction is below the
     rounding error.
     """
-    weight = exponential(score, stat[:, None], keys.dtype)
+    weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
     dscore *= weight
     rest += tl.sum(dscore, 1)
@@ -81,7 +85,7 @@ def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
     score (K, Q). stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. Returns the
     sums (dkeys, dvalues), (K, D_PAD) each: the gradient of the keys is dkeys times `scale`.
     """
-    weight = exponential(score, stat[None, :], queries.dtype)
+    weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
     dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
     dscore = (weight * dscore).to(queries.dtype)
@@ -98,6 +102,7 @@ def query_kernel(
 ):  # fmt: skip
     """Compute dq of one block of queries, and DELTA (B, N, L): each query's sum of out * dout over
     the channels. Loops over the same keys as the forward kernel."""
+    base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
         return
@@ -108,10 +113,10 @@ def query_kernel(
     grads = read(dout, image, head, query, D, D_PAD)
     results = read(out, image, head, query, D, D_PAD)
     if TABLE is not None:
-        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
+        TABLE = head_table(TABLE, head, reach_rows, reach_cols)
 
     first_stat = (image.to(tl.int64) * N + head) * X * Y
-    stat = read_stat(LSE + first_stat, query)
+    stat = read_stat(LSE + first_stat, query, exists)
     delta = tl.sum(results.to(tl.float32) * grads.to(tl.float32), 1)
 
     rest = tl.zeros([Q], tl.float32)
@@ -123,7 +128,7 @@ def query_kernel(
             TO_GLOBAL += head * G
         global_keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
         global_values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
-        scores_global = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
+        scores_global = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * base_2
         scores_global = global_scores(scores_global, TO_GLOBAL, lane[None, :], G)
         acc, rest, pull = grad_step(
             scores_global, stat, grads, delta, global_keys, global_values, acc, rest, pull
@@ -135,7 +140,7 @@ def query_kernel(
         for number in tl.range(begin, end):
             score, keys, values = listed_scores(
                 queries, k, v, TABLE, lists, image, head, number, blocks, row, col, place,
-                rows, cols, Y, w, G, reach_rows, reach_cols, scale, D, D_PAD, K,
+                rows, cols, Y, w, G, reach_rows, reach_cols, base_2, D, D_PAD, K,
             )  # fmt: skip
             acc, rest, pull = grad_step(score, stat, grads, delta, keys, values, acc, rest, pull)
     else:
@@ -144,16 +149,10 @@ def query_kernel(
                 RECTS, number, x0, y0, row, col, w, rows, cols, MASK
             )
             for first in tl.range(0, count, K):
-                key_row, key_col, is_key = rect_tokens(
-                    first, count, across, first_row, first_col, K
-                )
-                key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
-                keys = read(k, image, head, G + key, D, D_PAD)
-                values = read(v, image, head, G + key, D, D_PAD)
-                score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-                score = bias_and_mask(
-                    score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                    is_key[None, :], w, MASK,
+                score, keys, values = rectangle_scores(
+                    queries, k, v, TABLE, image, head, first, count, across, first_row, first_col,
+                    row, col, X, Y, rows, cols, w, G, reach_rows, reach_cols, base_2,
+                    D, D_PAD, K, MASK,
                 )  # fmt: skip
                 acc, rest, pull = grad_step(
                     score, stat, grads, delta, keys, values, acc, rest, pull
@@ -174,8 +173,10 @@ def key_kernel(
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
 
     RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk.
-    The gradients of padding are 0.
+    The gradients of padding are 0. Rows of the scores of padding, which no other row depends on,
+    are not masked.
     """
+    base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * K >= height * width:
         return
@@ -189,7 +190,7 @@ def key_kernel(
     LSE += first_stat
     DELTA += first_stat
     if TABLE is not None:
-        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
+        TABLE = head_table(TABLE, head, reach_rows, reach_cols)
 
     dkeys = tl.zeros([K, D_PAD], tl.float32)
     dvalues = tl.zeros([K, D_PAD], tl.float32)
@@ -198,18 +199,19 @@ def key_kernel(
         chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
         begin, end, blocks = list_blocks(lists, head, chunk, w, Q)
         for number in tl.range(begin, end):
-            row, col, place, query, is_query, mask = listed_tokens(
+            row, col, first, query, is_query, mask = listed_tokens(
                 lists, number, blocks, X, Y, Y, w, Q
             )
             queries = read(q, image, head, query, D, D_PAD)
             grads = read(dout, image, head, query, D, D_PAD)
-            stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
-            score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-            score = pattern_scores(
-                score, TABLE, lists, mask, row[None, :], col[None, :],
-                key_row[:, None], key_col[:, None], place[None, :], key_place[:, None],
-                is_query[None, :] & is_key[:, None], w, reach_rows, reach_cols,
-            )  # fmt: skip
+            stat, delta = read_stat(LSE, query, is_query), tl.load(DELTA + query)
+            score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * base_2
+            if TABLE is not None:
+                score = add_bias(
+                    score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
+                    reach_rows, reach_cols,
+                )  # fmt: skip
+            score = show(score, lists, mask, key_place, first, w, Q)
             dkeys, dvalues = key_step(score, stat, delta, queries, grads, values, dkeys, dvalues)
     else:
         for number in tl.range(0, num_rects):
@@ -221,16 +223,18 @@ def key_kernel(
                 query, is_query = resolve_token(row, col, is_query, X, Y, w, X, Y, MASK)
                 queries = read(q, image, head, query, D, D_PAD)
                 grads = read(dout, image, head, query, D, D_PAD)
-                stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
-                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-                score = bias_and_mask(
+                stat, delta = read_stat(LSE, query, is_query), tl.load(DELTA + query)
+                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * base_2
+                score = window_bias(
                     score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
-                    is_query[None, :] & is_key[:, None], w, MASK,
+                    w, reach_rows, reach_cols, MASK,
                 )  # fmt: skip
                 dkeys, dvalues = key_step(
                     score, stat, delta, queries, grads, values, dkeys, dvalues
                 )
-    write(dk, image, head, G + key, exists, dkeys * scale, D, D_PAD)
+    dkeys = tl.where(is_key[:, None], dkeys * scale, 0.0)
+    dvalues = tl.where(is_key[:, None], dvalues, 0.0)
+    write(dk, image, head, G + key, exists, dkeys, D, D_PAD)
     write(dv, image, head, G + key, exists, dvalues, D, D_PAD)
 
 
@@ -265,11 +269,10 @@ def global_kernel(
         query = tl.where(is_query, query, 0)
         queries = read(q, image, head, query, D, D_PAD)
         grads = read(dout, image, head, query, D, D_PAD)
-        stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
-        score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
+        stat, delta = read_stat(LSE, query, is_query), tl.load(DELTA + query)
+        score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * (scale * LOG2E)
         score = global_scores(score, TO_GLOBAL, lane[:, None], G)
-        score = tl.where(is_query[None, :], score, NOTHING)
-        weight = exponential(score, stat[None, :], queries.dtype)
+        weight = tl.exp2(score - stat[None, :])
         dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
         dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
         dscore *= weight
@@ -285,7 +288,7 @@ def global_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def tile_kernel(
     q, k, v, dout, LSE, DELTA, TABLE, VALID_HW, TILE,
-    part, top, left, width, cells, splits, B, N, X, Y, w, G, scale,
+    part, top, left, width, cells, splits, B, N, X, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -304,10 +307,10 @@ def tile_kernel(
     row, col = tl.where(in_chunk, place // w, 0), tl.where(in_chunk, place % w, 0)
     key_row, key_col, in_cells = rect_tokens(block * K, cells, width, top, left, K)
     if TABLE is not None:
-        TABLE += head * (4 * w - 1) * (4 * w - 1)
-    added = bias_and_mask(
+        TABLE = head_table(TABLE, head, reach_rows, reach_cols)
+    bias = window_bias(
         tl.zeros([Q, K], tl.float32), TABLE, row[:, None], col[:, None],
-        key_row[None, :], key_col[None, :], in_chunk[:, None] & in_cells[None, :], w, MASK,
+        key_row[None, :], key_col[None, :], w, reach_rows, reach_cols, MASK,
     )  # fmt: skip
 
     chunks = tl.cdiv(X, w) * tl.cdiv(Y, w)
@@ -323,11 +326,12 @@ def tile_kernel(
         keys = read(k, image, head, G + key, D, D_PAD)
         values = read(v, image, head, G + key, D, D_PAD)
         first_stat = (image.to(tl.int64) * N + head) * X * Y
-        stat, delta = read_stat(LSE + first_stat, query), tl.load(DELTA + first_stat + query)
-        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale + added
-        score = tl.where(is_query[:, None] & is_key[None, :], score, NOTHING)
+        stat = read_stat(LSE + first_stat, query, is_query)
+        delta = tl.load(DELTA + first_stat + query)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (scale * LOG2E)
+        score += key_mask(is_key)[None, :]
         dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
-        acc += exponential(score, stat[:, None], queries.dtype) * dscore
+        acc += tl.exp2(score + bias - stat[:, None]) * dscore
 
     line = (split * N + head).to(tl.int64) * Q + tl.arange(0, Q)
     cell = block * K + tl.arange(0, K)

@@ -27,10 +27,11 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
     """Write the gradients of the G global keys and values to the first G tokens of dk and dv, and
     return that of their bias (N, G); None without a bias. tensors: q, k, v, dout, lse and delta."""
     q, k, v, dout, lse, delta = tensors
-    options = launcher.options("backward", "keys")
+    options = launcher.options("global", "keys")
+    options.pop("K")
     groups = max(1, launcher.images * launcher.heads)
     fit = PROGRAMS // 2 * 16 // (launcher.global_block * groups)  # fewer if the parts are large
-    splits = max(1, min(fit, -(-launcher.length // options.pop("K"))))
+    splits = max(1, min(fit, -(-launcher.length // options["Q"])))
     lead = (launcher.images, launcher.heads)
     parts = [
         lse.new_empty(*lead, splits * launcher.num_global, launcher.channels) for _ in range(2)
@@ -56,7 +57,7 @@ def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
 def _of_window(launcher: Launcher, tensors: tuple) -> Tensor:
     """Return the gradient of a window's bias table (N, (4w-1)**2) float32."""
     window, heads = launcher.window, launcher.heads
-    options = launcher.options("backward", "queries")
+    options = launcher.options("tile", "queries")
     side = 4 * window.size - 1
     items = launcher.images * window.chunks[0] * window.chunks[1]
     sums = torch.zeros(heads, side * side, device=launcher.device)
@@ -72,7 +73,7 @@ def _of_window(launcher: Launcher, tensors: tuple) -> Tensor:
                 *tensors, launcher.table, launcher.valid_hw, tile,
                 part, top, left, right - left, cells, splits,
                 launcher.images, heads, *window.grid, window.size, launcher.num_global,
-                launcher.scale,
+                *launcher.reach, launcher.scale,
                 MASK=int(window.mask), **options,
             )  # fmt: skip
             kernels().table_kernel[(heads * -(-side * side // ENTRIES),)](
@@ -86,7 +87,7 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
     """Return the gradient of a layout's bias table (N, entries) float32."""
     layout, heads = launcher.window, launcher.heads
     steps = make_steps(layout, launcher.device)
-    options = launcher.options("backward", "queries")
+    options = launcher.options("step", "queries")
     (rows, cols), w = steps.span, layout.size
     sums = torch.zeros(heads, 2 * rows * w - 1, 2 * cols * w - 1, device=launcher.device)
     blocks = heads * -(-layout.tile // options["K"])
@@ -101,7 +102,7 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
             kernels().step_kernel[(blocks * count * splits,)](
                 *tensors, launcher.table, launcher.valid_hw, tile, steps.lists, steps.keys,
                 part, first, count, splits, launcher.images, heads, *layout.grid, w,
-                launcher.num_global, *layout.table_reach, launcher.scale, **options,
+                launcher.num_global, *launcher.reach, launcher.scale, **options,
             )  # fmt: skip
             kernels().displacement_kernel[(heads * -(-sums[0].numel() // ENTRIES),)](
                 tile, steps.numbers, sums, part, first, count, splits, heads, rows, cols, w,

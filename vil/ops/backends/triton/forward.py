@@ -8,11 +8,17 @@ window, rectangles are wrapped instead of clipped, and padding is masked.) In th
 pattern, keys are in listed chunks instead of rectangles (lists.py).
 The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
+Scores are in base 2: they are multiplied by log2(e), in the scale and in the bias table, so that
+the exponential is one exp2. LSE, which other backends read, is in base e. No mask costs an
+instruction per score if there is a table or no exact mask: keys that do not exist get a bias of
+-inf as a vector, which joins the multiplication by the scale, and the table holds the exact mask.
+
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
 Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of launch.py:
-pointer and strides. For a window, `lists`, reach_rows and reach_cols are None; for a layout, RECTS
-and num_rects are. reach_rows, reach_cols: largest displacement in a layout's bias table.
+pointer and strides. For a window, `lists` is None; for a layout, RECTS and num_rects are. TABLE
+(N, 2*reach_rows + 1, 2*reach_cols + 1) and TO_GLOBAL (N, G) are float32 biases in base 2. The
+displacement (0, 0) is in the middle of the table.
 """
 
 import triton
@@ -20,11 +26,12 @@ import triton.language as tl
 
 from vil.ops.backends.triton.lists import (
     NOTHING,
+    add_bias,
     corner,
     head_table,
     list_blocks,
     listed_tokens,
-    pattern_scores,
+    show,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -42,7 +49,7 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
     tokens: a `Tokens`. Offsets are 64-bit, for large tensors.
     """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
-    channel = tl.arange(0, D_PAD)
+    channel = tl.arange(0, D_PAD).to(tl.int64)
     return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
 
 
@@ -153,21 +160,28 @@ def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
 
 
 @triton.jit
-def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.constexpr):
-    """Add the bias of the relative position to the scores, and set them to -inf where `exists` is
-    False or, in the exact window, the key is too far from the query.
+def key_mask(exists):
+    """Return the bias of keys: 0, or -inf where `exists` is False."""
+    return tl.where(exists, 0.0, NOTHING)
+
+
+@triton.jit
+def window_bias(
+    score, TABLE, row, col, key_row, key_col, w, reach_rows, reach_cols, MASK: tl.constexpr
+):
+    """Add the bias of the relative position to the scores. In the exact window, set them to -inf
+    where the key is too far from the query; a table has this mask in its entries.
 
     Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
     col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key positions before
     wrapping: the bias depends on them.
     """
     if TABLE is not None:
-        side = 4 * w - 1
-        apart = (row * side + col) - (key_row * side + key_col)
-        score += tl.load(TABLE + (2 * w - 1) * (side + 1) + apart)
-    if MASK == 1:
-        exists = exists & (tl.abs(row - key_row) <= w) & (tl.abs(col - key_col) <= w)
-    return tl.where(exists, score, NOTHING)
+        score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
+    elif MASK == 1:
+        near = (tl.abs(row - key_row) <= w) & (tl.abs(col - key_col) <= w)
+        score = tl.where(near, score, NOTHING)
+    return score
 
 
 @triton.jit
@@ -182,21 +196,6 @@ def global_scores(score, TO_GLOBAL, lane, G):
 
 
 @triton.jit
-def exponential(score, level, dtype: tl.constexpr):
-    """Return e ** (score - level), computed by exp2 with a precision that suits the dtype.
-
-    exp2 needs a factor log2(e). For float32 it is applied to the difference, for 16-bit dtypes to
-    both terms, which saves an instruction per score (multiply-add instead of subtract and
-    multiply). The rounding error is then up to 3e-7 of the result, equal for all entries of a row.
-    """
-    if dtype == tl.float32:
-        power = (score - level) * LOG2E
-    else:
-        power = score * LOG2E - level * LOG2E
-    return tl.exp2(power)
-
-
-@triton.jit
 def softmax_step(score, values, top, total, acc):
     """Process one block of keys in the online softmax: score (Q, K), values (K, D_PAD).
 
@@ -206,8 +205,8 @@ def softmax_step(score, values, top, total, acc):
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
-    weight = exponential(score, level[:, None], values.dtype)
-    shrink = exponential(top, level, values.dtype)
+    weight = tl.exp2(score - level[:, None])
+    shrink = tl.exp2(top - level)
     total = total * shrink + tl.sum(weight, 1)
     acc = acc * shrink[:, None]
     acc = tl.dot(weight.to(values.dtype), values, acc, input_precision="ieee")
@@ -225,16 +224,38 @@ def listed_scores(
     number: of the block, and `blocks` per chunk, see `list_blocks`. row, col, place: positions of
     the queries in the grid and in their chunk, see `chunk_places`.
     """
-    key_row, key_col, key_place, key, is_key, mask = listed_tokens(
+    key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
     )
     keys = read(k, image, head, G + key, D, D_PAD)
     values = read(v, image, head, G + key, D, D_PAD)
     score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    score = pattern_scores(
-        score, TABLE, lists, mask, row[:, None], col[:, None],
-        key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
-        is_key[None, :], w, reach_rows, reach_cols,
+    score += key_mask(is_key)[None, :]
+    if TABLE is not None:
+        score = add_bias(
+            score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+            reach_rows, reach_cols,
+        )  # fmt: skip
+    return show(score, lists, mask, place, first, w, K), keys, values
+
+
+@triton.jit
+def rectangle_scores(
+    queries, k, v, TABLE, image, head, first, count, across, first_row, first_col, row, col,
+    X, Y, rows, cols, w, G, reach_rows, reach_cols, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in a rectangle,
+    from token number `first` on. See `rect_tokens`. row, col: positions of the queries."""
+    key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
+    key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
+    keys = read(k, image, head, G + key, D, D_PAD)
+    values = read(v, image, head, G + key, D, D_PAD)
+    score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    score += key_mask(is_key)[None, :]
+    score = window_bias(
+        score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+        w, reach_rows, reach_cols, MASK,
     )  # fmt: skip
     return score, keys, values
 
@@ -248,9 +269,9 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute out and LSE (B, N, L), the log-sum-exp of the scores, of one block of queries.
 
-    TABLE and TO_GLOBAL are float32 biases. K_GLOBAL: the number of global keys, padded for tl.dot;
-    0 for none.
+    K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
     """
+    scale *= LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:  # the last chunks are smaller: this block has no query
         return
@@ -259,7 +280,7 @@ def forward_kernel(
     query = row * Y + col
     queries = read(q, image, head, query, D, D_PAD)
     if TABLE is not None:
-        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
+        TABLE = head_table(TABLE, head, reach_rows, reach_cols)
 
     top = tl.full([Q], NOTHING, tl.float32)
     total = tl.zeros([Q], tl.float32)
@@ -289,22 +310,16 @@ def forward_kernel(
                 RECTS, number, x0, y0, row, col, w, rows, cols, MASK
             )
             for first in tl.range(0, count, K):
-                key_row, key_col, is_key = rect_tokens(
-                    first, count, across, first_row, first_col, K
-                )
-                key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
-                keys = read(k, image, head, G + key, D, D_PAD)
-                values = read(v, image, head, G + key, D, D_PAD)
-                score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-                score = bias_and_mask(
-                    score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                    is_key[None, :], w, MASK,
+                score, keys, values = rectangle_scores(
+                    queries, k, v, TABLE, image, head, first, count, across, first_row, first_col,
+                    row, col, X, Y, rows, cols, w, G, reach_rows, reach_cols, scale,
+                    D, D_PAD, K, MASK,
                 )  # fmt: skip
                 top, total, acc = softmax_step(score, values, top, total, acc)
 
     has_keys = total > 0
     acc = acc / tl.where(has_keys, total, 1.0)[:, None]  # a row without keys is 0
-    log = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)) * LN2, NOTHING)
+    log = (top + tl.log2(tl.where(has_keys, total, 1.0))) * LN2
     first_stat = (image.to(tl.int64) * N + head) * X * Y
-    tl.store(LSE + first_stat + query, log, mask=exists)
+    tl.store(LSE + first_stat + query, tl.where(has_keys, log, NOTHING), mask=exists)
     write(out, image, head, query, exists, acc, D, D_PAD)

@@ -24,7 +24,7 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
 from vil.ops.backends.triton.bias_gradients import global_gradients, table_gradient
-from vil.ops.backends.triton.launch import Launcher, Tokens, interpreted, kernels
+from vil.ops.backends.triton.launch import Launcher, Tokens, interpreted
 from vil.ops.call import Call, Gradients
 
 HEAD_DIMS = (16, 128)
@@ -63,8 +63,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     with torch.cuda.device_of(q):
         launcher.by_chunk(
-            kernels().forward_kernel, "forward", "queries",
-            *map(Tokens.of, (q, call.k, call.v, out)), lse,
+            "forward", "queries", *map(Tokens.of, (q, call.k, call.v, out)), lse,
             launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
         )  # fmt: skip
     return out, lse
@@ -79,13 +78,11 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     inputs, grads = [Tokens.of(x) for x in call[:3]], Tokens.of(dout)
     with torch.cuda.device_of(dq):
         launcher.by_chunk(
-            kernels().query_kernel, "backward", "queries",
-            *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
+            "query", "queries", *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
             launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
         )  # fmt: skip
         launcher.by_chunk(
-            kernels().key_kernel, "backward", "keys",
-            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta,
+            "key", "keys", *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta,
             launcher.table, launcher.valid_hw,
         )  # fmt: skip
         rest = (*inputs, grads, lse, delta)

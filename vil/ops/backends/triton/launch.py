@@ -7,7 +7,6 @@ Shapes: B batch, N heads, L tokens, G global tokens, D head dim, w chunk side.
 """
 
 import os
-from collections.abc import Callable
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -16,7 +15,9 @@ import torch
 from torch import Tensor
 
 from vil.ops.attention_case import next_power_of_2
+from vil.ops.backends.triton.launches import find_launch
 from vil.ops.backends.triton.layouts import make_lists
+from vil.ops.backends.triton.tables import base_2, make_table
 from vil.ops.call import Call
 from vil.ops.layout import Layout
 from vil.ops.window import Window
@@ -26,28 +27,6 @@ TILE_SHARE = 16  # tiles of scores take at most 1/16 of the bytes of the other t
 ENTRIES, LINES = 128, 16  # of the table and of a tile, per step of the last kernel
 
 Rectangle = tuple[int, int, int, int]
-
-
-class Launch(NamedTuple):
-    """Launch parameters of a kernel: the largest number of queries and of keys in a block, the
-    number of warps, and the number of pipeline stages."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-LAUNCHES = {  # (pass, D_PAD, bytes per number); a smaller D_PAD uses the entry of 64
-    ("forward", 64, 2): Launch(64, 64, 4, 3),
-    ("forward", 128, 2): Launch(64, 64, 4, 2),
-    ("forward", 64, 4): Launch(32, 32, 4, 2),
-    ("forward", 128, 4): Launch(32, 16, 4, 2),
-    ("backward", 64, 2): Launch(64, 64, 4, 2),
-    ("backward", 128, 2): Launch(64, 64, 8, 2),
-    ("backward", 64, 4): Launch(32, 32, 4, 2),
-    ("backward", 128, 4): Launch(32, 16, 4, 2),
-}
 
 
 class Tokens(NamedTuple):
@@ -67,6 +46,16 @@ class Tokens(NamedTuple):
 def interpreted() -> bool:
     """Return whether kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def current_target() -> str:
+    """Return the kind of the current GPU, such as "sm_90" or "gfx942"; "sm_80" if interpreted."""
+    if interpreted():
+        return "sm_80"
+    from triton.runtime import driver
+
+    target = driver.active.get_current_target()
+    return f"sm_{target.arch}" if target.backend == "cuda" else target.arch
 
 
 @lru_cache(maxsize=1)
@@ -90,27 +79,24 @@ class Launcher:
         self.window, self.scale, self.num_global = call.window, call.scale, call.num_global
         self.images, self.heads, self.length, self.channels = q.shape
         self.device, self.bytes = q.device, q.numel() * q.itemsize
-        self.table, self.to_global = (
-            None if bias is None or not bias.numel() else bias.float().contiguous()
-            for bias in call.bias
-        )
+        table, to_global = call.bias
+        self.table, self.reach = make_table(call.window, table)
+        self.to_global = base_2(to_global)
         self.valid_hw = (
             None if valid_hw is None else valid_hw.to(q.device, torch.int64).contiguous()
         )
         self.padded = max(16, next_power_of_2(self.channels))
-        self.launches = {
-            direction: LAUNCHES[direction, max(64, self.padded), q.itemsize]
-            for direction in ("forward", "backward")
-        }
+        self.itemsize = q.itemsize
         self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
 
-    def options(self, direction: str, owned: str) -> dict[str, int]:
+    def options(self, kernel: str, owned: str) -> dict[str, int]:
         """Return the constants and launch options of a kernel.
 
-        direction: "forward" or "backward". owned: "queries" or "keys"; each program computes one
-        block of these, and loops over the blocks of the others.
+        kernel: its name in `launches`. owned: "queries" or "keys"; each program computes one block
+        of these, and loops over the blocks of the others.
         """
-        launch, window = self.launches[direction], self.window
+        launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
+        window = self.window
         is_layout = isinstance(window, Layout)
         cells = window.tile if is_layout else max(map(area, rectangles(window)))
         own, walked = (max(16, next_power_of_2(n)) for n in (window.tile, cells))
@@ -120,34 +106,34 @@ class Launcher:
             "D_PAD": self.padded,
             "Q": min(launch.queries, own if owns_queries else walked),
             "K": min(launch.keys, walked if owns_queries else own),
-            "num_warps": launch.warps,
-            "num_stages": launch.stages,
+            **launch.options(),
         }
 
-    def by_chunk(self, kernel: Callable, direction: str, owned: str, *tensors, **constants) -> None:
+    def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
         """Launch one program per block of queries (or keys, see `owned` in `options`) of each
-        chunk, for each image and head."""
-        options, window = self.options(direction, owned), self.window
+        chunk, for each image and head. name: of the kernel in `launches`."""
+        kernel = getattr(kernels(), f"{name}_kernel")
+        options, window = self.options(name, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
-        rects, lists, num_rects, reach = self._loop_arguments(mirrored=owned == "keys")
+        rects, lists, num_rects = self._loop_arguments(mirrored=owned == "keys")
         kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
             *tensors, rects, lists,
-            num_rects, self.heads, *window.grid, window.size, self.num_global, parts, *reach,
+            num_rects, self.heads, *window.grid, window.size, self.num_global, parts, *self.reach,
             self.scale,
             MASK=0 if rects is None else int(window.mask), **options, **constants,
         )  # fmt: skip
 
     def _loop_arguments(self, mirrored: bool) -> tuple:
         """Return the kernel arguments that differ between window and layout: (RECTS, lists,
-        num_rects, (reach_rows, reach_cols)).
+        num_rects).
 
         mirrored: for kernels that loop over the queries of each key chunk instead of the reverse.
         """
         if isinstance(self.window, Layout):
             lists = make_lists(self.window, self.device, mirrored)
-            return None, lists, None, self.window.table_reach
+            return None, lists, None
         rects = rectangles(self.window, mirrored)
-        return on_device(rects, self.device), None, len(rects), (None, None)
+        return on_device(rects, self.device), None, len(rects)
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from vil.ops.backends.triton.backward import read_stat
-from vil.ops.backends.triton.forward import SIZES, exponential, read, real_size
-from vil.ops.backends.triton.lists import chunk_places, head_table, pattern_scores
+from vil.ops.backends.triton.forward import LOG2E, SIZES, key_mask, read, real_size
+from vil.ops.backends.triton.lists import add_bias, chunk_places, head_table, show
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -38,8 +38,17 @@ def step_kernel(
     start = lists.starts + head * lists.stride + first_step + step
     begin = tl.load(start)
     count = tl.load(start + 1) - begin
-    if TABLE is not None:
-        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
+    bias = tl.zeros([Q, K], tl.float32)
+    if TABLE is not None:  # all pairs of a step have the same bias
+        # this head may have no pair, and `begin` be behind the last
+        chunk = tl.load(lists.chunks + begin, mask=count > 0, other=0)
+        key_chunk = tl.load(KEY_CHUNKS + begin, mask=count > 0, other=0)
+        row, col, place, query, is_query = chunk_places(chunk, part * Q, X, Y, Y, w, Q)
+        key_row, key_col, key_place, key, is_key = chunk_places(key_chunk, block * K, X, Y, Y, w, K)
+        bias = add_bias(
+            bias, head_table(TABLE, head, reach_rows, reach_cols), row[:, None], col[:, None],
+            key_row[None, :], key_col[None, :], reach_rows, reach_cols,
+        )  # fmt: skip
 
     acc = tl.zeros([Q, K], tl.float32)
     for item in tl.range(split, B * count, splits):
@@ -56,15 +65,13 @@ def step_kernel(
         keys = read(k, image, head, G + key, D, D_PAD)
         values = read(v, image, head, G + key, D, D_PAD)
         first_stat = (image.to(tl.int64) * N + head) * X * Y
-        stat, delta = read_stat(LSE + first_stat, query), tl.load(DELTA + first_stat + query)
-        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        score = pattern_scores(
-            score, TABLE, lists, tl.load(lists.masks + pair), row[:, None], col[:, None],
-            key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
-            is_query[:, None] & is_key[None, :], w, reach_rows, reach_cols,
-        )  # fmt: skip
+        stat = read_stat(LSE + first_stat, query, is_query)
+        delta = tl.load(DELTA + first_stat + query)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (scale * LOG2E)
+        score += key_mask(is_key)[None, :]
+        score = show(score, lists, tl.load(lists.masks + pair), place, block * K, w, K)
         dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
-        acc += exponential(score, stat[:, None], queries.dtype) * dscore
+        acc += tl.exp2(score + bias - stat[:, None]) * dscore
 
     line = ((split * num_steps + step) * N + head).to(tl.int64) * Q + tl.arange(0, Q)
     key_place = block * K + tl.arange(0, K)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.layout import Layout
+from vil.ops.patterns.base import Reach
 from vil.utils.transforms import untraced
 
 
@@ -25,8 +26,9 @@ class Lists(NamedTuple):
     List i of head h has the pairs starts[h * stride + i] to starts[h * stride + i + 1] - 1.
     stride: the length of a row of starts, 0 if all heads have the same lists. chunks (E,): the
     chunk of each pair. masks (E,): the index of its mask in tiles, below 0 if all pairs of its
-    tokens are visible. tiles (T, W, W): masks; empty if there are none. Indices are int32, masks
-    uint8. No field is None, which Triton does not compile inside a tuple.
+    tokens are visible. tiles (T, W, ceil(W / 64)) int64: masks, empty if there are none. A line has
+    a bit for each key of a query token; in mirrored lists, for each query of a key token. Indices
+    are int32. No field is None, which Triton does not compile inside a tuple.
     """
 
     starts: Tensor
@@ -58,7 +60,7 @@ def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> 
     pairs = layout.lists
     lines, chunks = (pairs.key, pairs.query) if mirrored else (pairs.query, pairs.key)
     order, starts, stride = _sort(layout, lines, layout.chunks[0] * layout.chunks[1])
-    return _on_device(layout, device, starts, stride, chunks[order], pairs.mask[order])
+    return _on_device(layout, device, mirrored, starts, stride, chunks[order], pairs.mask[order])
 
 
 @lru_cache(maxsize=64)
@@ -67,7 +69,7 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
     """Return the pairs of chunks of a layout, sorted by their displacement."""
     pairs, (steps, number) = layout.lists, layout.steps()
     order, starts, stride = _sort(layout, number, len(steps))
-    lists = _on_device(layout, device, starts, stride, pairs.query[order], pairs.mask[order])
+    lists = _on_device(layout, device, False, starts, stride, pairs.query[order], pairs.mask[order])
     rows, cols = span = tuple((steps.abs().amax(0) + 1).tolist()) if len(steps) else (1, 1)
     numbers = torch.full((2 * rows - 1, 2 * cols - 1), -1, dtype=torch.int32)
     numbers[steps[:, 0] + rows - 1, steps[:, 1] + cols - 1] = torch.arange(len(steps)).int()
@@ -77,9 +79,27 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 
 @lru_cache(maxsize=64)
 @untraced
-def _tiles(layout: Layout, device: torch.device) -> Tensor:
-    """Return the T masks of a layout on a device, (T, W, W) uint8, one tensor for all `Lists`."""
-    return layout.lists.masks.view(torch.uint8).to(device)
+def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
+    """Return (index, reach): the entries of a layout's bias table for every displacement of tokens
+    in its pairs of chunks, row-major, and the largest of these in (rows, columns).
+
+    Kernels read a table that is indexed so, (2*rows + 1, 2*columns + 1), without clamping.
+    """
+    steps, w = layout.steps()[0], layout.size
+    span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)
+    reach = tuple(chunks * w - 1 for chunks in span)
+    rows, cols = (torch.arange(-most, most + 1) for most in reach)
+    return layout.bias_index(rows[:, None], cols[None, :]).flatten().to(device), reach
+
+
+@lru_cache(maxsize=64)
+@untraced
+def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
+    """Return the T masks of a layout on a device as bits, one tensor for all `Lists`."""
+    masks = layout.lists.masks.mT if mirrored else layout.lists.masks
+    masks = F.pad(masks, (0, -masks.shape[2] % 64)).unflatten(2, (-1, 64))
+    bits = torch.ones((), dtype=torch.int64) << torch.arange(64)
+    return torch.where(masks, bits, 0).sum(3).to(device)
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
@@ -95,7 +115,8 @@ def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, in
 
 
 def _on_device(
-    layout: Layout, device: torch.device, starts: Tensor, stride: int, *indices: Tensor
-) -> Lists:
+    layout: Layout, device: torch.device, mirrored: bool, starts: Tensor, stride: int,
+    *indices: Tensor,
+) -> Lists:  # fmt: skip
     starts, chunks, masks = (x.to(torch.int32).contiguous().to(device) for x in (starts, *indices))
-    return Lists(starts, stride, chunks, masks, _tiles(layout, device))
+    return Lists(starts, stride, chunks, masks, _tiles(layout, device, mirrored))

@@ -39,57 +39,63 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
     row, col: position in the grid. place: position in the chunk, row-major. token: number in the
     grid; 0 for a lane whose token does not exist, because it is beyond the chunk, `rows` or `cols`.
+    Lanes beyond the chunk have the position of its first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
+    inside = place < w * w
+    place = tl.where(inside, place, 0)
     row, col = x0 + place // w, y0 + place % w
-    exists = (place < w * w) & (row < rows) & (col < cols)
+    exists = inside & (row < rows) & (col < cols)
     return row, col, place, tl.where(exists, row * Y + col, 0), exists
 
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, place, token, exists, mask) of one block of tokens in listed chunks.
+    """Return (row, col, first, token, exists, mask) of one block of tokens in listed chunks.
 
     number: of the block, and `blocks` per chunk, see `list_blocks`. See `chunk_places` for the
-    first five results. mask: the index of the mask of the block's pair of chunks.
+    positions. first: the place of the first token in its chunk. mask: the index of the mask of the
+    block's pair of chunks.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
-    row, col, place, token, exists = chunk_places(
-        chunk, number % blocks * BLOCK, rows, cols, Y, w, BLOCK
-    )
-    return row, col, place, token, exists, mask
+    first = number % blocks * BLOCK
+    row, col, _, token, exists = chunk_places(chunk, first, rows, cols, Y, w, BLOCK)
+    return row, col, first, token, exists, mask
 
 
 @triton.jit
-def head_table(TABLE, head, w, reach_rows, reach_cols):
-    """Return a pointer to the bias table of a head. reach_rows, reach_cols: the largest
-    displacement in the table of a layout; None for a window."""
-    if reach_rows is None:
-        entries = (4 * w - 1) * (4 * w - 1)
-    else:
-        entries = (2 * reach_rows + 1) * (2 * reach_cols + 1)
-    return TABLE + head * entries
+def head_table(TABLE, head, reach_rows, reach_cols):
+    """Return a pointer to the middle of the bias table of a head, the displacement (0, 0)."""
+    wide = 2 * reach_cols + 1
+    return TABLE + head * (2 * reach_rows + 1) * wide + reach_rows * wide + reach_cols
 
 
 @triton.jit
-def pattern_scores(
-    score, TABLE, lists, mask, row, col, key_row, key_col, place, key_place, exists,
-    w, reach_rows, reach_cols,
-):  # fmt: skip
-    """Add the bias of the displacement to the scores, and set hidden scores to -inf.
+def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
+    """Add the bias of the displacement from key to query to the scores.
 
     Queries may be along either dimension of the scores. row, col, key_row, key_col: positions in
-    the grid. place, key_place: positions in the chunks. mask: the index of the pair's mask in
-    lists.tiles (T, W, W), below 0 if all pairs of its tokens are visible. Displacements beyond
-    reach_rows and reach_cols are clamped to them.
+    the grid, no farther apart than reach_rows and reach_cols. TABLE: see `head_table`.
     """
-    if TABLE is not None:
-        down = tl.minimum(tl.maximum(row - key_row, -reach_rows), reach_rows) + reach_rows
-        right = tl.minimum(tl.maximum(col - key_col, -reach_cols), reach_cols) + reach_cols
-        score += tl.load(TABLE + down * (2 * reach_cols + 1) + right)
-    tile = lists.tiles + tl.maximum(mask, 0).to(tl.int64) * w * w * w * w
-    at = place * (w * w) + key_place
-    visible = tl.load(tile + at, mask=exists & (mask >= 0), other=1)
-    return tl.where(exists & (visible != 0), score, NOTHING)
+    wide = 2 * reach_cols + 1
+    return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
+
+
+@triton.jit
+def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
+    """Set the scores that a pair's mask hides to -inf.
+
+    score (len(place), BLOCK): of tokens at `place` of one chunk, and those from place `first` of
+    the other chunk on. BLOCK divides 64. mask: the index of the pair's mask in lists.tiles (T, W,
+    ceil(W / 64)) int64, below 0 if all pairs of its tokens are visible. The tokens of the other
+    chunk are the bits of a line.
+    """
+    words = tl.cdiv(w * w, 64)
+    at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64
+    bits = tl.load(lists.tiles + at, mask=(place >= 0) & (mask >= 0), other=-1) >> (first % 64)
+    if BLOCK <= 32:
+        bits = bits.to(tl.int32)
+    visible = (bits[:, None] >> tl.arange(0, BLOCK)[None, :]) & 1
+    return tl.where(visible != 0, score, NOTHING)

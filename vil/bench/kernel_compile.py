@@ -1,0 +1,208 @@
+"""Compile the Triton kernels of local attention for a GPU that this machine need not have.
+
+The launches of a forward and a backward pass on tensors without data are recorded, so kernels get
+the arguments, and with them the specialization, that a real call gives them. Triton's own pipeline
+compiles each for the target, with the assembler and disassembler in its package.
+
+Triton has one active driver per process, so call this in a process of its own: `compile_cases`
+starts them. There, TRITON_INTERPRET must not be 1.
+
+Shapes: B batch, N heads, L tokens, G global tokens, D head dim.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vil.bench.kernel_resources import (
+    AMDGCN,
+    SASS,
+    Resources,
+    count_instructions,
+    count_matmuls,
+    parse_amd_usage,
+    parse_usage,
+)
+from vil.ops import Case, LocalBias
+from vil.ops.backends.triton import fused
+from vil.ops.backends.triton.launch import interpreted, kernels
+from vil.ops.call import Call
+
+SECONDARY = ("table_kernel", "displacement_kernel")  # sum tiles, without a matmul
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded launch of a kernel. options: its constants, and Triton's launch options."""
+
+    name: str
+    kernel: Any
+    arguments: tuple
+    grid: tuple[int, ...]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel that was compiled for a target. options: see `Recorded`."""
+
+    name: str
+    options: dict[str, int]
+    resources: Resources
+
+
+class _Recorder:
+    """Stands for a kernel, and records its launches."""
+
+    def __init__(self, name: str, kernel: Any, launches: list[Recorded]) -> None:
+        self.name, self.kernel, self.launches = name, kernel, launches
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def launch(*arguments, **options) -> None:
+            self.launches.append(Recorded(self.name, self.kernel, arguments, grid, options))
+
+        return launch
+
+
+@contextmanager
+def _recording() -> Iterator[list[Recorded]]:
+    """Replace the kernels by recorders, and yield the list to which they append."""
+    namespace, launches = kernels(), []
+    originals = {name: x for name, x in vars(namespace).items() if name.endswith("_kernel")}
+    try:
+        for name, kernel in originals.items():
+            setattr(namespace, name, _Recorder(name, kernel, launches))
+        yield launches
+    finally:
+        vars(namespace).update(originals)
+
+
+def record_launches(case: Case) -> list[Recorded]:
+    """Return the first launch of each kernel in a forward and a backward pass, in order.
+
+    case.device is not used: tensors have no data. case.valid is respected.
+    """
+    window, lead, heads = case.window, (case.batch, case.heads), case.heads
+    with torch.device("meta"):
+        q, dout = (torch.empty(*lead, window.length, case.head_dim, dtype=case.dtype) for _ in "qo")
+        length = case.num_global + window.length
+        k, v = (torch.empty(*lead, length, case.head_dim, dtype=case.dtype) for _ in "kv")
+        table = torch.empty(heads, window.table_entries) if case.table_bias else None
+        to_global = torch.empty(heads, case.num_global) if case.global_bias else None
+        valid_hw = torch.empty(case.batch, 2, dtype=torch.int64) if case.valid else None
+    bias, scale = LocalBias(table, to_global), case.head_dim**-0.5
+    call = Call(q, k, v, window, case.num_global, bias, valid_hw, scale)
+    with _recording() as launches:
+        out, lse = fused.forward(call)
+        fused.backward(call, out, lse, dout)
+    first: dict[str, Recorded] = {}
+    for launch in launches:
+        first.setdefault(launch.name, launch)
+    return list(first.values())
+
+
+class _Driver:
+    """The part of a Triton driver that compiling needs."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        if self.target.startswith("sm_"):
+            return GPUTarget("cuda", int(self.target[3:]), 32)
+        return GPUTarget("hip", self.target, 64 if self.target.startswith("gfx9") else 32)
+
+    def get_current_device(self) -> str:
+        return self.target  # a kernel has one cache per device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+def compile_case(case: Case, target: str, names: Iterable[str] | None = None) -> list[Compiled]:
+    """Compile the kernels of a case for a target such as "sm_90" or "gfx942".
+
+    names: of the kernels; all that multiply matrices if None. Raises RuntimeError if this process
+    interprets kernels.
+    """
+    if interpreted():
+        raise RuntimeError(
+            "TRITON_INTERPRET=1: kernels are interpreted, so they cannot be compiled"
+        )
+    from triton.runtime import driver
+
+    driver.set_active(_Driver(target))
+    found = []
+    for launch in record_launches(case):
+        if launch.name in names if names else launch.name not in SECONDARY:
+            kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+            resources = read_resources(kernel.asm, kernel.metadata.shared)
+            found.append(Compiled(launch.name, launch.options, resources))
+    return found
+
+
+def compile_cases(
+    jobs: Iterable[tuple[Case, str]], processes: int = 2, cache: Path | None = None
+) -> Iterator[list[Compiled]]:
+    """Compile (case, target) pairs in processes of their own; yield the kernels of each, in order.
+
+    cache: folder of Triton's cache; a temporary one if None, so that everything is compiled.
+    """
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary), pool:
+        futures = [pool.submit(compile_case, *job) for job in jobs]
+        for future in futures:
+            yield future.result()
+
+
+@contextmanager
+def _environment(cache: str | Path) -> Iterator[None]:
+    """Set the environment of processes that compile."""
+    changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def read_resources(stages: dict[str, Any], shared: int) -> Resources:
+    """Return the resources of a compiled kernel.
+
+    stages: the results of Triton's compiler: "ttgir", and "cubin" or "amdgcn". shared: bytes.
+    """
+    matmuls, scalar = count_matmuls(stages["ttgir"])
+    if "amdgcn" in stages:
+        registers, spilled = parse_amd_usage(stages["amdgcn"])
+        instructions = count_instructions(stages["amdgcn"], AMDGCN)
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(stages["cubin"])
+            file.flush()
+            registers, spilled = parse_usage(_cuobjdump("--dump-resource-usage", file.name))
+            instructions = count_instructions(_cuobjdump("-sass", file.name), SASS)
+    return Resources(
+        registers, spilled, shared,
+        **vars(instructions), matmuls=matmuls, scalar_matmuls=scalar,
+    )  # fmt: skip
+
+
+def _cuobjdump(*arguments: str) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    run = subprocess.run([tool, *arguments], capture_output=True, text=True, check=True)
+    return run.stdout

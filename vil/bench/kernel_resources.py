@@ -1,0 +1,236 @@
+"""Read the resources of compiled GPU kernels: registers, spills, memory and instruction counts.
+
+The functions take text: what `cuobjdump` prints of a CUDA binary, the assembly that Triton keeps of
+an AMD kernel, and Triton's GPU IR. They need neither Triton nor a GPU. `vil.bench.kernel_compile`
+compiles the kernels and runs the tools.
+
+Blocks per multiprocessor follow from the published limits in LIMITS (CUDA C++ Programming Guide,
+"Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA, sections 3.6 and 12).
+"""
+
+import re
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one multiprocessor (SM of NVIDIA, CU of AMD) can hold.
+
+    registers: of 32 bits, per lane and partition. A partition has its own registers and schedules
+    every `partitions`-th warp. granularity: registers per lane are rounded up to a multiple.
+    lane_registers: the most that a lane can address. warps: per multiprocessor. blocks: per
+    multiprocessor. shared: bytes of shared memory. reserved: bytes that each block takes besides.
+    """
+
+    registers: int
+    granularity: int
+    warps: int
+    blocks: int
+    shared: int
+    reserved: int
+    partitions: int = 4
+
+
+# 65,536 registers per SM, so 16,384 per partition, for 32 lanes
+LIMITS = {
+    "sm_80": Limits(512, 8, 64, 32, 164 * KIB, KIB),
+    "sm_86": Limits(512, 8, 48, 16, 100 * KIB, KIB),
+    "sm_89": Limits(512, 8, 48, 24, 100 * KIB, KIB),
+    "sm_90": Limits(512, 8, 64, 32, 228 * KIB, KIB),
+    "sm_100": Limits(512, 8, 64, 32, 228 * KIB, KIB),
+    "sm_120": Limits(512, 8, 48, 32, 100 * KIB, KIB),
+    "gfx942": Limits(512, 8, 32, 32, 64 * KIB, 0),  # vector and accumulation registers together
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of one compiled kernel.
+
+    registers: per thread. spilled: bytes per thread in local memory, because registers ran out.
+    shared: bytes of shared memory per block. tensor, async_copy, local: numbers of instructions
+    that multiply on tensor cores, copy from global to shared memory asynchronously, and load or
+    store local memory. loop_local: those of `local` that are inside a loop. matmuls: tl.dot in the
+    IR after inlining and pipelining; scalar_matmuls: those that do not run on tensor cores.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    tensor: int
+    async_copy: int
+    local: int
+    loop_local: int
+    matmuls: int
+    scalar_matmuls: int
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Counts of instructions, see `Resources`."""
+
+    tensor: int
+    async_copy: int
+    local: int
+    loop_local: int
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How to read one assembly language: regular expressions of lines, labels and opcodes.
+
+    line: groups (address or None, condition or None, opcode, operands). label: group 1 is the name
+    of a branch target before a line; None if targets are addresses.
+    """
+
+    line: re.Pattern
+    label: re.Pattern | None
+    target: re.Pattern
+    branch: re.Pattern
+    conditional: re.Pattern
+    end: re.Pattern
+    tensor: re.Pattern
+    async_copy: re.Pattern
+    local: re.Pattern
+
+
+SASS = Syntax(
+    line=re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);"),
+    label=None,
+    target=re.compile(r"\b0x([0-9a-f]+)\s*$"),
+    branch=re.compile(r"BRA|JMP"),
+    conditional=re.compile(r"\bU?P\d"),
+    end=re.compile(r"EXIT|RET|KILL"),
+    tensor=re.compile(r"[HBIQOD]G?MMA|UTC\w*MMA"),
+    async_copy=re.compile(r"LDGSTS|UTMALDG|UBLKCP"),
+    local=re.compile(r"(LDL|STL)\b"),
+)
+AMDGCN = Syntax(
+    line=re.compile(r"\t()()([a-z]\w+)[ \t]*([^;]*)"),
+    label=re.compile(r"(\.LBB\w+):"),
+    target=re.compile(r"(\.LBB\w+)\s*$"),
+    branch=re.compile(r"s_c?branch"),
+    conditional=re.compile(r"(?!)"),  # the opcode says it
+    end=re.compile(r"s_endpgm|s_setpc"),
+    tensor=re.compile(r"v_s?mfma"),
+    async_copy=re.compile(r"global_load_lds|buffer_load\w*_lds"),
+    local=re.compile(r"scratch_(load|store)"),
+)
+
+
+def count_instructions(text: str, syntax: Syntax) -> Instructions:
+    """Count instructions in a disassembly.
+
+    Raises ValueError if the text has no instruction or branches to an unknown target.
+    """
+    lines, labels = [], {}
+    for raw in text.splitlines():
+        if syntax.label and (match := syntax.label.match(raw)):
+            labels[match[1]] = len(lines)
+        elif match := syntax.line.match(raw):
+            if match[1]:
+                labels[match[1].lstrip("0") or "0"] = len(lines)
+            lines.append(match.groups())
+    if not lines:
+        raise ValueError("the disassembly has no instruction")
+    opcodes = [opcode for _, _, opcode, _ in lines]
+    local = [at for at, opcode in enumerate(opcodes) if syntax.local.match(opcode)]
+    looped = _lines_in_loops(_successors(lines, labels, syntax)) if local else set()
+    return Instructions(
+        tensor=sum(bool(syntax.tensor.match(opcode)) for opcode in opcodes),
+        async_copy=sum(bool(syntax.async_copy.match(opcode)) for opcode in opcodes),
+        local=len(local),
+        loop_local=sum(at in looped for at in local),
+    )
+
+
+def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> list[list[int]]:
+    """Return the indices of the lines that can run after each line."""
+    found = []
+    for at, (_, condition, opcode, operands) in enumerate(lines):
+        following = [at + 1] if at + 1 < len(lines) else []
+        if syntax.branch.match(opcode):
+            match = syntax.target.search(operands.strip())
+            name = match and (match[1] if syntax.label else match[1].lstrip("0") or "0")
+            if name not in labels:
+                raise ValueError(f"{opcode} {operands.strip()} has no known target")
+            conditional = condition or syntax.conditional.search(operands) or "cbranch" in opcode
+            following = [labels[name], *(following if conditional else [])]
+        elif syntax.end.match(opcode) and not condition:
+            following = []
+        found.append(following)
+    return found
+
+
+def _lines_in_loops(successors: list[list[int]]) -> set[int]:
+    """Return the indices of lines from which the same line can be reached again."""
+    targets = {to for at, following in enumerate(successors) for to in following if to != at + 1}
+    targets |= {at + 1 for at, following in enumerate(successors) if following != [at + 1]}
+    starts = sorted((targets | {0}) & set(range(len(successors))))
+    blocks = dict(zip(starts, [*starts[1:], len(successors)]))  # first line: line after the last
+    looped: set[int] = set()
+    for start, end in blocks.items():
+        seen, pending = set(), list(successors[end - 1])
+        while pending:
+            if (block := pending.pop()) not in seen:
+                seen.add(block)
+                pending += successors[blocks[block] - 1]
+        if start in seen:
+            looped |= set(range(start, end))
+    return looped
+
+
+def parse_usage(text: str) -> tuple[int, int]:
+    """Return (registers, bytes of local memory) per thread, of `cuobjdump --dump-resource-usage`.
+
+    Local memory is the stack frame, which has the spilled registers. Raises ValueError if the text
+    does not describe exactly one kernel.
+    """
+    found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    if len(found) != 1:
+        raise ValueError(f"expected the usage of one kernel, got {len(found)}")
+    registers, stack, local = map(int, found[0])
+    return registers, stack + local
+
+
+def parse_amd_usage(text: str) -> tuple[int, int]:
+    """Return (registers, bytes of private memory) per lane, of the metadata in AMD assembly.
+
+    Registers include accumulation registers. Raises ValueError without this metadata.
+    """
+    fields = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", text, re.MULTILINE))
+    if missing := {"vgpr_count", "private_segment_fixed_size"} - set(fields):
+        raise ValueError(f"the assembly does not state {sorted(missing)}")
+    return int(fields["vgpr_count"]), int(fields["private_segment_fixed_size"])
+
+
+def count_matmuls(ir: str) -> tuple[int, int]:
+    """Return (matmuls, those that do not run on tensor cores) of Triton's GPU IR, a "ttgir".
+
+    A tl.dot whose result has a blocked layout is computed by multiply-adds of single numbers.
+    """
+    units = len(re.findall(r"\bttng\.(?:warp_group_dot|tc_gen5_mma)\b", ir))
+    dots = re.findall(r"= tt\.dot(?:_scaled)? .*-> tensor<[^#>]*#(\w+)>", ir)
+    if len(dots) != len(re.findall(r"= tt\.dot(?:_scaled)? ", ir)):
+        raise ValueError("the IR has a tt.dot without a layout")
+    return units + len(dots), sum(not layout.startswith("mma") for layout in dots)
+
+
+def blocks_per_sm(target: str, registers: int, shared: int, warps: int) -> int:
+    """Return how many blocks of a kernel one multiprocessor can hold, 0 if none fits.
+
+    registers: per thread. shared: bytes per block. warps: per block. Raises ValueError for a target
+    that is not in LIMITS.
+    """
+    if target not in LIMITS:
+        raise ValueError(f"target must be one of {', '.join(LIMITS)}, not {target}")
+    limits = LIMITS[target]
+    rounded = -(-max(registers, 1) // limits.granularity) * limits.granularity
+    by_registers = limits.partitions * (limits.registers // rounded)  # in warps
+    by_warps = min(limits.warps, by_registers) // warps
+    by_shared = (
+        limits.shared // (shared + limits.reserved) if shared + limits.reserved else by_warps
+    )
+    return min(by_warps, by_shared, limits.blocks)

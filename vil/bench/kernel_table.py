@@ -1,0 +1,161 @@
+"""The table of the resources that compiled kernels take, and what became worse since an older one.
+
+A row is a kernel of one case for one target. Cases are 8 images of 56 x 56 tokens and 6 heads with
+one global token, and a bias: a window of all nine chunks, the exact window on padded images, and
+the layout of a pattern. bfloat16 has all of them, float16 the first two.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+
+from vil.bench.kernel_compile import Compiled, compile_cases
+from vil.bench.kernel_resources import Resources, blocks_per_sm
+from vil.ops import Case, Window, patterns
+from vil.ops.layout import Layout
+from vil.utils.text_table import align
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+HEAD_DIMS = (32, 48, 64, 96, 128)
+GRID = (56, 56)
+WINDOWS: dict[str, Window | Layout] = {
+    "chunks, w 8": Window(GRID, 8),
+    "exact, w 7": Window(GRID, 7, 1),
+    "axial | local:5, w 8": Layout(GRID, 8, patterns.parse_pattern("axial | local:5")),
+}
+DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # and their windows
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel of one case for one target, its launch parameters, and what it takes.
+
+    queries, keys: tokens in a block. blocks: those that a multiprocessor holds. See `Resources`.
+    """
+
+    target: str
+    window: str
+    dtype: str
+    head_dim: int
+    kernel: str
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    resources: Resources
+    blocks: int
+
+    @property
+    def key(self) -> tuple:
+        """What identifies the row in a table."""
+        return self.target, self.window, self.dtype, self.head_dim, self.kernel
+
+    def __str__(self) -> str:
+        return f"{self.kernel} for {self.target}, {self.window}, D {self.head_dim}, {self.dtype}"
+
+
+def make_case(window: str, dtype: str, head_dim: int) -> Case:
+    """Return the case of a row. window: a key of WINDOWS."""
+    padded = window.startswith("exact")
+    shape = (8, 6, head_dim, 1)
+    return Case(WINDOWS[window], *shape, getattr(torch, dtype), "cuda", True, True, padded)
+
+
+def list_jobs(
+    targets: Sequence[str], head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = (*DTYPES,)
+) -> list[tuple[str, str, str, int]]:
+    """Return (target, window, dtype, head dim) of all cases of a table."""
+    return [
+        (target, window, dtype, dim)
+        for target in targets
+        for dtype in dtypes
+        for window in DTYPES[dtype]
+        for dim in head_dims
+    ]
+
+
+def compile_rows(
+    jobs: Sequence[tuple[str, str, str, int]], processes: int = 2, cache: Path | None = None
+) -> Iterator[KernelRow]:
+    """Compile the kernels of some jobs of `list_jobs`, and yield their rows in this order."""
+    work = [(make_case(*case), target) for target, *case in jobs]
+    for job, kernels in zip(jobs, compile_cases(work, processes, cache)):
+        yield from (make_row(*job, kernel) for kernel in kernels)
+
+
+def make_row(target: str, window: str, dtype: str, head_dim: int, kernel: Compiled) -> KernelRow:
+    """Return the row of a compiled kernel."""
+    options, resources = kernel.options, kernel.resources
+    warps = options["num_warps"]
+    blocks = blocks_per_sm(target, resources.registers, resources.shared, warps)
+    keys = options.get("K", options.get("K_GLOBAL"))
+    launch = (options["Q"], keys, warps, options["num_stages"])
+    return KernelRow(
+        target, window, dtype, head_dim, kernel.name.removesuffix("_kernel"), *launch, resources,
+        blocks,
+    )  # fmt: skip
+
+
+def format_rows(rows: Sequence[KernelRow]) -> str:
+    """Format rows as text: one table per target, window and dtype."""
+    lines = []
+    for group in dict.fromkeys(row.key[:3] for row in rows):
+        lines += ["", ", ".join(group)]
+        lines.append(align([HEAD, *(_cells(row) for row in rows if row.key[:3] == group)]))
+    return "\n".join(lines[1:])
+
+
+HEAD = [
+    "kernel", "D", "block", "warps", "stages", "registers", "spilled B", "shared B", "blocks/SM",
+    "tensor", "async", "local", "in loops", "scalar matmuls",
+]  # fmt: skip
+
+
+def _cells(row: KernelRow) -> list[str]:
+    r = row.resources
+    block = f"{row.queries}x{row.keys}"
+    numbers = [
+        row.warps, row.stages, r.registers, r.spilled, r.shared, row.blocks, r.tensor, r.async_copy,
+        r.local, r.loop_local, r.scalar_matmuls,
+    ]  # fmt: skip
+    return [row.kernel, str(row.head_dim), block, *map(str, numbers)]
+
+
+def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> list[str]:
+    """Return a sentence for each row that spills more bytes or holds fewer blocks than before, has
+    more matmuls off tensor cores, or is new."""
+    known, found = {row.key: row for row in before}, []
+    for row in now:
+        if (old := known.get(row.key)) is None:
+            found.append(f"{row} is not in the table")
+            continue
+        for what, was, value in (
+            ("spilled bytes", old.resources.spilled, row.resources.spilled),
+            ("scalar matmuls", old.resources.scalar_matmuls, row.resources.scalar_matmuls),
+            ("blocks per SM", -old.blocks, -row.blocks),
+        ):
+            if value > was:
+                found.append(f"{row}: {abs(value)} {what}, {abs(was)} in the table")
+    return found
+
+
+def write_table(file: Path, rows: Iterable[KernelRow], about: dict) -> None:
+    """Write a table as JSON, with a line per row. about: what it was made with."""
+    lines = [json.dumps(asdict(row)) for row in rows]
+    text = ",\n".join(lines)
+    file.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{text}\n]}}\n')
+
+
+def read_table(file: Path) -> tuple[list[KernelRow], dict]:
+    """Read a table of `write_table`: (rows, about). Raises ValueError for another format."""
+    data = json.loads(file.read_text())
+    names = {field.name for field in fields(KernelRow)}
+    if any(set(row) != names for row in data.get("rows", [{}])):
+        raise ValueError(f"{file} is not a table of kernels, or was written by another version")
+    rows = [
+        KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]
+    ]
+    return rows, data["about"]

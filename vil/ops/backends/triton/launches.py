@@ -1,0 +1,95 @@
+"""Block sizes, warps, pipeline stages and registers of the kernels, per kind of GPU.
+
+They are chosen from the table of `benchmarks/kernels.py`, in this order: nothing spills, matmuls on
+Hopper have the 64 rows that its fastest instruction needs, three or more blocks fit on a
+multiprocessor, blocks are large. A block of 64 queries reads each key half as often as one of 32.
+None of them has been timed on a GPU.
+"""
+
+from typing import NamedTuple
+
+HEAD_DIMS = (32, 64, 128)  # padded; each has a column in LAUNCHES
+
+
+class Launch(NamedTuple):
+    """Launch parameters of a kernel: the largest number of queries and of keys in a block, the
+    number of warps, of pipeline stages, and the most registers per thread (NVIDIA; 0: no limit)."""
+
+    queries: int
+    keys: int
+    warps: int = 4
+    stages: int = 2
+    registers: int = 0
+
+    def options(self) -> dict[str, int]:
+        """Return the launch options of Triton."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.registers} if self.registers else {})
+
+
+def three(queries: int, keys: int) -> Launch:
+    """Return a launch of four warps of which three blocks fit into the registers of an SM."""
+    return Launch(queries, keys, registers=168)
+
+
+def four(queries: int, keys: int) -> Launch:
+    """Return a launch of four warps of which four blocks fit into the registers of an SM."""
+    return Launch(queries, keys, registers=128)
+
+
+LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for numbers of 16 bits
+    "sm_80": {
+        "forward": (four(64, 32), three(64, 32), Launch(64, 16)),
+        "query": (three(64, 16), four(32, 32), Launch(32, 32)),
+        "key": (Launch(16, 64), four(32, 32), Launch(32, 32)),
+        "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
+        "tile": (three(64, 16), Launch(64, 32), Launch(64, 32)),
+        "step": (three(64, 16), Launch(64, 32), Launch(64, 32)),
+    },
+    "sm_90": {
+        "forward": (three(64, 32), three(64, 32), Launch(64, 32)),
+        "query": (three(64, 16), Launch(64, 32), Launch(64, 16)),
+        "key": (three(16, 64), Launch(32, 64), Launch(16, 64)),
+        "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
+        "tile": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
+        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16)),
+    },
+    "sm_100": {
+        "forward": (three(64, 16), three(64, 16), Launch(64, 32, stages=1)),
+        "query": (three(64, 16), Launch(64, 32, stages=1), Launch(64, 16)),
+        "key": (three(16, 64), Launch(16, 64), Launch(16, 64, stages=1)),
+        "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
+        "tile": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
+        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16)),
+    },
+    "gfx942": {
+        "forward": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
+        "query": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
+        "key": (Launch(16, 64), Launch(16, 64), Launch(16, 64, stages=1)),
+        "global": (Launch(32, 16), Launch(32, 16), Launch(32, 16)),
+        "tile": (Launch(64, 32), Launch(64, 32), Launch(64, 16, stages=1)),
+        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16, stages=1)),
+    },
+}
+FLOAT32 = (Launch(32, 32), Launch(32, 32), Launch(32, 16))  # all kernels, without tensor cores
+
+
+def kind_of(target: str) -> str:
+    """Return the key of LAUNCHES for a target such as "sm_89" or "gfx950".
+
+    A Blackwell GPU for desktops (sm_120) has the tensor instructions and the shared memory of
+    sm_80.
+    """
+    if target.startswith("gfx"):
+        return "gfx942"
+    return {"sm_9": "sm_90", "sm_10": "sm_100"}.get(target[:-1], "sm_80")
+
+
+def find_launch(target: str, kernel: str, padded: int, itemsize: int) -> Launch:
+    """Return the launch parameters of a kernel, a key of `LAUNCHES["sm_80"]`.
+
+    target: such as "sm_90". padded: the head dim, rounded up to a power of two. itemsize: bytes per
+    number.
+    """
+    column = HEAD_DIMS.index(max(HEAD_DIMS[0], padded))
+    return (FLOAT32 if itemsize == 4 else LAUNCHES[kind_of(target)][kernel])[column]
