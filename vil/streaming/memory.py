@@ -1,0 +1,110 @@
+"""How many bytes of tensors a strip of a block needs, counted on tensors without values.
+
+Shapes: n rows of a strip with its neighbors, Y columns, C channels, G global tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vil.layers.attention.longformer import LongformerAttention
+from vil.layers.block import Block
+from vil.ops import Case, Window
+from vil.ops.backends import BACKENDS, FORWARDS
+from vil.ops.call import Call
+from vil.ops.dispatch import choose
+from vil.ops.small_grid import shrink_call
+from vil.streaming.global_rows import GlobalRows
+from vil.streaming.local_rows import compute_strip
+from vil.utils.memory import TensorMemory
+from vil.utils.precision import autocast_off
+
+COUNTED = "blocked"  # a forward pass that can be counted, and stands for those that cannot
+
+
+class StripMemory(TensorMemory):
+    """Counter of bytes. A value that is read from a tensor without values is 0, or False: a
+    backend that checks whether all keys are real then takes the path for those that are not."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
+        if operator is torch.ops.aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        return super().__torch_dispatch__(operator, types, args, kwargs)
+
+
+@contextmanager
+def count_bytes() -> Iterator[TensorMemory]:
+    """Run a block on tensors without values, next to real weights; see `vil.utils.memory`."""
+    with FakeTensorMode(allow_non_fake_inputs=True), StripMemory() as memory:
+        yield memory
+
+
+def peak_of(function: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that a function holds at once."""
+    with count_bytes() as memory:
+        function()
+    return memory.peak
+
+
+def strip_bytes(
+    block: Block,
+    rows: tuple[int, int],
+    cols: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device,
+    *,
+    collects: bool,
+) -> int:
+    """Return the most bytes that a strip of local attention holds, beyond its input.
+
+    rows: (rows with the neighbors, rows of queries). cols: Y. dtypes: of the tokens, and of
+    queries, keys and values. collects: whether global tokens attend to the strip.
+    """
+    attn, (n, wanted) = block.attn, rows
+    first = (n - wanted) // 2
+
+    def run() -> None:
+        x = torch.empty(n, cols, attn.dim, dtype=dtypes[0], device=device)
+        x_global = torch.empty(1, attn.num_global, attn.dim, dtype=dtypes[0], device=device)
+        collect = GlobalRows(block, x_global) if collects else None
+        compute_strip(block, x, x_global, slice(first, first + wanted), collect)
+
+    size = n * cols * attn.dim
+    peak = peak_of(run) - size * dtypes[0].itemsize
+    if not isinstance(attn, LongformerAttention):
+        return peak
+    window = attn.window((n, cols))
+    inside = attention_bytes(attn, window, dtypes[1], device)
+    return max(peak, 3 * size * dtypes[1].itemsize + inside)
+
+
+def attention_bytes(
+    attn: LongformerAttention, window: Window, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return the most bytes that local attention holds, with its output, beyond q, k and v."""
+
+    def tensor(tokens: int, width: int) -> torch.Tensor:
+        return torch.empty(1, tokens, width, dtype=dtype, device=device)
+
+    with count_bytes() as memory:
+        kv = tensor(attn.num_global + window.length, 2 * attn.dim)
+        k, v = attn.split_parts(kv, 2)
+        q = attn.split_heads(tensor(window.length, attn.dim))
+        bias = attn.bias(window.grid)
+        options = {} if bias is None else {"bias": bias}
+        call = Call(q, k, v, window, attn.num_global, scale=attn.scale, **options)
+        before = memory.now
+        call = shrink_call(call)
+        name = choose(Case.of(call), attn.backend)
+        forward = name.partition("+")[0]
+        if forward in FORWARDS:  # an operator, whose inside is not counted
+            run = FORWARDS[COUNTED].run
+        else:
+            run = BACKENDS[name].run
+        memory.peak = memory.now
+        with autocast_off(device.type):
+            run(call)
+    return memory.peak - before
