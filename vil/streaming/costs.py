@@ -24,7 +24,7 @@ from vil.streaming.tokens import part_size
 # are computed twice, would cost less than 2 % of the work.
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MAX_QUERIES = 4096  # of full attention in a strip
-TRANSFORMED = 3  # copies of the pixels of a strip while a transform runs
+SMALL = 2048  # tokens of a grid on which a smaller one may need more memory
 
 
 class Cost(NamedTuple):
@@ -74,14 +74,27 @@ class StageCosts:
         count = -(-rows // side)
         return [side * n for n in sorted({min(n, count) for n in CHUNKS})]
 
-    def embed(self, source: Cost) -> Cost:
-        """Return the cost of the embedded tokens of this stage."""
-        height = min(embed_height(self.stage), self.grid[0])
-        pixels = height * self.stage.embed.patch * self.row_bytes
+    def embed(self, source: Cost, copies: int = 1) -> Cost:
+        """Return the cost of the embedded tokens of this stage.
+
+        copies: how often the rows of the input map are held while they are read; 0 if they are a
+        part of the caller's image.
+        """
+        embed, height = self.stage.embed, min(embed_height(self.stage), self.grid[0])
+        pixels = height * embed.patch * self.row_bytes
         out = self.token_rows(height, self.dtypes.embedded)
-        count = 4 if self.stage.embed.position is not None else 3
-        peak = max(pixels + source.peak, source.base + 2 * pixels + count * out)
-        return Cost(source.base + out, max(peak, source.base + 2 * pixels + out))
+        held = pixels * min(copies, 1)
+        read = source.peak + pixels * copies
+        if self.dtypes.embedded == torch.float64:  # torch copies the patches of a convolution
+            inside = pixels
+        else:  # oneDNN copies its weights and, of the first stage, its output
+            inside = max(out, 2 * embed.proj.weight.nbytes)
+        at_norm = (4 if embed.position is not None else 3) * out
+        lines = 0
+        if embed.position is not None:
+            lines = sum(self.grid) * embed.proj.out_channels // 2 * self.dtypes.embedded.itemsize
+        peak = max(read, source.base + held + inside + out, source.base + at_norm)
+        return Cost(source.base + lines + out, peak + lines)
 
     def block(self, index: int, height: int, source: Cost, collects: bool) -> Cost:
         """Return the cost of the rows after a block, whose strips have `height` rows."""
@@ -94,7 +107,7 @@ class StageCosts:
         if self._is_cyclic(block):
             kept += self.token_rows(min(2 * chunk_side(block.attn), self.grid[0]), first)
             kept = max(kept, x) if context == self.grid[0] and height < context else kept
-        work = self._local_bytes(block, context, min(height, self.grid[0]), collects)
+        work = self._local_bytes(block, height, collects)
         out = self.token_rows(min(height, self.grid[0]))
         is_whole = height >= self.grid[0]
         base = source.base + kept + (0 if is_whole else out)
@@ -102,28 +115,49 @@ class StageCosts:
 
     def collect(self, index: int, source: Cost) -> Cost:
         """Return the cost of only collecting what a block's global tokens attend to."""
-        attn, dtype = self.blocks[index].attn, self.dtypes.tokens
-        tokens = min(part_size(attn.dim, dtype), self.grid[1] * embed_height(self.stage))
-        scores = 2 * attn.num_heads * attn.num_global * 4
-        x = self.token_rows(min(embed_height(self.stage), self.grid[0]))
-        work = tokens * (5 * attn.dim * 4 + scores)
-        return Cost(source.base, max(x + source.peak, x + work + source.base))
+        attn, size = self.blocks[index].attn, self.dtypes.qkv.itemsize
+        height = min(embed_height(self.stage), self.grid[0])
+        tokens = min(part_size(attn.dim, self.dtypes.tokens), self.grid[1] * height)
+        wide = 0 if size >= 4 else 8 * attn.dim  # keys and values are cast to float32
+        scores = attn.num_heads * attn.num_global * max(size, 4)
+        x, work = self.token_rows(height), tokens * (3 * attn.dim * size + wide + scores)
+        return Cost(source.base, x + max(source.peak, work + source.base))
 
     def _is_cyclic(self, block: Block) -> bool:
         window = window_of(block.attn, self.grid)
         return window is not None and window.cyclic
 
-    def _local_bytes(self, block: Block, context: int, wanted: int, collects: bool) -> int:
+    def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
+        """Return the different (rows with neighbors, rows of queries) of a block's strips.
+
+        Those of the first and the last two strips may be smaller. They count only in small grids,
+        for which other backends are chosen.
+        """
+        rows, side, found = self.grid[0], chunk_side(block.attn), set()
+        window = window_of(block.attn, self.grid)
+        last = (rows - 1) // height * height
+        middle = last // height // 2 * height
+        for first in {0, middle, max(last - height, 0), last}:
+            stop = min(first + height, rows)
+            found.add((strip_context(rows, window, side, first, stop).rows, stop - first))
+        most = max(found)
+        return {each for each in found if each[0] * self.grid[1] <= SMALL} | {most}
+
+    def _local_bytes(self, block: Block, height: int, collects: bool) -> int:
+        """Return the most bytes that a strip holds, beyond its input."""
         attn = block.attn
-        like = (type(attn), attn.extra_repr(), attn.rel_pos, context, wanted, collects)
+        like = (type(attn), attn.extra_repr(), attn.rel_pos, height, collects)
         if like not in self.counted:
-            self.counted[like] = strip_bytes(
-                block,
-                (context, wanted),
-                self.grid[1],
-                (self.dtypes.tokens, self.dtypes.qkv),
-                self.device,
-                collects=collects,
+            self.counted[like] = max(
+                strip_bytes(
+                    block,
+                    rows,
+                    self.grid[1],
+                    (self.dtypes.tokens, self.dtypes.qkv),
+                    self.device,
+                    collects=collects,
+                )
+                for rows in self._contexts(block, height)
             )
         return self.counted[like]
 

@@ -132,7 +132,7 @@ class PreparedStream:
                 pixels.size,
                 names,
                 dtype=parameter.dtype,
-                transformed=transform is not None,
+                copies=self.image.copies,
                 given=tuple(into or ()),
             )
         self.shapes = map_shapes(model, names, pixels.size)
@@ -150,10 +150,10 @@ class PreparedStream:
         """Run a plan. folder: for stored tokens. journal: to resume from. progress: is called with
         the share of the work that is done."""
         maps = {name: self.into.get(name) for name in self.shapes}
-        device, dtype = self.image.device, self.planner.dtypes[-1].tokens
+        device = self.image.device
         for name, target in maps.items():
             if target is None:
-                own = self._dtype_of(name, dtype)
+                own = self.dtype_of(name)
                 maps[name] = torch.empty(self.shapes[name], dtype=own, device=device)
         writers = {name: writer_into(target) for name, target in maps.items()}
         head = Head(self.model, self.names, writers) if needs_head(self.names) else None
@@ -172,11 +172,10 @@ class PreparedStream:
         results = maps | (head.results if head else {})
         return StreamResult({name: results[name] for name in self.names}, plan)
 
-    def _dtype_of(self, name: str, last: torch.dtype) -> torch.dtype:
-        """Return the dtype of a map that the caller gives no array for."""
-        if not name.startswith("stages."):
-            return last
-        return self.planner.dtypes[int(name.rpartition(".")[2])].tokens
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype of a map."""
+        is_stage = name.startswith("stages.")
+        return self.planner.dtypes[int(name.rpartition(".")[2]) if is_stage else -1].tokens
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:

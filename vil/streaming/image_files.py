@@ -17,6 +17,7 @@ from vil.utils.extras import Extra, require_extra
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
 MAX_PIXELS = 2**34
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 PILLOW = (".png", ".jpg", ".jpeg")
 TIFF = (".tif", ".tiff")
 SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
@@ -84,7 +85,9 @@ def _open_pillow(path: Path, channels: int) -> PillowRows:
         image.load()
     finally:
         Image.MAX_IMAGE_PIXELS = limit
-    if image.getexif().get(0x0112, 1) != 1:
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise DataError(f"{path}: it has more than 8 bits per channel; use a .tif or .npy file")
+    if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return PillowRows(image, MODES[channels])
 

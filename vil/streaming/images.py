@@ -5,7 +5,7 @@ An image is an array (NumPy, torch, zarr, dask, a memory map), a reader like ras
 Shapes: H W size in pixels, c channels, n rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from vil.streaming.rows import RowSource
 from vil.utils.errors import ConfigError, DataError, one_line
 
 LAYOUTS = ("CHW", "HWC")
+INTEGER_RANGE = {torch.uint8: 255.0, torch.int32: 65535.0}  # uint16 is read as int32
+TRANSFORMED = 3  # copies of the pixels of a strip while a transform runs
 Transform = Callable[[Tensor], Tensor]
 ReadRows = Callable[[int, int], Any]
 
@@ -143,6 +145,15 @@ class ImageRows(RowSource):
                 "vil.streaming.Normalize(mean, std), or normalized floats"
             )
 
+    @property
+    def copies(self) -> int:
+        """How often the pixels of a strip are held while it is read; 0 if they are shared with the
+        image."""
+        if self.transform is not None:
+            return TRANSFORMED
+        is_shared = self.device.type == "cpu" and self.pixels.dtype == str(self.dtype)[6:]
+        return 0 if is_shared else 1
+
     def read_map(self, first: int, stop: int) -> Tensor:
         rows = self.pixels.read(first, stop).to(self.device)
         if self.transform is not None:
@@ -156,21 +167,30 @@ class ImageRows(RowSource):
 
 
 class Normalize:
-    """A transform of strips: scale integers to 0..1, subtract the mean and divide by the std.
+    """A transform of strips: scale values to 0..1, subtract the mean and divide by the std.
 
-    mean, std: a number per channel, of values in 0..1.
+    mean, std: a number per channel, of values in 0..1. value_range: the values (low, high) that
+    become 0 and 1, by default the range of an unsigned integer type, and 0..1 for floats.
     """
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        value_range: Sequence[float] = (),
+    ) -> None:
         self.mean, self.std = (torch.tensor(x, dtype=torch.float32) for x in (mean, std))
+        self.value_range = tuple(value_range)
 
     def __call__(self, strip: Tensor) -> Tensor:
         """Map a strip (c, n, W) to float32 of the same shape."""
-        most = 255.0 if strip.dtype == torch.uint8 else 65535.0
-        scale = 1.0 if strip.is_floating_point() else most
-        x = strip.to(torch.float32) if scale == 1.0 else strip.to(torch.float32).div_(scale)
-        mean, std = (each.to(x.device)[:, None, None] for each in (self.mean, self.std))
-        return (x - mean).div_(std)
+        mean, std = (each.to(strip.device)[:, None, None] for each in (self.mean, self.std))
+        low, high = self.value_range or (0.0, INTEGER_RANGE.get(strip.dtype, 1.0))
+        x = strip.to(torch.float32, copy=True)
+        if (low, high) != (0.0, 1.0):
+            x.sub_(low).div_(high - low)
+        return x.sub_(mean).div_(std)
 
     def __repr__(self) -> str:
-        return f"Normalize({self.mean.tolist()}, {self.std.tolist()})"
+        parts = (self.mean.tolist(), self.std.tolist(), self.value_range)
+        return f"Normalize({', '.join(map(str, parts))})"

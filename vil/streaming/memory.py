@@ -13,16 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.block import Block
 from vil.ops import Case, Window
-from vil.ops.backends import BACKENDS, FORWARDS
+from vil.ops.backends import BACKENDS, FORWARDS, blocked
 from vil.ops.call import Call
 from vil.ops.dispatch import choose
 from vil.ops.small_grid import shrink_call
 from vil.streaming.global_rows import GlobalRows
 from vil.streaming.local_rows import compute_strip
+from vil.streaming.tokens import sizes_only
 from vil.utils.memory import TensorMemory
 from vil.utils.precision import autocast_off
 
-COUNTED = "blocked"  # a forward pass that can be counted, and stands for those that cannot
 
 
 class StripMemory(TensorMemory):
@@ -37,9 +37,13 @@ class StripMemory(TensorMemory):
 
 @contextmanager
 def count_bytes() -> Iterator[TensorMemory]:
-    """Run a block on tensors without values, next to real weights; see `vil.utils.memory`."""
-    with FakeTensorMode(allow_non_fake_inputs=True), StripMemory() as memory:
-        yield memory
+    """Run a block on tensors without values, next to real weights; see `vil.utils.memory`.
+
+    Inference mode is off inside: under it, composite operators reach the counter undivided.
+    """
+    with torch.inference_mode(False), torch.no_grad(), sizes_only():
+        with FakeTensorMode(allow_non_fake_inputs=True), StripMemory() as memory:
+            yield memory
 
 
 def peak_of(function: Callable[[], object]) -> int:
@@ -99,12 +103,10 @@ def attention_bytes(
         before = memory.now
         call = shrink_call(call)
         name = choose(Case.of(call), attn.backend)
-        forward = name.partition("+")[0]
-        if forward in FORWARDS:  # an operator, whose inside is not counted
-            run = FORWARDS[COUNTED].run
-        else:
-            run = BACKENDS[name].run
         memory.peak = memory.now
         with autocast_off(device.type):
-            run(call)
+            if name.partition("+")[0] in FORWARDS:  # an operator, whose inside is not counted
+                blocked.forward(call, sizes_only=True)
+            else:
+                BACKENDS[name].run(call)
     return memory.peak - before

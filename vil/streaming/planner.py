@@ -15,11 +15,13 @@ from vil.layers.attention.full import FullAttention
 from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
 from vil.streaming.checks import check_model, count_stages, needs_head
-from vil.streaming.costs import Cost, StageCosts, embed_height, probe_dtypes, strip_macs
+from vil.streaming.costs import Cost, StageCosts, probe_dtypes, strip_macs
 from vil.streaming.local_rows import chunk_side, halo_of, window_of
 from vil.streaming.plan import StagePlan, StreamPlan, format_bytes
 from vil.streaming.tokens import PART_BYTES, part_size
 from vil.utils.errors import ConfigError, as_config_error
+
+SLACK = 1 << 16  # bytes of global tokens and running sums
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ def is_cyclic(attn: torch.nn.Module) -> bool:
 class Planner:
     """Costs of streaming a model for one image size and one set of outputs.
 
-    dtype: of the image's strips. transformed: whether a transform runs on them. given: outputs that
-    the caller has arrays for. Raises ConfigError if the model does not stream.
+    dtype: of the image's strips. copies: how often the pixels of a strip are held while it is read,
+    0 if they are a part of the image. given: outputs that the caller has arrays for. Raises
+    ConfigError if the model does not stream.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Planner:
         outputs: tuple[str, ...],
         *,
         dtype: torch.dtype,
-        transformed: bool = False,
+        copies: int = 1,
         given: Sequence[str] = (),
     ) -> None:
         check_model(model, outputs, size)
@@ -94,8 +97,7 @@ class Planner:
         self.grids = model.grids(size)[:count]
         self.shapes = [shape_of(model, i, outputs) for i in range(count)]
         self.stages, row = [], size[1] * model.in_chans * dtype.itemsize
-        self.image = Cost(0, 2 * embed_height(stages[0]) * row if transformed else 0)
-        self.image = self.image._replace(peak=self.image.peak * stages[0].embed.patch)
+        self.copies = copies
         for stage, grid, dtypes in zip(stages, self.grids, self.dtypes):
             self.stages.append(StageCosts(stage, grid, dtypes, self.device, row))
             row = self.stages[-1].token_rows(1)
@@ -122,9 +124,10 @@ class Planner:
 
         heights: rows of the strips of each block, by stage.
         """
-        source, alive, result = self.image, self.output_bytes, []
+        source, copies, result = Cost(), self.copies, []
+        alive = self.output_bytes + SLACK
         for i, (costs, shape) in enumerate(zip(self.stages, self.shapes)):
-            read = costs.embed(source)
+            read, copies = costs.embed(source, copies), 1
             own = 0 if on_disk[i] else shape.copies * self.store_bytes(i)
             num_blocks = len(costs.blocks)
             if not shape.stored:
@@ -138,7 +141,7 @@ class Planner:
                 result.append(0)
                 continue
             peak = alive + own + self._stored_peak(i, heights[i], read)
-            alive, source = self.output_bytes + own, Cost()
+            alive, source = self.output_bytes + SLACK + own, Cost()
             last = num_blocks - 1
             if shape.only_global:
                 source = costs.collect(last, source)
@@ -224,7 +227,7 @@ class Planner:
             most = max(high)[0]
             for peak, i, b in high:  # blocks of equal strips together
                 if peak == most:
-                    options[i][b].pop()
+                    lower_option(options[i][b], peak, memory)
         return [[o[-1] for o in stage] for stage in options]
 
     def _allowed(self, costs: StageCosts, index: int, memory: int) -> list[int]:
@@ -277,6 +280,16 @@ class Planner:
             for b, block in enumerate(costs.blocks)
         )
         return macs, whole
+
+
+def lower_option(heights: list[int], peak: int, memory: int) -> None:
+    """Remove the highest of some heights, and others that surely need more than the limit.
+
+    peak: the bytes of the highest. A strip of a share of its height needs at least that share.
+    """
+    limit = heights.pop() * memory / peak
+    while len(heights) > 1 and heights[-1] > limit:
+        heights.pop()
 
 
 def _halo(attn: torch.nn.Module, grid: tuple[int, int]) -> int:

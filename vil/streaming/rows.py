@@ -133,6 +133,7 @@ class EmbedRows(StripRows):
         stop, patch = min(first + self.height, self.rows), self.embed.patch
         x = self.embed.proj(self.source.read_map(first * patch, stop * patch))
         tokens = self.embed.norm_embed(x[0].permute(1, 2, 0))  # (n, Y, C)
+        del x
         if self.lines is not None:
             down, across = self.lines
             half = self.channels // 2

@@ -7,6 +7,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from vil.streaming.plan import StagePlan, format_bytes
@@ -54,8 +55,8 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
                 os.posix_fallocate(descriptor, 0, size)
         finally:
             os.close(descriptor)
-    flat = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype)
-    return flat.view(shape)
+    mapped = np.memmap(file, np.uint8, "r+", shape=(size,))
+    return torch.from_numpy(mapped).view(dtype).view(shape)
 
 
 def check_scratch(folder: str | Path, size: int) -> Path:

@@ -4,6 +4,8 @@ Shapes: T tokens, C channels, F output features.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -18,9 +20,25 @@ def part_size(channels: int, dtype: torch.dtype) -> int:
     return max(1, PART_BYTES // (9 * channels * dtype.itemsize))
 
 
+_sizes_only = ContextVar("sizes_only", default=False)
+
+
+@contextmanager
+def sizes_only() -> Iterator[None]:
+    """Let `parts` yield only the first and the last part in the block, to count memory."""
+    token = _sizes_only.set(True)
+    try:
+        yield
+    finally:
+        _sizes_only.reset(token)
+
+
 def parts(count: int, size: int) -> Iterator[slice]:
     """Divide `count` tokens into parts of at most `size`."""
-    return (slice(first, min(first + size, count)) for first in range(0, count, size))
+    starts = range(0, count, size)
+    if _sizes_only.get():
+        starts = sorted({*starts[:1], *starts[-1:]})
+    return (slice(first, min(first + size, count)) for first in starts)
 
 
 def map_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:

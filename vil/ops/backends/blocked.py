@@ -50,8 +50,11 @@ def unsupported(case: Case) -> list[str]:
     return [text for text, applies in checks.items() if applies]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor]:
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L).
+
+    sizes_only: compute one batch of each size, which needs the memory of the complete call.
+    """
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
     q, window = call.q, call.window
@@ -61,7 +64,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     all_keys, all_values = (Keys(x, call, halo, scratch) for x in (call.k, call.v))
     out, stat_shape = OutputTiles(torch.empty_like(q), window), (*q.shape[:3], 1)
     top, largest = (OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), window) for _ in range(2))
-    for batch in scores_of.batches():
+    all_batches = scores_of.batches()
+    for batch in one_of_each_size(all_batches) if sizes_only else all_batches:
         scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
         top.put(scores.amax(-1), batch)
         weights = torch.softmax(scores, -1, out=scores)
@@ -110,6 +114,18 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         dk.add(torch.bmm(dscores.mT, queries), batch)
         dv.add(torch.bmm(weights.mT, grad), batch)
     return dq.close(), dk.close(), dv.close(), *bias.result()
+
+
+def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield those batches whose numbers of queries, keys, images or heads are new."""
+    seen = set()
+    for batch in batches:
+        group = batch.group
+        slices = (batch.images, batch.heads)
+        size = (group.count, group.side, len(group.keys), *(x.stop - x.start for x in slices))
+        if size not in seen:
+            seen.add(size)
+            yield batch
 
 
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
