@@ -10,19 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from vil.layers.attention.base import Attention
 from vil.layers.attention.full import FullAttention, table_size
 from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.block import Block
 from vil.models.stage import Stage
 from vil.streaming.full_rows import FullRows, keys_of_part
 from vil.streaming.local_rows import SIDE, chunk_side, halo_of, strip_context, window_of
-from vil.streaming.memory import peak_of, strip_bytes
+from vil.streaming.memory import attention_bytes, peak_of, strip_bytes
 from vil.streaming.rows import StoredRows
 from vil.streaming.tokens import part_size
 
 # Rows of chunks in a strip, for the planner to choose from. In higher strips the neighbors, which
 # are computed twice, would cost less than 2 % of the work.
-CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CHUNKS = (1, 2, 4, 8, 16, 32)
 MAX_QUERIES = 4096  # of full attention in a strip
 SMALL = 2048  # tokens of a grid on which a smaller one may need more memory
 
@@ -146,20 +147,26 @@ class StageCosts:
     def _local_bytes(self, block: Block, height: int, collects: bool) -> int:
         """Return the most bytes that a strip holds, beyond its input."""
         attn = block.attn
-        like = (type(attn), attn.extra_repr(), attn.rel_pos, height, collects)
-        if like not in self.counted:
-            self.counted[like] = max(
+        like = (type(attn), attn.extra_repr(), attn.rel_pos, height)
+        contexts = self._contexts(block, height)
+        if (*like, collects) not in self.counted:
+            self.counted[*like, collects] = max(
                 strip_bytes(
-                    block,
-                    rows,
-                    self.grid[1],
-                    (self.dtypes.tokens, self.dtypes.qkv),
-                    self.device,
-                    collects=collects,
+                    block, rows, self.grid[1], self.dtypes[1:], self.device, collects=collects
                 )
-                for rows in self._contexts(block, height)
+                for rows in contexts
             )
-        return self.counted[like]
+        if like not in self.counted:
+            self.counted[like] = max(self._attention_bytes(attn, rows) for rows, _ in contexts)
+        return max(self.counted[like], self.counted[*like, collects])
+
+    def _attention_bytes(self, attn: Attention, rows: int) -> int:
+        """Return the most bytes of attention on rows with neighbors; 0 without a window."""
+        if not isinstance(attn, LongformerAttention):
+            return 0
+        return attention_bytes(
+            attn, attn.window((rows, self.grid[1])), self.dtypes.qkv, self.device
+        )
 
     def _full_bytes(self, block: Block, height: int) -> int:
         attn, (rows, cols) = block.attn, self.grid
@@ -182,7 +189,8 @@ class StageCosts:
             whole, part = table_size(self.grid), table_size((rows, cols))
             entries = whole[0] * whole[1] - part[0] * part[1]
             table = 2 * entries * attn.num_heads * self.dtypes.tokens.itemsize
-        self.counted[like] = max(0, peak_of(run) - stored) + table
+        counted = max(0, peak_of(run) - stored) + table
+        self.counted[like] = counted + counted // 32  # fewer keys were counted than there are
         return self.counted[like]
 
 

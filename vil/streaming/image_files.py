@@ -1,7 +1,8 @@
 """Open image files as arrays whose rows are read when needed.
 
 A .npy file is mapped to memory, .zarr and tiled or compressed .tif files are read by chunks (extra
-`stream`). Pillow decodes .png and .jpg as a whole, to 8 bits per channel in its own memory.
+`stream`). Pillow decodes .png and .jpg as a whole, when the first rows are read, to 8 bits per
+channel in its own memory.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from vil.utils.extras import Extra, require_extra
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
 MAX_PIXELS = 2**34
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+TURNED = (5, 6, 7, 8)  # orientations whose width is the height
 PILLOW = (".png", ".jpg", ".jpeg")
 TIFF = (".tif", ".tiff")
 SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
@@ -60,16 +62,26 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 class PillowRows:
-    """A decoded image as an array (H, W, C) of uint8, which converts the rows that are read."""
+    """An image file as an array (H, W, C) of uint8, which is decoded when rows are first read.
+
+    image: opened by Pillow. mode: of the rows that are read.
+    """
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, image: Image.Image, mode: str) -> None:
-        self.image, self.mode = image, mode
-        self.shape = (image.height, image.width, len(mode) if mode != "L" else 1)
+        self.image, self.mode, self.is_upright = image, mode, False
+        turned = image.getexif().get(ORIENTATION, 1) in TURNED
+        height, width = reversed(image.size) if not turned else image.size
+        self.shape = (height, width, len(mode) if mode != "L" else 1)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Return rows as (n, W, C)."""
+        if not self.is_upright:
+            self.image.load()
+            if self.image.getexif().get(ORIENTATION, 1) != 1:
+                self.image = ImageOps.exif_transpose(self.image)
+            self.is_upright = True
         first, stop, _ = rows.indices(self.shape[0])
         strip = self.image.crop((0, first, self.shape[1], stop))
         array = np.asarray(strip if strip.mode == self.mode else strip.convert(self.mode))
@@ -82,13 +94,10 @@ def _open_pillow(path: Path, channels: int) -> PillowRows:
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS
     try:
         image = Image.open(path)
-        image.load()
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     if image.mode == "F" or image.mode.startswith("I"):
         raise DataError(f"{path}: it has more than 8 bits per channel; use a .tif or .npy file")
-    if image.getexif().get(ORIENTATION, 1) != 1:
-        image = ImageOps.exif_transpose(image)
     return PillowRows(image, MODES[channels])
 
 
@@ -106,13 +115,19 @@ def _open_tiff(path: str | Path) -> tuple[Any, bool]:
         raise DataError(f"{path}: its axes are {axes}, expected YX, YXS, SYX or CYX")
     if is_mappable:
         return tifffile.memmap(path, mode="r"), axes in ("YX", "YXS")
-    require_extra(Extra("zarr", "stream"), f"the tiled or compressed image {path}")
+    store = tifffile.imread(path, aszarr=True, series=0)
+    return open_store(store, f"the tiled or compressed image {path}"), axes in ("YX", "YXS")
+
+
+def open_store(store: Any, name: str) -> Any:
+    """Return the array of a store of `tifffile.imread(..., aszarr=True)`. name: for messages."""
+    require_extra(Extra("zarr", "stream"), name)
     import zarr
 
-    array = zarr.open(tifffile.imread(path, aszarr=True, series=0), mode="r")
+    array = zarr.open(store, mode="r")
     if not hasattr(array, "shape"):  # a pyramid, whose first level is the image
         array = array["0"]
-    return array, axes in ("YX", "YXS")
+    return array
 
 
 def _check_complete(path: str | Path, file: Any, series: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vil.streaming.image_files import open_file
+from vil.streaming.image_files import open_file, open_store
 from vil.streaming.rows import RowSource
 from vil.utils.errors import ConfigError, DataError, one_line
 
@@ -80,6 +80,8 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
     if isinstance(image, str | Path):
         name = str(image)
         image, is_hwc = open_file(image, channels, is_hwc)
+    elif type(image).__module__.startswith("tifffile"):  # a store of `imread(..., aszarr=True)`
+        image = open_store(image, name)
     if callable(getattr(image, "read", None)) and hasattr(image, "count"):
         pixels = _open_reader(image, name)
     elif hasattr(image, "shape") and hasattr(image, "__getitem__"):

@@ -24,7 +24,6 @@ from vil.utils.memory import TensorMemory
 from vil.utils.precision import autocast_off
 
 
-
 class StripMemory(TensorMemory):
     """Counter of bytes. A value that is read from a tensor without values is 0, or False: a
     backend that checks whether all keys are real then takes the path for those that are not."""
@@ -41,9 +40,9 @@ def count_bytes() -> Iterator[TensorMemory]:
 
     Inference mode is off inside: under it, composite operators reach the counter undivided.
     """
-    with torch.inference_mode(False), torch.no_grad(), sizes_only():
-        with FakeTensorMode(allow_non_fake_inputs=True), StripMemory() as memory:
-            yield memory
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.inference_mode(False), torch.no_grad(), sizes_only(), fake, StripMemory() as memory:
+        yield memory
 
 
 def peak_of(function: Callable[[], object]) -> int:
@@ -62,7 +61,8 @@ def strip_bytes(
     *,
     collects: bool,
 ) -> int:
-    """Return the most bytes that a strip of local attention holds, beyond its input.
+    """Return the most bytes that a strip of local attention holds, beyond its input, but for what
+    is inside of attention.
 
     rows: (rows with the neighbors, rows of queries). cols: Y. dtypes: of the tokens, and of
     queries, keys and values. collects: whether global tokens attend to the strip.
@@ -76,19 +76,13 @@ def strip_bytes(
         collect = GlobalRows(block, x_global) if collects else None
         compute_strip(block, x, x_global, slice(first, first + wanted), collect)
 
-    size = n * cols * attn.dim
-    peak = peak_of(run) - size * dtypes[0].itemsize
-    if not isinstance(attn, LongformerAttention):
-        return peak
-    window = attn.window((n, cols))
-    inside = attention_bytes(attn, window, dtypes[1], device)
-    return max(peak, 3 * size * dtypes[1].itemsize + inside)
+    return peak_of(run) - n * cols * attn.dim * dtypes[0].itemsize
 
 
 def attention_bytes(
     attn: LongformerAttention, window: Window, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Return the most bytes that local attention holds, with its output, beyond q, k and v."""
+    """Return the most bytes that local attention holds, with q, k, v and its output."""
 
     def tensor(tokens: int, width: int) -> torch.Tensor:
         return torch.empty(1, tokens, width, dtype=dtype, device=device)
@@ -99,9 +93,7 @@ def attention_bytes(
         q = attn.split_heads(tensor(window.length, attn.dim))
         bias = attn.bias(window.grid)
         options = {} if bias is None else {"bias": bias}
-        call = Call(q, k, v, window, attn.num_global, scale=attn.scale, **options)
-        before = memory.now
-        call = shrink_call(call)
+        call = shrink_call(Call(q, k, v, window, attn.num_global, scale=attn.scale, **options))
         name = choose(Case.of(call), attn.backend)
         memory.peak = memory.now
         with autocast_off(device.type):
@@ -109,4 +101,4 @@ def attention_bytes(
                 blocked.forward(call, sizes_only=True)
             else:
                 BACKENDS[name].run(call)
-    return memory.peak - before
+    return memory.peak

@@ -205,7 +205,7 @@ class Passes:
                     "strip": strip + 1,
                     "softmax": None if collect is None else collect.softmax.state(),
                     "pooled": None if pooled is None else pooled.state(),
-                    "x_global": getattr(reader, "global_tokens", None),
+                    "x_global": reader.global_tokens if isinstance(reader, FullRows) else None,
                 }
 
             self.journal.save(self.number, describe)

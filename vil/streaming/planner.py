@@ -15,7 +15,7 @@ from vil.layers.attention.full import FullAttention
 from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
 from vil.streaming.checks import check_model, count_stages, needs_head
-from vil.streaming.costs import Cost, StageCosts, probe_dtypes, strip_macs
+from vil.streaming.costs import Cost, StageCosts, embed_height, probe_dtypes, strip_macs
 from vil.streaming.local_rows import chunk_side, halo_of, window_of
 from vil.streaming.plan import StagePlan, StreamPlan, format_bytes
 from vil.streaming.tokens import PART_BYTES, part_size
@@ -148,7 +148,7 @@ class Planner:
             elif not isinstance(costs.blocks[last].attn, FullAttention):
                 source = costs.block(last, heights[i][last], source, shape.collects)
             result.append(peak)
-        return [*result, alive + source.peak + self._final_bytes()]
+        return [*result, alive + source.peak + self._final_bytes(heights[-1])]
 
     def _stored_peak(self, index: int, heights: Sequence[int], read: Cost) -> int:
         """Return the most bytes of a pass that writes the tokens of a stage."""
@@ -162,13 +162,18 @@ class Planner:
             source = Cost()
         return max(peaks)
 
-    def _final_bytes(self) -> int:
-        """Return the bytes of a part of the last stage's tokens while it is normed and pooled."""
+    def _final_bytes(self, heights: Sequence[int]) -> int:
+        """Return the bytes of a part of the last stage's tokens while it is normed and pooled.
+
+        heights: of the strips of its blocks.
+        """
         if not needs_head(self.outputs) or self.shapes[-1].only_global:
             return 0
         costs, width = self.stages[-1], self.model.num_features
         part = part_size(max(width, self.model.num_classes), costs.dtypes.tokens)
-        rows = min(part, costs.grid[0] * costs.grid[1])
+        is_stored = not costs.blocks or self._ends_full(len(self.stages) - 1)
+        height = embed_height(costs.stage) if is_stored else heights[-1]
+        rows = min(part, min(height, costs.grid[0]) * costs.grid[1])
         return min(PART_BYTES, rows * width * 20)
 
     def with_strips(self, num_chunks: int, *, on_disk: bool = False) -> StreamPlan:
@@ -199,6 +204,9 @@ class Planner:
         least = None
         for count in range(len(order) if on_disk else 0, len(order) + 1):
             moved = [i in order[:count] for i in range(len(self.stages))]
+            kept = (self.shapes[i].copies * self.store_bytes(i) for i in order[count:])
+            if sum(kept) > memory:
+                continue
             chosen = self._lower(memory, moved)
             peaks = self.peaks(chosen, moved)
             least = max(peaks) if least is None else min(least, max(peaks))
