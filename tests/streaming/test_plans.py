@@ -174,9 +174,9 @@ def test_arrays_that_do_not_fit_are_refused(model, tmp_path):
         with pytest.raises(ConfigError, match=message):
             vil.stream(model, image, outputs="stages.0", into={"stages.0": array})
     for name, message in {"logits": "is a vector", "stages.1": "the outputs are"}.items():
+        options = dict(outputs=("logits", "stages.0"), into={name: np.zeros(shape)})
         with pytest.raises(ConfigError, match=message):
-            outputs = ("logits", "stages.0")
-            vil.stream(model, image, outputs=outputs, into={name: np.zeros(shape)})
+            vil.stream(model, image, **options)
 
 
 def test_under_inference_mode(model):

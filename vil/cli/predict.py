@@ -201,6 +201,8 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
         return 0
     if args.check:
         check_against_plain(stream)
+    if stream.is_resumed:
+        print(f"resuming from {settings.scratch}", file=sys.stderr)
     predictions = iter([stream.predict(ProgressLines())])
     write_predictions(args, model.task.output_formats, predictions, list(model.classes), file)
     return 0

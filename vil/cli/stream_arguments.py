@@ -19,7 +19,7 @@ UNUSED = (
     "fast",
 )  # flags that --stream has no use for
 MEMORY = "1GiB"
-REPORT_SECONDS = 2.0  # between two lines of progress
+REPORT_SECONDS = 5.0  # between two lines of progress in a file
 CHECK_TOLERANCE = 1e-3  # of the largest logit; autocast to bfloat16 allows more
 CHECK_TOLERANCE_AMP = 5e-2
 
@@ -62,34 +62,31 @@ def settings_of(args: argparse.Namespace, image: str) -> Any:
     save = describe_save(args.save)
     inputs = [*files_read(args, "save"), Path(image)]
     for file in save.values():
-        if file.suffix.lower() == ".zarr":
-            if file.exists():
-                raise ConfigError(f"--save {file}: it exists")
-            if not file.resolve().parent.is_dir():
-                raise ConfigError(f"--save {file}: there is no folder {file.parent}")
-        else:
+        if file.suffix.lower() != ".zarr":
             output_file(file, "--save", (), inputs)
+        elif any(file.resolve() == Path(each).resolve() for each in inputs):
+            raise ConfigError(f"--save {file}: this command reads it; choose another name")
     scratch = Path(args.scratch) if args.scratch else None
     return StreamSettings(args.memory or MEMORY, scratch, save)
 
 
 class ProgressLines:
-    """Prints progress, at most every few seconds."""
+    """Prints progress to standard error: over the last line on a terminal, else now and then."""
 
     def __init__(self) -> None:
-        self.printed = time.monotonic()
+        self.is_terminal, self.printed = sys.stderr.isatty(), time.monotonic()
 
     def __call__(self, share: float, seconds: float) -> None:
-        if time.monotonic() - self.printed < REPORT_SECONDS:
+        interval = 1.0 if self.is_terminal else REPORT_SECONDS
+        if time.monotonic() - self.printed < interval:
             return
-        from vil.workflows.stream_image import print_progress
-
         self.printed = time.monotonic()
-        print_progress(share, seconds)
+        text = f"streamed {100 * share:.1f} %, about {seconds:.0f} s left"
+        print(f"{text:40}", end="\r" if self.is_terminal else "\n", file=sys.stderr, flush=True)
 
 
 def check_against_plain(stream: Any) -> None:
-    """Compare a crop with the plain model and print the difference. Raises ConfigError if the
+    """Compare a crop with the plain model and print the difference. Raises ExportError if the
     difference is not that of rounding."""
     from vil.utils.errors import ExportError
 

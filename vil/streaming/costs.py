@@ -147,18 +147,17 @@ class StageCosts:
     def _local_bytes(self, block: Block, height: int, collects: bool) -> int:
         """Return the most bytes that a strip holds, beyond its input."""
         attn = block.attn
-        like = (type(attn), attn.extra_repr(), attn.rel_pos, height)
         contexts = self._contexts(block, height)
-        if (*like, collects) not in self.counted:
-            self.counted[*like, collects] = max(
-                strip_bytes(
-                    block, rows, self.grid[1], self.dtypes[1:], self.device, collects=collects
-                )
-                for rows in contexts
+        outside = ("outside", type(attn), attn.extra_repr(), attn.rel_pos, height, collects)
+        inside = outside[1:-1]
+        if outside not in self.counted:
+            options = dict(cols=self.grid[1], dtype=self.dtypes.tokens, collects=collects)
+            self.counted[outside] = max(
+                strip_bytes(block, rows, device=self.device, **options) for rows in contexts
             )
-        if like not in self.counted:
-            self.counted[like] = max(self._attention_bytes(attn, rows) for rows, _ in contexts)
-        return max(self.counted[like], self.counted[*like, collects])
+        if inside not in self.counted:
+            self.counted[inside] = max(self._attention_bytes(attn, n) for n, _ in contexts)
+        return max(self.counted[inside], self.counted[outside])
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
         """Return the most bytes of attention on rows with neighbors; 0 without a window."""

@@ -19,9 +19,10 @@ from vil.streaming.heads import Head
 from vil.streaming.images import ImageRows, Pixels, Transform, open_pixels
 from vil.streaming.journal import Journal
 from vil.streaming.outputs import StreamResult, check_into, map_shapes, writer_into
-from vil.streaming.passes import Passes, Progress
+from vil.streaming.passes import Passes
 from vil.streaming.plan import StreamPlan, parse_bytes
 from vil.streaming.planner import Planner
+from vil.streaming.progress import Report
 from vil.streaming.rows import Writer
 from vil.streaming.store import Stores, check_scratch
 from vil.utils.errors import ConfigError, as_config_error
@@ -145,7 +146,7 @@ class PreparedStream:
         *,
         folder: Path | None = None,
         journal: Journal | None = None,
-        progress: Progress = lambda share: None,
+        progress: Report = lambda share: None,
     ) -> StreamResult:
         """Run a plan. folder: for stored tokens. journal: to resume from. progress: is called with
         the share of the work that is done."""

@@ -20,6 +20,7 @@ from vil.utils.extras import Extra, require_extra
 from vil.utils.output_paths import replacing
 
 TIFF = (".tif", ".tiff")
+ZARR_FILES = ("zarr.json", ".zarray")  # of an array's folder, by versions of the format
 ENDINGS = (".npy", ".zarr", *TIFF)
 TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
 
@@ -50,8 +51,21 @@ def check_map_file(path: Path) -> None:
         return
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--save {path}: expected a name that ends in {', '.join(ENDINGS)}")
+    if path.suffix.lower() == ".zarr":
+        _check_zarr(path)
     module = "zarr" if path.suffix.lower() == ".zarr" else "tifffile"
     require_extra(Extra(module, "stream"), f"the output {path}")
+
+
+def _check_zarr(path: Path) -> None:
+    """Raise ConfigError if a folder cannot be written, or replaces one that is no zarr array."""
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise ConfigError(f"--save {path}: there is no folder {path.parent}")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"--save {path}: Permission denied")
+    if path.exists() and not any((path / name).is_file() for name in ZARR_FILES):
+        raise ConfigError(f"--save {path}: it exists, and is no zarr array that could be replaced")
 
 
 def convert_map(source: Path, target: Path) -> None:
@@ -77,7 +91,7 @@ def convert_map(source: Path, target: Path) -> None:
 def _write_zarr(array: np.ndarray, target: Path) -> None:
     import zarr
 
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    aside = target.with_name(f".{target.name}.new")
     chunks = (array.shape[0], min(TILE, array.shape[1]), min(TILE, array.shape[2]))
     options = dict(shape=array.shape, chunks=chunks, dtype=array.dtype)
     try:

@@ -55,28 +55,28 @@ def peak_of(function: Callable[[], object]) -> int:
 def strip_bytes(
     block: Block,
     rows: tuple[int, int],
-    cols: int,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    device: torch.device,
     *,
+    cols: int,
+    dtype: torch.dtype,
+    device: torch.device,
     collects: bool,
 ) -> int:
     """Return the most bytes that a strip of local attention holds, beyond its input, but for what
     is inside of attention.
 
-    rows: (rows with the neighbors, rows of queries). cols: Y. dtypes: of the tokens, and of
-    queries, keys and values. collects: whether global tokens attend to the strip.
+    rows: (rows with the neighbors, rows of queries). cols: Y. dtype: of the tokens. collects:
+    whether global tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2
 
     def run() -> None:
-        x = torch.empty(n, cols, attn.dim, dtype=dtypes[0], device=device)
-        x_global = torch.empty(1, attn.num_global, attn.dim, dtype=dtypes[0], device=device)
+        x = torch.empty(n, cols, attn.dim, dtype=dtype, device=device)
+        x_global = torch.empty(1, attn.num_global, attn.dim, dtype=dtype, device=device)
         collect = GlobalRows(block, x_global) if collects else None
         compute_strip(block, x, x_global, slice(first, first + wanted), collect)
 
-    return peak_of(run) - n * cols * attn.dim * dtypes[0].itemsize
+    return peak_of(run) - n * cols * attn.dim * dtype.itemsize
 
 
 def attention_bytes(

@@ -6,7 +6,7 @@ have none: the pass of the stage that reads them drives them. The final pass rea
 Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,15 +18,15 @@ from vil.streaming.costs import Dtypes, embed_height, strip_macs
 from vil.streaming.full_rows import FullRows
 from vil.streaming.global_rows import GlobalRows, add_rows
 from vil.streaming.heads import Head
+from vil.streaming.images import ImageRows
 from vil.streaming.journal import Journal
 from vil.streaming.local_rows import LocalRows, chunk_side
 from vil.streaming.plan import StreamPlan
 from vil.streaming.planner import StageShape
+from vil.streaming.progress import Report, WorkDone, block_work, embed_work
 from vil.streaming.rows import EmbedRows, RowSource, StoredRows, StripRows, TappedRows, Writer
 from vil.streaming.store import Stores
 from vil.streaming.tokens import part_size
-
-Progress = Callable[[float], None]  # takes the share of the work that is done
 
 
 class Passes:
@@ -34,7 +34,8 @@ class Passes:
 
     shapes, dtypes: of the stages, by the planner. writers: {index of a stage: function that takes
     the rows of its map}. head: what the last stage's tokens are used for; None if for nothing.
-    stores: makes the tensors of stored tokens. journal: from which the passes resume.
+    stores: makes the tensors of stored tokens. journal: from which the passes resume. progress: is
+    called with the share of the work that is done.
     """
 
     def __init__(
@@ -48,23 +49,31 @@ class Passes:
         head: Head | None,
         stores: Stores,
         journal: Journal,
-        progress: Progress = lambda share: None,
+        progress: Report = lambda share: None,
     ) -> None:
         self.model, self.plan, self.shapes, self.dtypes = model, plan, shapes, dtypes
         self.writers, self.head, self.stores = writers, head, stores
-        self.journal, self.progress = journal, progress
+        self.journal = journal
         self.number = 0  # of the current pass
         self.taps: list[tuple[TappedRows, int]] = []  # with the rows that are read
-        self.done, self.share = 0.0, 0.0  # of the work, and that of the current pass
+        total = sum(self._embed_work(i) for i in range(len(plan.stages)))
+        total += sum(
+            self._work(i, b)
+            for i in range(len(plan.stages))
+            for b in range(len(model.stages[i].blocks))
+        )
+        self.work = WorkDone(total, progress)
         self.collect: GlobalRows | None = None  # of the last block, whose output the head needs
 
-    def run(self, image: RowSource) -> None:
+    def run(self, image: ImageRows) -> None:
         """Read the image, and write all outputs."""
+        image.on_read = lambda stop: self.work.reach(stop / image.rows)
         source, x_global = image, None
         for index in range(len(self.plan.stages)):
             source, x_global = self._add_stage(index, source)
         self._final_pass(source, x_global)
-        self.progress(1.0)
+        self.work.finish_pass()
+        self.work.report(1.0)
 
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
         """Run the passes that store the tokens of a stage.
@@ -75,13 +84,13 @@ class Passes:
         height = embed_height(stage)
         rows = EmbedRows(stage.embed, source, plan.grid, self.dtypes[index].embedded, height)
         x_global, first = rows.global_tokens(), 0
-        self.share += stage.embed.macs(plan.grid) / self.plan.macs
+        self.work.add(self._embed_work(index))
         if shape.stored:
             rows, x_global = self._store(index, rows, x_global)
             first = len(stage.blocks) - (not _is_full(stage.blocks[-1]))
         for b in range(first, len(stage.blocks)):
             is_last = b == len(stage.blocks) - 1
-            self.share += self._macs(index, b)
+            self.work.add(self._work(index, b))
             if shape.collects and is_last:
                 self.collect = GlobalRows(stage.blocks[b], x_global)
                 if shape.only_global:
@@ -99,13 +108,16 @@ class Passes:
         below = self.model.stages[index + 1]
         return self.plan.stages[index + 1].grid[0] * below.embed.patch
 
-    def _macs(self, index: int, block: int) -> float:
-        """Return a block's share of the work."""
+    def _embed_work(self, index: int) -> float:
+        return embed_work(self.model.stages[index].embed, self.plan.stages[index].grid)
+
+    def _work(self, index: int, b: int) -> float:
+        """Return the work of a block."""
         plan, shape = self.plan.stages[index], self.shapes[index]
         blocks = self.model.stages[index].blocks
-        only = shape.only_global and block == len(blocks) - 1
-        macs = strip_macs(blocks[block], plan.grid, plan.heights[block], only_global=only)
-        return macs / self.plan.macs
+        only = shape.only_global and b == len(blocks) - 1
+        macs = strip_macs(blocks[b], plan.grid, plan.heights[b], only_global=only)
+        return block_work(blocks[b], plan.grid, macs, only_global=only)
 
     def _local(
         self,
@@ -139,7 +151,7 @@ class Passes:
             target = stores[step % len(stores)]
             reader, collect = rows, None
             if each is not None:
-                self.share += self._macs(index, each[0])
+                self.work.add(self._work(index, each[0]))
                 if _is_full(each[1]):
                     options = dict(height=plan.heights[each[0]], dtype=target.dtype)
                     reader = FullRows(each[1], rows, x_global, **options)
@@ -174,7 +186,7 @@ class Passes:
             x_global = state["x_global"].to(x_global.device)
         self.taps.clear()
         self.number += 1
-        self.done, self.share = self.done + self.share, 0.0
+        self.work.finish_pass()
         return x_global
 
     def _write_strips(
@@ -198,7 +210,7 @@ class Passes:
             rows = reader.compute(strip)
             write(strip * reader.height, rows)
             del rows
-            self.progress(self.done + self.share * (strip + 1) / reader.num_strips)
+            self.work.reach((strip + 1) / reader.num_strips)
 
             def describe(strip: int = strip) -> dict[str, Any]:
                 return {

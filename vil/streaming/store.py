@@ -59,10 +59,11 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return torch.from_numpy(mapped).view(dtype).view(shape)
 
 
-def check_scratch(folder: str | Path, size: int) -> Path:
+def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
     """Return the folder for files of `size` bytes in all, which is created if it does not exist.
 
-    Raises ConfigError if it cannot be written to, or if its disk has not enough room.
+    name: of the folder in it whose files are used again. Raises ConfigError if it cannot be written
+    to, or if its disk has not enough room.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):
@@ -70,8 +71,8 @@ def check_scratch(folder: str | Path, size: int) -> Path:
         if not os.access(path, os.W_OK):
             raise ConfigError(f"scratch {folder}: Permission denied")
         disk = os.statvfs(path)
+        present = sum(file.stat().st_size for file in path.glob(f"{name}/*")) if name else 0
     free = disk.f_bavail * disk.f_frsize
-    present = sum(file.stat().st_size for file in path.rglob("*.tokens"))
     if free + present < size:
         raise ConfigError(
             f"scratch {folder}: {format_bytes(free)} are free, {format_bytes(size)} are needed"

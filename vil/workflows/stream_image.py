@@ -8,14 +8,14 @@ Shapes: H W image size, c channels, K outputs of the model.
 
 import fcntl
 import hashlib
-import os
+import math
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class ImageStream:
     @as_config_error
     def __init__(self, source: InferenceModel, image: Any, settings: StreamSettings) -> None:
         self.source, self.image, self.settings = source, image, settings
+        if settings.scratch is not None and not isinstance(image, str | Path):
+            raise ConfigError("only an image file can be resumed: give its path, or no scratch")
         if not isinstance(source.task, ImageTask):
             raise ConfigError(
                 f"TASK {source.cfg.TASK} does not stream: use vil.stream on its backbone for maps"
@@ -100,7 +102,7 @@ class ImageStream:
         meta = ImageMeta(name, self.prepared.size)
         task, save = self.source.task, self.settings.save
         with self._folder() as (folder, is_kept):
-            journal = FileJournal(folder / "journal.pt", self.fingerprint()) if is_kept else None
+            journal = self._journal(folder) if is_kept else None
             files = {output: folder / f"{output}.npy" for output in save}
             self.prepared.into = {
                 output: create_map(file, self.prepared.shapes[output], self._dtype_of(output))
@@ -115,6 +117,20 @@ class ImageStream:
             for output_name, file in files.items():
                 convert_map(file, save[output_name])
         return task.postprocess(output, [meta])[0]
+
+    def _journal(self, folder: Path) -> FileJournal:
+        return FileJournal(folder / "journal.pt", self.fingerprint)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the scratch folder holds the work of an earlier process."""
+        scratch = self.settings.scratch
+        return scratch is not None and self._journal(Path(scratch, self._name)).is_resumed
+
+    @property
+    def _name(self) -> str:
+        """The name of the folder in the scratch folder."""
+        return f"vil-stream-{self.fingerprint[:16]}"
 
     def _dtype_of(self, output: str) -> np.dtype:
         return np.dtype(FLOATS.get(self.prepared.dtype_of(output), np.float32))
@@ -137,16 +153,19 @@ class ImageStream:
             strips = run.execute(run.planner.with_strips(1)).logits.double()
         return ((whole - strips).abs().max() / whole.abs().max()).item()
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Return text that differs for other weights, images, plans and versions of torch."""
+        """Text that differs for other weights, images, plans and versions of torch."""
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         facts: list[Any] = [self.plan, self.options, self.source.task.amp_dtype, torch.__version__]
         if isinstance(self.image, str | Path):
-            state = os.stat(self.image)
-            facts += [os.path.realpath(self.image), state.st_size, state.st_mtime_ns]
+            path = Path(self.image)
+            files = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+            states = (file.stat() for file in files)
+            facts += [path.resolve(), *((state.st_size, state.st_mtime_ns) for state in states)]
         digest.update("\n".join(map(str, facts)).encode())
         return digest.hexdigest()
 
@@ -165,8 +184,11 @@ class ImageStream:
             finally:
                 shutil.rmtree(path, ignore_errors=True)
             return
-        folder = check_scratch(scratch, self.plan.scratch_bytes)
-        path = folder / f"vil-stream-{self.fingerprint()[:16]}"
+        size = self.plan.scratch_bytes + sum(
+            math.prod(self.prepared.shapes[output]) * self._dtype_of(output).itemsize
+            for output in self.settings.save
+        )
+        path = check_scratch(scratch, size, self._name) / self._name
         with os_error_as(ConfigError, f"--scratch {scratch}"):
             path.mkdir(exist_ok=True)
             lock = (path / "lock").open("w")
@@ -224,10 +246,3 @@ def describe_save(words: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"--save {name}: is given twice")
         save[name] = Path(file)
     return save
-
-
-def print_progress(share: float, seconds: float) -> None:
-    """Print one line of progress to standard error, over the last one on a terminal."""
-    end = "\r" if sys.stderr.isatty() else "\n"
-    text = f"streamed {100 * share:.1f} %, about {seconds:.0f} s left"
-    print(f"{text:40}", end=end, file=sys.stderr, flush=True)
