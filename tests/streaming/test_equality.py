@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vil
+from tests.common.small_tasks import DETECTOR
 from tests.common.streaming import (
     FP32,
     FP64,
@@ -188,3 +189,16 @@ def test_large_images(mask, num_global, dtype):
     tolerance = FP64 if dtype == torch.float64 else FP32
     assert_equal(model, (1500, 1111), (1, 7), tolerance, dtype)
     assert_equal(model, (700, 1501), (3,), tolerance, dtype)
+
+
+@pytest.mark.detection
+def test_the_maps_of_a_detector_s_backbone():
+    overrides = dict(word.split("=", 1) for word in DETECTOR)
+    body = vil.build_model(None, overrides).eval().backbone.body
+    image = make_image((131, 90), dtype=torch.float32)
+    with torch.no_grad():
+        expected = body.forward_intermediates(image[None], intermediates_only=True)
+    names = [f"stages.{i}" for i in range(len(expected))]
+    result = run_strips(body, image, 1, names)
+    expected = {name: each[0] for name, each in zip(names, expected)}
+    assert largest_difference(result.outputs, expected) <= FP32

@@ -14,6 +14,7 @@ CPU = torch.device("cpu")
 LOW, HIGH = 0.7, 1.1  # of the plan's peak
 SHARE = 0.85  # of the stages that are local
 MAX_PIXELS = 300 * 300
+FAST = (2, 6)  # seeds of small models
 
 
 def measure(model, image, memory: int, outputs, folder) -> tuple[int, int]:
@@ -63,12 +64,12 @@ def check_case(seed: int, folder) -> None:
         assert LOW * planned <= measured <= HIGH * planned, where
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", FAST)
 def test_plans_and_peaks_agree(seed, tmp_path):
     check_case(seed, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3, 33))
-def test_plans_and_peaks_agree_for_30_random_models(seed, tmp_path):
+@pytest.mark.parametrize("seed", [seed for seed in range(32) if seed not in FAST])
+def test_plans_and_peaks_agree_for_30_more_models(seed, tmp_path):
     check_case(seed, tmp_path)
