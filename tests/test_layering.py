@@ -21,6 +21,7 @@ BELOW = {
     "pretrained": ["models"],
     "integrations": ["pretrained"],
     "export": ["models"],
+    "streaming": ["models"],
     "data": ["utils"],
     "optim": ["utils"],
     "engine": ["utils"],
@@ -28,7 +29,7 @@ BELOW = {
     "builders": ["config", "integrations", "export", "data", "optim", "engine", "report"],
     "tasks": ["builders"],
     "bench": ["tasks"],
-    "workflows": ["bench"],
+    "workflows": ["bench", "streaming"],
 }
 ONLY = {"cli": {"cli", "workflows", "config", "utils"}}
 PUBLIC = {"__init__", "__main__", "errors", "plugins"}  # modules of the package itself

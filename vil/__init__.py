@@ -38,6 +38,8 @@ _HOMES = {
     "register_schedule": "vil.optim",
     "register_task": "vil.tasks",
     "local_attention": "vil.ops",
+    "plan_stream": "vil.streaming",
+    "stream": "vil.streaming",
     "save_pretrained": "vil.pretrained.hub",
 }
 __all__ = list(_HOMES)

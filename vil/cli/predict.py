@@ -16,6 +16,9 @@
   vil predict --run runs/nano photos/ --threshold 0.8          no class if none is that probable
   vil predict --run runs/nano photos/ --format probabilities --output-file all.csv
   vil predict --run 'runs/fold*' --out-of-fold --format csv --output-file oof.csv
+  vil predict --run runs/slides slide.tif --stream --memory 2GiB --scratch /data/scratch
+  vil predict --run runs/slides slide.tif --stream --dry-run   what that would cost
+  vil predict --run runs/slides slide.tif --stream --save stages.3=map.zarr
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
@@ -44,6 +47,10 @@ image into tiles of N pixels that overlap by --overlap pixels (default: a quarte
 tile instead. An object no larger than the overlap is detected once, in full. Tiles also save
 memory, since masks are as large as the detector's input.
 
+--stream predicts one image of any size in bounded memory, with the result of the whole image at
+once: no resizing, no crop, no tiles. It needs an attention that streams (docs/guides/streaming.md).
+With --scratch, a command that was interrupted continues when it is given again.
+
 An image that cannot be read causes a warning, and its prediction has an `error`; the exit code is 3
 if no image could be read. Class names come from --classes or from the weights or their run. Without
 such names, the classes are numbers.
@@ -64,6 +71,13 @@ from vil.cli.arguments import (
     files_read,
     run_arguments,
     with_weights,
+)
+from vil.cli.stream_arguments import (
+    ProgressLines,
+    check_against_plain,
+    check_flags,
+    settings_of,
+    stream_arguments,
 )
 from vil.cli.text_output import write_pieces
 from vil.config.key_lookup import is_known
@@ -102,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
     for flag, key in task_flags().items():
         add(f"--{flag}", metavar="X", help=f"sets {key}")
+    stream_arguments(parser)
 
 
 def task_flags() -> dict[str, str]:
@@ -135,6 +150,9 @@ def run(args: argparse.Namespace) -> int:
     from vil.workflows import ensemble, inference, predict
 
     args.opts, words = image_words(args, predict.IMAGE_SUFFIXES)
+    check_flags(args, words)
+    if args.stream:
+        return run_streamed(args, *words)
     if args.out_of_fold:
         return run_out_of_fold(args, words)
     if bool(words) == args.sample:
@@ -159,6 +177,34 @@ def run(args: argparse.Namespace) -> int:
         setattr(model.task, name, value)
     predictions = predict.predict_files(model, images, drawing, targets)
     write_predictions(args, model.task.output_formats, predictions, model.classes, file)
+    return 0
+
+
+def run_streamed(args: argparse.Namespace, image: str) -> int:
+    """Predict one image in bounded memory, or only print the plan."""
+    from vil.workflows import inference, predict
+    from vil.workflows.stream_image import ImageStream
+
+    settings = settings_of(args, image)
+    use_shipped_weights(args)
+    args.run = next(iter(args.run), None)
+    found = config_for_task(args)
+    tasks = predict.task_settings(found.cfg, args.format, args.top, args.threshold)
+    file = checked_output(args, [image])
+    model = inference.load_model(*found)
+    print(model.report, file=sys.stderr)
+    for name, value in tasks.items():
+        setattr(model.task, name, value)
+    stream = ImageStream(model, image, settings)
+    if args.dry_run:
+        print(stream.plan)
+        return 0
+    if args.check:
+        check_against_plain(stream)
+    if stream.is_resumed:
+        print(f"resuming from {settings.scratch}", file=sys.stderr)
+    predictions = iter([stream.predict(ProgressLines())])
+    write_predictions(args, model.task.output_formats, predictions, list(model.classes), file)
     return 0
 
 

@@ -30,7 +30,8 @@ __all__ += ["ATTENTIONS", "register_attention"]
 
 # Facts of an entry: `feature`, the constructor argument that the letter f of an ARCH string sets;
 # `other_keys`, config keys that concern the attention but set no constructor argument; `by_block`,
-# the arguments whose text may differ by stage and block (see vil.models.arch.split_by_block).
+# the arguments whose text may differ by stage and block (see vil.models.arch.split_by_block);
+# `not_streamed`, why vil.stream refuses the attention.
 ATTENTIONS = Registry("attention", check=f"{_HERE}.build:check_entry")
 _MSVIT = "MODEL.VIT.MSVIT"
 DEFAULT_PATTERN = "axial | local:2"
@@ -75,6 +76,7 @@ ATTENTIONS.add(
     feature="chunk",
     by_block=("pattern",),
     other_keys=(f"{_MSVIT}.TUNE",),
+    not_streamed="the keys of a pattern may lie in any row",
 )
 ATTENTIONS.add(
     "linformer",
@@ -82,6 +84,7 @@ ATTENTIONS.add(
     "a token attends to a fixed number of mixtures of all tokens",
     keys={"share_kv": f"{_MSVIT}.SHARE_KV"},
     feature="num_features",
+    not_streamed="its keys are mixtures of all tokens",
 )
 ATTENTIONS.add(
     "performer",
@@ -89,6 +92,7 @@ ATTENTIONS.add(
     "softmax attention approximated by random features",
     keys={"batch_max": f"{_MSVIT}.PERFORMER_BATCH_MAX"},
     feature="num_features",
+    not_streamed="its features are normalized over all tokens",
 )
 ATTENTIONS.add(
     "srformer",
@@ -96,6 +100,7 @@ ATTENTIONS.add(
     "a token attends to a downsampled map",
     keys={"ragged": f"{_MSVIT}.SR_RAGGED"},
     feature="ratio",
+    not_streamed="its keys are a downsampled map of all tokens",
 )
 ATTENTIONS.add(
     "global",

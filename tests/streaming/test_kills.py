@@ -1,0 +1,167 @@
+"""Real processes of `vil predict --stream` that are killed, or lose their disk, and start again."""
+
+import contextlib
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.common.small_runs import command, environment
+
+pytestmark = pytest.mark.faults
+
+SIDE, KILLS, LIMIT = 1100, 10, 300  # pixels, processes, seconds
+STORED = "stages.1"  # the first stage of the shipped model whose tokens are stored
+USAGE, SAVE = 2, 4
+DISK = 64  # MiB
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """An image, read through a map of the file."""
+    path = tmp_path_factory.mktemp("image") / "image.npy"
+    pixels = np.random.default_rng(0).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
+    np.save(path, pixels)
+    return path
+
+
+def begin(image, folder: Path) -> subprocess.Popen:
+    """Start the command with its scratch folder and its outputs in `folder`."""
+    folder.mkdir(exist_ok=True)
+    save = [f"--save=stages.{i}={folder / f'map{i}.npy'}" for i in range(3)]
+    words = [
+        "--scratch",
+        folder / "scratch",
+        "--format",
+        "json",
+        "--output-file",
+        folder / "a.json",
+    ]
+    line = command("predict", image, "--stream", "--memory", "64MiB", *words, *save)
+    pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, env=environment(), **pipes)
+
+
+def end(process: subprocess.Popen) -> tuple[int, str]:
+    """Wait for a process. Returns (exit code, last line of its errors)."""
+    errors = process.communicate(timeout=LIMIT)[1]
+    return process.returncode, (errors.splitlines() or [""])[-1]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [folder / "a.json", *(folder / f"map{i}.npy" for i in range(3))]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def wait_for_work(process: subprocess.Popen, folder: Path) -> None:
+    """Wait until a process has files in its scratch folder."""
+    until = time.monotonic() + LIMIT
+    while not list(folder.glob("scratch/vil-stream-*/lock")):
+        assert process.poll() is None, end(process)
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(image, tmp_path_factory):
+    """(digests of the files of an undisturbed process, seconds of its work)."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    process = begin(image, folder)
+    wait_for_work(process, folder)
+    began = time.monotonic()
+    assert end(process)[0] == 0
+    return digests(folder), time.monotonic() - began
+
+
+def test_killed_at_random_moments(image, undisturbed, tmp_path):
+    expected, seconds = undisturbed
+    draw, resumed = random.Random(0), 0
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        process = begin(image, folder)
+        wait_for_work(process, folder)
+        time.sleep(draw.uniform(0, seconds))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        resumed += bool(list(folder.glob("scratch/vil-stream-*/journal.pt")))
+        assert end(begin(image, folder))[0] == 0
+        assert digests(folder) == expected, number
+        assert not list((folder / "scratch").iterdir())
+    assert resumed >= KILLS // 3
+
+
+def test_another_process_in_the_folder(image, tmp_path):
+    first = begin(image, tmp_path)
+    wait_for_work(first, tmp_path)
+    code, line = end(begin(image, tmp_path))
+    assert code == USAGE
+    assert "another process streams there" in line
+    assert end(first)[0] == 0
+
+
+def test_a_scratch_folder_that_vanishes(image, undisturbed, tmp_path):
+    process = begin(image, tmp_path)
+    wait_for_work(process, tmp_path)
+    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
+    code, line = end(process)
+    assert code == SAVE, line
+    assert "No such file or directory" in line
+    assert end(begin(image, tmp_path))[0] == 0
+    assert digests(tmp_path) == undisturbed[0]
+
+
+def test_files_that_cannot_grow(image, undisturbed, tmp_path, monkeypatch):
+    """A limit of the file size, below that of the tokens: as a full disk, one line."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        process = begin(image, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    code, line = end(process)
+    assert code == SAVE, line
+    assert "no room for" in line
+    assert end(begin(image, tmp_path))[0] == 0
+    assert digests(tmp_path) == undisturbed[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+@pytest.mark.parametrize("is_running", [False, True], ids=["before", "during"])
+def test_a_full_disk(image, undisturbed, tmp_path, is_running):
+    """The scratch folder is on a small file system. Room is made, and the work goes on."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "tmpfs", str(scratch)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no permission to mount")
+    try:
+        process = begin(image, tmp_path) if is_running else None
+        if is_running:
+            wait_for_work(process, tmp_path)
+        fill(scratch)
+        code, line = end(process or begin(image, tmp_path))
+        if is_running:  # it may have allocated all its files before
+            assert code == 0 or (code == SAVE and "No space left" in line), line
+        else:
+            assert code == USAGE, line
+            assert "are free" in line
+        (scratch / "filler").unlink()
+        assert end(begin(image, tmp_path))[0] == 0
+        assert digests(tmp_path) == undisturbed[0]
+    finally:
+        subprocess.run(["umount", str(scratch)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Write a file until the disk is full."""
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))

@@ -1,0 +1,98 @@
+"""The flags of `vil predict --stream`, and what it prints."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vil.cli.arguments import files_read
+from vil.utils.errors import ConfigError
+from vil.utils.output_paths import output_file
+
+ONLY = ("memory", "scratch", "save", "dry_run", "check")  # flags that need --stream
+UNUSED = (
+    "output_dir",
+    "sample",
+    "out_of_fold",
+    "tta",
+    "fast",
+)  # flags that --stream has no use for
+MEMORY = "1GiB"
+REPORT_SECONDS = 5.0  # between two lines of progress in a file
+CHECK_TOLERANCE = 1e-3  # of the largest logit; autocast to bfloat16 allows more
+CHECK_TOLERANCE_AMP = 5e-2
+
+
+def stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a streamed prediction."""
+    add = parser.add_argument
+    add("--stream", action="store_true", help="one image of any size, in bounded memory")
+    add("--memory", metavar="SIZE", help=f"--stream: limit of tensor memory ({MEMORY})")
+    text = "--stream: folder for tokens; an interrupted command resumes from there"
+    add("--scratch", metavar="DIR", help=text)
+    text = "--stream: a stage's map, such as stages.2=map.npy, .zarr or .tif; may be repeated"
+    add("--save", action="append", default=[], metavar="OUTPUT=FILE", help=text)
+    add("--dry-run", action="store_true", help="--stream: only print the plan")
+    text = "--stream: compare a crop that fits into memory with the plain model first"
+    add("--check", action="store_true", help=text)
+
+
+def check_flags(args: argparse.Namespace, images: list[str]) -> None:
+    """Raise ConfigError for flags that do not go together. images: the images of the command."""
+    if not args.stream:
+        for name in ONLY:
+            if getattr(args, name):
+                raise ConfigError(f"--{name.replace('_', '-')} needs --stream")
+        return
+    for name in UNUSED:
+        if getattr(args, name):
+            flag = "output" if name == "output_dir" else name.replace("_", "-")
+            raise ConfigError(f"--stream has no use for --{flag}: leave it out")
+    if len(args.run) > 1:
+        raise ConfigError("--stream takes one --run")
+    if len(images) != 1 or images == ["-"]:
+        raise ConfigError(f"--stream takes one image file, got {len(images)} of them")
+
+
+def settings_of(args: argparse.Namespace, image: str) -> Any:
+    """Return the settings of a streamed prediction, after checking the files to write."""
+    from vil.workflows.stream_image import StreamSettings, describe_save
+
+    save = describe_save(args.save)
+    inputs = [*files_read(args, "save"), Path(image)]
+    for file in save.values():
+        if file.suffix.lower() != ".zarr":
+            output_file(file, "--save", (), inputs)
+        elif any(file.resolve() == Path(each).resolve() for each in inputs):
+            raise ConfigError(f"--save {file}: this command reads it; choose another name")
+    scratch = Path(args.scratch) if args.scratch else None
+    return StreamSettings(args.memory or MEMORY, scratch, save)
+
+
+class ProgressLines:
+    """Prints progress to standard error: over the last line on a terminal, else now and then."""
+
+    def __init__(self) -> None:
+        self.is_terminal, self.printed = sys.stderr.isatty(), time.monotonic()
+
+    def __call__(self, share: float, seconds: float) -> None:
+        interval = 1.0 if self.is_terminal else REPORT_SECONDS
+        if time.monotonic() - self.printed < interval:
+            return
+        self.printed = time.monotonic()
+        text = f"streamed {100 * share:.1f} %, about {seconds:.0f} s left"
+        print(f"{text:40}", end="\r" if self.is_terminal else "\n", file=sys.stderr, flush=True)
+
+
+def check_against_plain(stream: Any) -> None:
+    """Compare a crop with the plain model and print the difference. Raises ExportError if the
+    difference is not that of rounding."""
+    from vil.utils.errors import ExportError
+
+    amp = stream.source.task.amp_dtype is not None
+    difference, limit = stream.check_crop(), CHECK_TOLERANCE_AMP if amp else CHECK_TOLERANCE
+    text = f"a crop streamed differs from the plain model by {difference:.1e} of the largest logit"
+    print(text, file=sys.stderr)
+    if not difference <= limit:
+        raise ExportError(f"{text}, more than {limit:.0e}")

@@ -1,0 +1,162 @@
+"""What streams: refuse models, outputs and images that do not, before any work.
+
+A module is named as in `model.named_modules()`, with the reason.
+"""
+
+from collections.abc import Sequence
+
+from timm.layers import DropPath
+from torch import nn
+
+from vil.layers.attention import ATTENTIONS
+from vil.layers.attention.full import FullAttention
+from vil.layers.attention.global_only import GlobalOnlyAttention
+from vil.layers.attention.longformer import LongformerAttention
+from vil.models.stage import Stage
+from vil.models.vision_longformer import MsViT
+from vil.utils.errors import ConfigError
+from vil.utils.lookup import lookup
+
+LOCAL = (LongformerAttention, GlobalOnlyAttention)
+MAX_FULL_MACS = 2**45  # of full attention in a stage; about ten minutes of a CPU with 16 cores
+# Layers that map the channels of each token alone.
+PER_TOKEN = (
+    nn.Identity,
+    nn.Linear,
+    nn.LayerNorm,
+    nn.Dropout,
+    nn.GELU,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+)
+
+
+def find_network(model: nn.Module) -> MsViT:
+    """Return the model if it is an MsViT. Raises ConfigError otherwise."""
+    if isinstance(model, MsViT):
+        return model
+    inside = [name for name, module in model.named_modules() if isinstance(module, MsViT)]
+    hint = f": stream its module {inside[0]!r} instead" if inside else ""
+    raise ConfigError(
+        f"{type(model).__name__} does not stream, only a vil.models.vision_longformer.MsViT does"
+        f"{hint}"
+    )
+
+
+def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the outputs. Raises ConfigError for names that do not exist."""
+    outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    known = ("logits", "pooled", *(f"stages.{i}" for i in range(len(model.stages))))
+    if not outputs:
+        raise ConfigError(f"outputs: name at least one of {', '.join(known)}")
+    try:
+        for name in outputs:
+            lookup(dict.fromkeys(known), name, "output")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return tuple(dict.fromkeys(outputs))
+
+
+def needs_head(outputs: Sequence[str]) -> bool:
+    """Return whether an output needs the final norm and the pooling."""
+    return "logits" in outputs or "pooled" in outputs
+
+
+def count_stages(model: MsViT, outputs: Sequence[str]) -> int:
+    """Return how many stages the outputs need."""
+    if needs_head(outputs):
+        return len(model.stages)
+    return 1 + max(int(name.rpartition(".")[2]) for name in outputs)
+
+
+def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> None:
+    """Raise ConfigError, with module and reason, if the model does not stream an image of `size`.
+
+    outputs: only the stages that they need are checked. size: (H, W) in pixels.
+    """
+    grids = model.grids(size)
+    for i, stage in enumerate(model.stages[: count_stages(model, outputs)]):
+        name, grid = f"stages.{i}", grids[i]
+        if min(grid) < 1:
+            raise ConfigError(
+                f"{name} has no tokens: the image of {size[0]} x {size[1]} pixels is smaller than "
+                f"its patches of {model.strides[i]} pixels"
+            )
+        _check_stage(stage, name, grid)
+    _check_training(model)
+    if needs_head(outputs):
+        _check_head(model, outputs)
+
+
+def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
+    if stage.reversible:
+        raise ConfigError(
+            f"{name} does not stream: its blocks are reversible, with two streams of tokens"
+        )
+    position = stage.embed.position
+    if position is not None and position.resize == "crop":
+        for line, length in zip(position.param_grid, grid):
+            if length > line:
+                raise ConfigError(
+                    f"{name}.embed.position has {line} embeddings and cannot be cropped to "
+                    f'{length}: use resize="interpolate" (MODEL.VIT.POS_RESIZE)'
+                )
+    work = 0
+    for index, block in enumerate(stage.blocks):
+        attn, where = block.attn, f"{name}.blocks.{index}.attn"
+        if type(attn) not in (*LOCAL, FullAttention):
+            raise ConfigError(f"{where} does not stream: {reason_against(attn)}")
+        if isinstance(attn, FullAttention):
+            work += 2 * (grid[0] * grid[1] + attn.num_global) ** 2 * attn.dim
+    if work > MAX_FULL_MACS:
+        raise ConfigError(
+            f"{name} does not stream: full attention between {grid[0] * grid[1]:,} tokens needs "
+            f"{work:.1e} multiply-accumulates, more than {MAX_FULL_MACS:.1e}; s1 instead of s0 in "
+            "MODEL.VIT.MSVIT.ARCH makes the stage local, or use a smaller image"
+        )
+
+
+def reason_against(attn: nn.Module) -> str:
+    """Return why an attention does not stream."""
+    for entry in ATTENTIONS.values():
+        if entry.load() is type(attn):
+            return entry.facts.get("not_streamed", "vil.streaming has no rows for it")
+    return f"vil.streaming has no rows for {type(attn).__name__}"
+
+
+def _check_training(model: MsViT) -> None:
+    """Raise ConfigError for a model in training mode whose forward pass would be random."""
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        drops = getattr(module, "attn_drop", 0.0)
+        if isinstance(module, nn.Dropout):
+            drops = module.p
+        elif isinstance(module, DropPath):
+            drops = module.drop_prob
+        if isinstance(drops, float) and drops > 0:
+            raise ConfigError(f"{name} has dropout, which does not stream: call model.eval()")
+        if getattr(module, "mode", 0) > 0:
+            raise ConfigError(f"{name} has a random shift in training: call model.eval()")
+
+
+def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
+    if model.global_pool:
+        return
+    if model.returns_tokens:
+        raise ConfigError(
+            "the model does not pool (global_pool ''), and its last stage has global tokens: its "
+            "output is no map, and does not stream"
+        )
+    if "logits" not in outputs:
+        return
+    for name, module in model.head.named_modules(prefix="head"):
+        is_leaf = not any(True for _ in module.children())
+        if is_leaf and not isinstance(module, PER_TOKEN):
+            raise ConfigError(
+                f"{name} does not stream: {type(module).__name__} is no layer of each token alone"
+            )
+        if not is_leaf and not isinstance(module, nn.Sequential):
+            raise ConfigError(f"{name} does not stream: it is no nn.Sequential of such layers")

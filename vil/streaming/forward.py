@@ -1,0 +1,215 @@
+"""`vil.stream`: a forward pass over an image that does not fit into memory, with the same result.
+
+Shapes: H W image size in pixels, c channels, d width and X Y grid of a stage, K classes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vil.models.vision_longformer import MsViT
+from vil.streaming.checks import check_outputs, find_network, needs_head
+from vil.streaming.heads import Head
+from vil.streaming.images import ImageRows, Pixels, Transform, open_pixels
+from vil.streaming.journal import Journal
+from vil.streaming.outputs import StreamResult, check_into, map_shapes, writer_into
+from vil.streaming.passes import Passes
+from vil.streaming.plan import StreamPlan, parse_bytes
+from vil.streaming.planner import Planner
+from vil.streaming.progress import Report
+from vil.streaming.rows import Writer
+from vil.streaming.store import Stores, check_scratch
+from vil.utils.errors import ConfigError, as_config_error
+
+MEMORY = "1GiB"
+LOGITS = ("logits",)
+
+
+def stream(
+    model: nn.Module,
+    image: Any,
+    *,
+    outputs: Sequence[str] = LOGITS,
+    into: Mapping[str, Any] | None = None,
+    memory: int | str = MEMORY,
+    scratch: str | Path | None = None,
+    layout: str = "CHW",
+    transform: Transform | None = None,
+) -> StreamResult:
+    """Run a model on an image of any size in bounded memory, with the result of `model(image)`.
+
+    model: a `vil.models.vision_longformer.MsViT` of local, global or full attention.
+    image: normalized floats (c, H, W), or (H, W, c) by `layout`: an array or anything with `shape`,
+      `dtype` and slicing, a reader with rasterio's `read(window=)`, or the path of a .tif, .png,
+      .jpg, .npy or .zarr file. Integers need a `transform`. It is read once, from top to bottom,
+      and cast to the dtype of the model's parameters.
+    outputs: "logits", "pooled" (features that enter the head), and "stages.0", "stages.1", ..., the
+      maps of `forward_intermediates`. Of a model that does not pool (global_pool ""), logits and
+      pooled features are maps, too.
+    into: {output: array (channels, X, Y)} to write maps to, strip by strip: NumPy, torch or zarr.
+    memory: limit of the bytes of tensors beyond the weights, the image and `into`, as a number or
+      text such as "1GiB".
+    scratch: folder for tokens that do not fit into the limit. Its files are removed at the end.
+    transform: function of a strip (c, n, W) that returns floats of this shape, such as
+      `vil.streaming.Normalize`.
+
+    Autocast is heeded as in `model(image)`. Raises ConfigError, before any work, for a model that
+    does not stream, an image or `into` that does not fit, and a limit that no plan keeps to;
+    DataError for a file that cannot be read; SaveError for a full disk.
+    """
+    run = prepare(model, image, outputs=outputs, into=into, layout=layout, transform=transform)
+    plan = run.planner.choose(_limit(memory))
+    if not plan.scratch_bytes:
+        return run.execute(plan)
+    if scratch is None:
+        raise ConfigError(
+            f"memory {memory} is too little to keep {plan.scratch_bytes} bytes of tokens: give "
+            "scratch=, a folder for them, or a higher limit"
+        )
+    with _temporary(check_scratch(scratch, plan.scratch_bytes)) as folder:
+        return run.execute(plan, folder=folder)
+
+
+@torch.no_grad()
+def plan_stream(
+    model: nn.Module,
+    size: tuple[int, int],
+    memory: int | str = MEMORY,
+    *,
+    outputs: Sequence[str] = LOGITS,
+) -> StreamPlan:
+    """Plan `vil.stream` for an image of (H, W) pixels, without reading anything.
+
+    The plan states for each stage where its tokens are kept, the passes, the strips, the peak bytes
+    and the matmul work; `print(plan)` shows a table. Maps among the outputs count as the caller's
+    arrays (`into`). Raises ConfigError as `vil.stream` does.
+    """
+    network = find_network(model)
+    names = check_outputs(network, outputs)
+    size = _check_size(size)
+    given = tuple(map_shapes(network, names, size))
+    dtype = next(network.parameters()).dtype
+    return Planner(network, size, names, dtype=dtype, given=given).choose(_limit(memory))
+
+
+@as_config_error
+def _limit(memory: int | str) -> int:
+    return parse_bytes(memory)
+
+
+def _check_size(size: Any) -> tuple[int, int]:
+    try:
+        height, width = (int(n) for n in size)
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1:
+        raise ConfigError(f"size must be (height, width) in pixels, got {size!r}")
+    return height, width
+
+
+class PreparedStream:
+    """A checked forward pass, to be planned by `planner` and run by `execute`."""
+
+    def __init__(
+        self,
+        model: MsViT,
+        pixels: Pixels,
+        names: tuple[str, ...],
+        into: Mapping[str, Any] | None,
+        transform: Transform | None,
+    ) -> None:
+        parameter = next(model.parameters())
+        self.model, self.names, self.size = model, names, pixels.size
+        self.image = ImageRows(pixels, parameter.dtype, parameter.device, transform)
+        with torch.no_grad():
+            self.planner = Planner(
+                model,
+                pixels.size,
+                names,
+                dtype=parameter.dtype,
+                copies=self.image.copies,
+                given=tuple(into or ()),
+            )
+        self.shapes = map_shapes(model, names, pixels.size)
+        self.into = check_into(into, names, self.shapes)
+
+    @torch.no_grad()
+    def execute(
+        self,
+        plan: StreamPlan,
+        *,
+        folder: Path | None = None,
+        journal: Journal | None = None,
+        progress: Report = lambda share: None,
+    ) -> StreamResult:
+        """Run a plan. folder: for stored tokens. journal: to resume from. progress: is called with
+        the share of the work that is done."""
+        maps = {name: self.into.get(name) for name in self.shapes}
+        device = self.image.device
+        for name, target in maps.items():
+            if target is None:
+                own = self.dtype_of(name)
+                maps[name] = torch.empty(self.shapes[name], dtype=own, device=device)
+        writers = {name: writer_into(target) for name, target in maps.items()}
+        head = Head(self.model, self.names, writers) if needs_head(self.names) else None
+        passes = Passes(
+            self.model,
+            plan,
+            self.planner.shapes,
+            self.planner.dtypes,
+            writers=stage_writers(writers),
+            head=head,
+            stores=Stores(folder, device),
+            journal=journal or Journal(),
+            progress=progress,
+        )
+        passes.run(self.image)
+        results = maps | (head.results if head else {})
+        return StreamResult({name: results[name] for name in self.names}, plan)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype of a map."""
+        is_stage = name.startswith("stages.")
+        return self.planner.dtypes[int(name.rpartition(".")[2]) if is_stage else -1].tokens
+
+
+def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
+    """Return {index of a stage: writer of its map}."""
+    prefix = "stages."
+    return {
+        int(name.removeprefix(prefix)): write
+        for name, write in writers.items()
+        if name.startswith(prefix)
+    }
+
+
+def prepare(
+    model: nn.Module,
+    image: Any,
+    *,
+    outputs: Sequence[str] = LOGITS,
+    into: Mapping[str, Any] | None = None,
+    layout: str = "CHW",
+    transform: Transform | None = None,
+) -> PreparedStream:
+    """Check model, image and outputs of a streamed forward pass; see `stream`."""
+    network = find_network(model)
+    names = check_outputs(network, outputs)
+    pixels = open_pixels(image, layout, network.in_chans)
+    return PreparedStream(network, pixels, names, into, transform)
+
+
+@contextmanager
+def _temporary(folder: Path):
+    """Yield a new folder below `folder`, and remove it at the end."""
+    path = Path(tempfile.mkdtemp(prefix="vil-stream-", dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

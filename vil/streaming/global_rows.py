@@ -1,0 +1,61 @@
+"""The global tokens of a block, which attend to the tokens of the whole image.
+
+Their keys come strip by strip. Only after the last one is their output known, so the next block
+starts after it: a barrier between two passes over the image.
+
+Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip.
+"""
+
+from torch import Tensor
+
+from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.block import Block
+from vil.streaming.softmax import OnlineSoftmax
+from vil.streaming.tokens import parts
+
+
+class GlobalRows:
+    """The rows of a block's output that belong to its global tokens.
+
+    x_global (1, G, C): the global tokens of the block's input.
+    """
+
+    def __init__(self, block: Block, x_global: Tensor) -> None:
+        self.block, self.x_global = block, x_global
+        attn: GlobalLocalAttention = block.attn
+        query, kv = (attn.query_global, attn.kv_global) if attn.separate else (attn.query, attn.kv)
+        first = block.norm1(x_global)
+        self.softmax = OnlineSoftmax(attn.split_heads(query(first))[0], attn.scale)
+        among = to_local = None
+        if attn.rel_pos:
+            among = attn.g2g_relative_position_bias
+            to_local = attn.g2l_relative_position_bias[0][:, :, None]
+        self.bias = to_local
+        k, v = attn.split_parts(kv(first), 2)
+        self.softmax.add(k[0], v[0], among)
+
+    def add(self, tokens: Tensor, kv: Tensor, size: int) -> None:
+        """Add the local tokens (T, C) of a strip, each once, in parts of at most `size`.
+
+        kv (T, 2C): their keys and values for local queries, which global ones share by default.
+        """
+        attn = self.block.attn
+        for part in parts(len(tokens), size):
+            own = attn.kv_global(self.block.norm1(tokens[part])) if attn.separate else kv[part]
+            k, v = attn.split_parts(own[None], 2)
+            self.softmax.add(k[0], v[0], self.bias)
+
+    def finish(self) -> Tensor:
+        """Return the global tokens (1, G, C) of the block's output."""
+        attn, block = self.block.attn, self.block
+        proj = attn.proj_global if attn.separate else attn.proj
+        x = self.x_global + proj(attn.merge_heads(self.softmax.result()[None]))
+        return x + block.mlp(block.norm2(x))
+
+
+def add_rows(collect: GlobalRows, rows: Tensor, size: int) -> None:
+    """Add rows (n, Y, C) to what global tokens attend to, where nothing else is computed."""
+    tokens, attn = rows.flatten(0, 1), collect.block.attn
+    for part in parts(len(tokens), size):
+        kv = tokens.new_empty(0, 0) if attn.separate else attn.kv(collect.block.norm1(tokens[part]))
+        collect.add(tokens[part], kv, size)

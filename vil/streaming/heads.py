@@ -1,0 +1,84 @@
+"""The final norm, the pooling and the head of a model, on tokens that come strip by strip.
+
+Shapes: X Y grid of the last stage, L = X*Y, G global tokens, d channels, K classes, n rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vil.models.vision_longformer import MsViT
+from vil.streaming.rows import Writer
+from vil.streaming.tokens import part_size, parts
+
+
+class Head:
+    """What a classifier makes of the tokens of its last stage.
+
+    logits, pooled: whether these are wanted. They are vectors (K,) and (d,) in `results`, or, if
+    the model does not pool, maps whose rows go to the functions in `writers`, by the same names.
+    """
+
+    def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:
+        self.model, self.names, self.writers = model, names, writers
+        self.results: dict[str, Tensor] = {}
+        self.count = 0
+        self.sum: Tensor | None = None
+        self.max: Tensor | None = None
+
+    def add(self, first: int, rows: Tensor) -> None:
+        """Add rows (n, Y, d) of the last stage's output, from row `first` on."""
+        cols, pool = rows.shape[1], self.model.global_pool
+        size = part_size(max(rows.shape[-1], self.model.num_classes), rows.dtype)
+        if not pool:
+            for part in parts(len(rows), max(1, size // cols)):
+                self._write(first + part.start, self.model.norm(rows[part]))
+            return
+        if pool == "token":
+            return
+        for part in parts(len(rows) * cols, size):
+            self._pool(self.model.norm(rows.flatten(0, 1)[part]))
+
+    def _pool(self, tokens: Tensor) -> None:
+        """Add normed tokens (T, d) to the running sum and maximum."""
+        total, most = tokens.double().sum(0), tokens.amax(0)
+        self.dtype = tokens.dtype
+        self.sum = total if self.sum is None else self.sum + total
+        self.max = most if self.max is None else torch.maximum(self.max, most)
+        self.count += len(tokens)
+
+    def _write(self, first: int, features: Tensor) -> None:
+        """Write normed rows (n, Y, d), and their logits, to the maps."""
+        if "pooled" in self.names:
+            self.writers["pooled"](first, features)
+        if "logits" in self.names:
+            self.writers["logits"](first, self.model.head(features))
+
+    def finish(self, x_global: Tensor) -> None:
+        """Compute the results, with the global tokens (1, G, d) of the last stage's output."""
+        pool = self.model.global_pool
+        if not pool:
+            return
+        tokens = self.model.norm(x_global[0]) if x_global.shape[1] else None
+        if pool == "token":
+            features = tokens[0]
+        else:
+            if tokens is not None:
+                self._pool(tokens)
+            mean = (self.sum / self.count).to(self.dtype)
+            features = {"avg": mean, "max": self.max, "avgmax": 0.5 * (mean + self.max)}[pool]
+        self.results["pooled"] = features
+        self.results["logits"] = self.model.head(features[None])[0]
+
+    def state(self) -> dict[str, Any]:
+        """Return the running sums, to be restored by `restore`."""
+        return {"count": self.count, "sum": self.sum, "max": self.max}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a result of `state`."""
+        device = next(self.model.parameters()).device
+        self.count = state["count"]
+        if state["sum"] is not None:
+            self.sum, self.max = state["sum"].to(device), state["max"].to(device)
+            self.dtype = self.max.dtype

@@ -1,0 +1,155 @@
+"""Open image files as arrays whose rows are read when needed.
+
+A .npy file is mapped to memory, .zarr and tiled or compressed .tif files are read by chunks (extra
+`stream`). Pillow decodes .png and .jpg as a whole, when the first rows are read, to 8 bits per
+channel in its own memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vil.utils.errors import DataError, one_line
+from vil.utils.extras import Extra, require_extra
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
+MAX_PIXELS = 2**34
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+TURNED = (5, 6, 7, 8)  # orientations whose width is the height
+PILLOW = (".png", ".jpg", ".jpeg")
+TIFF = (".tif", ".tiff")
+SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
+
+
+def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
+    """Return (array, whether it is (H, W, C)) for an image file.
+
+    is_hwc: the layout of .npy and .zarr arrays. Raises DataError if the file cannot be read.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    if not Path(path).exists():
+        raise DataError(f"{path}: there is no such file")
+    with _readable(path):
+        if suffix in PILLOW:
+            array, is_hwc = _open_pillow(Path(path), channels), True
+        elif suffix in TIFF:
+            array, is_hwc = _open_tiff(path)
+        elif suffix == ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            array = _open_zarr(path)
+    pixels = np.prod([int(n) for n in array.shape], dtype=float) / channels
+    if pixels > MAX_PIXELS:
+        raise DataError(f"{path}: {pixels:.3g} pixels are more than {MAX_PIXELS}")
+    return array, is_hwc
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    """Turn any error of a reader into a DataError of one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path}: it cannot be read: {one_line(error)}") from error
+
+
+class PillowRows:
+    """An image file as an array (H, W, C) of uint8, which is decoded when rows are first read.
+
+    image: opened by Pillow. mode: of the rows that are read.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, image: Image.Image, mode: str) -> None:
+        self.image, self.mode, self.is_upright = image, mode, False
+        turned = image.getexif().get(ORIENTATION, 1) in TURNED
+        height, width = reversed(image.size) if not turned else image.size
+        self.shape = (height, width, len(mode) if mode != "L" else 1)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Return rows as (n, W, C)."""
+        if not self.is_upright:
+            self.image.load()
+            if self.image.getexif().get(ORIENTATION, 1) != 1:
+                self.image = ImageOps.exif_transpose(self.image)
+            self.is_upright = True
+        first, stop, _ = rows.indices(self.shape[0])
+        strip = self.image.crop((0, first, self.shape[1], stop))
+        array = np.asarray(strip if strip.mode == self.mode else strip.convert(self.mode))
+        return array.reshape(stop - first, *self.shape[1:])
+
+
+def _open_pillow(path: Path, channels: int) -> PillowRows:
+    if channels not in MODES:
+        raise DataError(f"{path}: it has no {channels} channels; use a .tif, .npy or .zarr file")
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS
+    try:
+        image = Image.open(path)
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise DataError(f"{path}: it has more than 8 bits per channel; use a .tif or .npy file")
+    return PillowRows(image, MODES[channels])
+
+
+def _open_tiff(path: str | Path) -> tuple[Any, bool]:
+    """Return (array, whether it is (H, W, C)) for the first image of a TIFF file."""
+    require_extra(Extra("tifffile", "stream"), f"the image {path}")
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        series = file.series[0]
+        axes, page = series.axes, series.keyframe
+        _check_complete(path, file, series)
+        is_mappable = page.is_memmappable and series.dataoffset is not None
+    if axes not in ("YX", "YXS", "SYX", "CYX", "QYX", "IYX"):
+        raise DataError(f"{path}: its axes are {axes}, expected YX, YXS, SYX or CYX")
+    if is_mappable:
+        return tifffile.memmap(path, mode="r"), axes in ("YX", "YXS")
+    store = tifffile.imread(path, aszarr=True, series=0)
+    return open_store(store, f"the tiled or compressed image {path}"), axes in ("YX", "YXS")
+
+
+def open_store(store: Any, name: str) -> Any:
+    """Return the array of a store of `tifffile.imread(..., aszarr=True)`. name: for messages."""
+    require_extra(Extra("zarr", "stream"), name)
+    import zarr
+
+    array = zarr.open(store, mode="r")
+    if not hasattr(array, "shape"):  # a pyramid, whose first level is the image
+        array = array["0"]
+    return array
+
+
+def _check_complete(path: str | Path, file: Any, series: Any) -> None:
+    """Raise DataError if pixels of the TIFF file lie beyond its end."""
+    size = file.filehandle.size
+    for page in series.pages:
+        page = page.aspage() if page is not None else None
+        if page is None:
+            continue
+        for offset, count in zip(page.dataoffsets, page.databytecounts):
+            if offset + count > size:
+                raise DataError(
+                    f"{path}: it is truncated: {size} bytes, its pixels end at {offset + count}"
+                )
+
+
+def _open_zarr(path: str | Path) -> Any:
+    require_extra(Extra("zarr", "stream"), f"the image {path}")
+    import zarr
+
+    array = zarr.open(str(path), mode="r")
+    if not hasattr(array, "shape"):
+        names = ", ".join(sorted(array.keys())) or "nothing"
+        raise DataError(f"{path}: a group of {names}, expected an array: give its path")
+    return array

@@ -1,0 +1,201 @@
+"""Images whose pixels are read a few rows at a time.
+
+An image is an array (NumPy, torch, zarr, dask, a memory map), a reader like rasterio's, or a file.
+
+Shapes: H W size in pixels, c channels, n rows.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vil.streaming.image_files import open_file, open_store
+from vil.streaming.rows import RowSource
+from vil.utils.errors import ConfigError, DataError, one_line
+
+LAYOUTS = ("CHW", "HWC")
+INTEGER_RANGE = {torch.uint8: 255.0, torch.int32: 65535.0}  # uint16 is read as int32
+TRANSFORMED = 3  # copies of the pixels of a strip while a transform runs
+Transform = Callable[[Tensor], Tensor]
+ReadRows = Callable[[int, int], Any]
+
+
+class Pixels:
+    """An opened image.
+
+    size: (H, W). channels: c. dtype: of its numbers, as text. rows: function of (first row, end)
+    that returns an array (c, n, W), or (n, W, c) if `is_hwc`. name: for messages.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, rows: ReadRows, *, is_hwc: bool, name: str
+    ) -> None:
+        self.size = tuple(shape[:2] if is_hwc else shape[1:])
+        self.channels = shape[2] if is_hwc else shape[0]
+        self.dtype, self.rows, self.is_hwc, self.name = dtype, rows, is_hwc, name
+
+    def read(self, first: int, stop: int) -> Tensor:
+        """Return rows (c, n, W) as a tensor of the image's own dtype. Raises DataError."""
+        try:
+            rows = self.rows(first, stop)
+            tensor = rows if isinstance(rows, Tensor) else as_tensor(np.asarray(rows))
+        except Exception as error:  # readers of files raise anything
+            raise DataError(
+                f"{self.name}: rows {first} to {stop - 1} cannot be read: {one_line(error)}"
+            ) from error
+        tensor = tensor.movedim(-1, 0) if self.is_hwc and tensor.ndim == 3 else tensor
+        expected = (self.channels, stop - first, self.size[1])
+        if tuple(tensor.shape) != expected:
+            raise DataError(
+                f"{self.name}: rows {first} to {stop - 1} have the shape {tuple(tensor.shape)}, "
+                f"expected {expected}"
+            )
+        return tensor
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor, which shares its memory if it can."""
+    if array.dtype.byteorder == ">" or any(step < 0 for step in array.strides):
+        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    if array.dtype == np.uint16:  # torch has few operations for it
+        array = array.astype(np.int32)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
+    """Open an image.
+
+    image: see `vil.stream`. layout: "CHW" or "HWC", of arrays and .npy and .zarr files. channels:
+    those that the model takes. Raises ConfigError for an image that is none or does not fit,
+    DataError for a file that cannot be read.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    name = "the image"
+    is_hwc = layout == "HWC"
+    if isinstance(image, str | Path):
+        name = str(image)
+        image, is_hwc = open_file(image, channels, is_hwc)
+    elif type(image).__module__.startswith("tifffile"):  # a store of `imread(..., aszarr=True)`
+        image = open_store(image, name)
+    if callable(getattr(image, "read", None)) and hasattr(image, "count"):
+        pixels = _open_reader(image, name)
+    elif hasattr(image, "shape") and hasattr(image, "__getitem__"):
+        pixels = _open_array(image, is_hwc, name)
+    else:
+        raise ConfigError(
+            f"{type(image).__name__} is no image: give an array with a shape, a reader with "
+            ".read(window), or a path"
+        )
+    if pixels.channels != channels:
+        raise ConfigError(
+            f"{name} has {pixels.channels} channels as {'HWC' if pixels.is_hwc else 'CHW'}, and "
+            f"the model takes {channels}"
+        )
+    return pixels
+
+
+def _open_array(image: Any, is_hwc: bool, name: str) -> Pixels:
+    shape, dtype = tuple(image.shape), str(image.dtype).removeprefix("torch.")
+    if len(shape) == 2:  # one channel
+        shape = (*shape, 1) if is_hwc else (1, *shape)
+
+        def rows(first: int, stop: int) -> Any:
+            return image[first:stop][..., None] if is_hwc else image[first:stop][None]
+    elif len(shape) == 3:
+
+        def rows(first: int, stop: int) -> Any:
+            return image[first:stop] if is_hwc else image[:, first:stop]
+    else:
+        raise ConfigError(f"{name} must be (C, H, W) or (H, W, C), got a shape of {shape}")
+    return Pixels(shape, dtype, rows, is_hwc=is_hwc, name=name)
+
+
+def _open_reader(image: Any, name: str) -> Pixels:
+    """Open a reader with rasterio's `count`, `height`, `width`, `dtypes` and `read(window=)`."""
+    shape = (image.count, image.height, image.width)
+
+    def rows(first: int, stop: int) -> Any:
+        return image.read(window=((first, stop), (0, image.width)))
+
+    return Pixels(shape, str(image.dtypes[0]), rows, is_hwc=False, name=name)
+
+
+class ImageRows(RowSource):
+    """The pixels of an image as the input of a model.
+
+    on_read: is called with the end of the rows that were read, for progress. dtype, device: of the
+    model. transform: applied to strips (c, n, W); None for none. Raises ConfigError for integers
+    without a transform.
+    """
+
+    def __init__(
+        self,
+        pixels: Pixels,
+        dtype: torch.dtype,
+        device: torch.device,
+        transform: Transform | None,
+    ) -> None:
+        super().__init__(*pixels.size, pixels.channels, dtype, device)
+        self.pixels, self.transform = pixels, transform
+        self.on_read: Callable[[int], None] = lambda stop: None
+        if transform is None and "float" not in pixels.dtype:
+            raise ConfigError(
+                f"{pixels.name} has numbers of the type {pixels.dtype}: give transform=, such as "
+                "vil.streaming.Normalize(mean, std), or normalized floats"
+            )
+
+    @property
+    def copies(self) -> int:
+        """How often the pixels of a strip are held while it is read; 0 if they are shared with the
+        image."""
+        if self.transform is not None:
+            return TRANSFORMED
+        is_shared = self.device.type == "cpu" and self.pixels.dtype == str(self.dtype)[6:]
+        return 0 if is_shared else 1
+
+    def read_map(self, first: int, stop: int) -> Tensor:
+        rows = self.pixels.read(first, stop).to(self.device)
+        self.on_read(stop)
+        if self.transform is not None:
+            expected, rows = rows.shape, self.transform(rows)
+            if not isinstance(rows, Tensor) or rows.shape != expected:
+                raise ConfigError(
+                    f"transform must keep the shape {tuple(expected)} of a strip, got "
+                    f"{tuple(getattr(rows, 'shape', ()))}"
+                )
+        return rows.to(self.dtype)[None]
+
+
+class Normalize:
+    """A transform of strips: scale values to 0..1, subtract the mean and divide by the std.
+
+    mean, std: a number per channel, of values in 0..1. value_range: the values (low, high) that
+    become 0 and 1, by default the range of an unsigned integer type, and 0..1 for floats.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        value_range: Sequence[float] = (),
+    ) -> None:
+        self.mean, self.std = (torch.tensor(x, dtype=torch.float32) for x in (mean, std))
+        self.value_range = tuple(value_range)
+
+    def __call__(self, strip: Tensor) -> Tensor:
+        """Map a strip (c, n, W) to float32 of the same shape."""
+        mean, std = (each.to(strip.device)[:, None, None] for each in (self.mean, self.std))
+        low, high = self.value_range or (0.0, INTEGER_RANGE.get(strip.dtype, 1.0))
+        x = strip.to(torch.float32, copy=True)
+        if (low, high) != (0.0, 1.0):
+            x.sub_(low).div_(high - low)
+        return x.sub_(mean).div_(std)
+
+    def __repr__(self) -> str:
+        parts = (self.mean.tolist(), self.std.tolist(), self.value_range)
+        return f"Normalize({', '.join(map(str, parts))})"

@@ -1,0 +1,90 @@
+"""Record how far a streamed forward pass is, so that another process can continue it.
+
+A file holds the number of the current pass, its next strip and the running sums. It is replaced
+atomically. The tokens themselves are in the scratch files: a pass reads one and writes another, so
+everything before the recorded strip is complete.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vil.utils.errors import SaveError, os_error_as
+
+State = Mapping[str, Any]
+SAVE_SECONDS = 1.0  # between two records within a pass
+
+
+class Journal:
+    """A record that is not kept."""
+
+    def state_of(self, number: int) -> State | None:
+        """Return how far an earlier process came in a pass. None: it did not begin it, or there is
+        no such process. "strip" is the next strip, or None if the pass is complete."""
+        return None
+
+    def save(self, number: int, describe: Callable[[], State]) -> None:
+        """Record the state of a pass after a strip, now or not."""
+
+    def complete(self, number: int, state: State) -> None:
+        """Record that a pass is complete."""
+
+
+class FileJournal(Journal):
+    """A record in a file.
+
+    fingerprint: identifies model, image and plan. The record of another one is ignored.
+    """
+
+    def __init__(self, file: Path, fingerprint: str) -> None:
+        self.file, self.fingerprint = file, fingerprint
+        self.saved_at = time.monotonic()
+        record = self._read()
+        self.number = -1 if record is None else record["number"]
+        self.state = None if record is None else record["state"]
+        self.completed = {} if record is None else record["completed"]
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an earlier process left a record."""
+        return self.number >= 0
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            record = torch.load(self.file, weights_only=True)
+        except Exception:  # none, or not whole: then the work starts from the beginning
+            return None
+        return record if record.get("fingerprint") == self.fingerprint else None
+
+    def state_of(self, number: int) -> State | None:
+        if number in self.completed:
+            return self.completed[number]
+        return self.state if number == self.number else None
+
+    def save(self, number: int, describe: Callable[[], State]) -> None:
+        if time.monotonic() - self.saved_at >= SAVE_SECONDS:
+            self._write(number, describe())
+
+    def complete(self, number: int, state: State) -> None:
+        self.completed[number] = state
+        self._write(number + 1, None)
+
+    def _write(self, number: int, state: State | None) -> None:
+        aside = self.file.with_suffix(".new")
+        record = {
+            "fingerprint": self.fingerprint,
+            "number": number,
+            "state": state,
+            "completed": self.completed,
+        }
+        with os_error_as(SaveError, f"{self.file}"):
+            with aside.open("wb") as stream:
+                torch.save(record, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(aside, self.file)
+        self.saved_at = time.monotonic()

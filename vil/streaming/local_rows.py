@@ -1,0 +1,183 @@
+"""Blocks of local attention, computed in strips of whole rows of chunks.
+
+The queries of a strip attend to the chunks of the strip, to those of the rows of chunks above and
+below, and to the global tokens. All of these form a small grid, on which `vil.ops.local_attention`
+runs. Its chunks are those of the whole grid, so distances, masks and ragged borders are too.
+
+Shapes: X Y grid, w chunk side, R rows of chunks, N heads, D head dim, C = N*D channels, G global
+tokens, n rows of a strip with its neighbors, T = n*Y tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vil.layers.attention.base import Attention
+from vil.layers.attention.longformer import LongformerAttention
+from vil.layers.block import Block
+from vil.ops import Window
+from vil.streaming.global_rows import GlobalRows
+from vil.streaming.rows import RowBuffer, RowSource, StripRows
+from vil.streaming.tokens import finish_tokens, map_parts, part_size, parts
+
+SIDE = 8  # rows of the smallest strip of an attention without a window
+
+
+class Context(NamedTuple):
+    """The rows that a strip needs.
+
+    runs: ranges (first row, end) of the source, in the order of the small grid. queries: the rows
+    of the strip within the small grid.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    queries: slice
+
+    @property
+    def rows(self) -> int:
+        """n, the rows of the small grid."""
+        return sum(stop - first for first, stop in self.runs)
+
+
+def halo_of(window: Window | None) -> tuple[int, int]:
+    """Return how many rows of chunks a query attends to above and below its own: 0 or 1 each."""
+    steps = [0] if window is None else [offset[0] for offset in window.offsets]
+    return int(min(steps) < 0), int(max(steps) > 0)
+
+
+def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
+    """Return the context of the strip of rows `first` to `stop`, which are whole rows of chunks.
+
+    rows: X. window: on the whole grid; None if queries attend to global tokens only. side: w. A
+    cyclic window needs the last row of chunks for the first, and the first for the last. The last
+    row of chunks, which may be cut off, stays last: the small grid wraps around too, and its
+    arbitrary seam is between the two neighbors of the strip.
+    """
+    up, down = (side * n for n in halo_of(window))
+    if window is None or not window.cyclic:
+        start = max(first - up, 0)
+        return Context(((start, min(stop + down, rows)),), slice(first - start, stop - start))
+    last = (rows - 1) // side * side  # first row of the last row of chunks
+    count = -(-(stop - first) // side) + (up + down) // side
+    if count >= last // side + 1:
+        return Context(((0, rows),), slice(first, stop))
+    if first == 0 and up:
+        return Context(((0, stop + down), (last, rows)), slice(0, stop))
+    if stop == rows and down:
+        start = first - up
+        return Context(((0, side), (start, rows)), slice(side + up, side + up + stop - first))
+    return Context(((first - up, min(stop + down, rows)),), slice(up, up + stop - first))
+
+
+class LocalRows(StripRows):
+    """The local tokens after a block of local attention.
+
+    source: the block's input. x_global (1, G, C): the global tokens of its input. num_chunks: rows
+    of chunks in a strip. dtype: of the output. collect: collects what the global tokens attend to;
+    None if their output is not needed. Every strip must then be computed once, in order.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        source: RowSource,
+        x_global: Tensor,
+        *,
+        num_chunks: int,
+        dtype: torch.dtype,
+        collect: GlobalRows | None = None,
+    ) -> None:
+        self.side = chunk_side(block.attn)
+        shape = (source.rows, source.cols, source.channels, dtype, source.device)
+        super().__init__(*shape, height=num_chunks * self.side)
+        self.block, self.x_global, self.collect = block, x_global, collect
+        self.buffer, self.source = RowBuffer(source), source
+        self.window = window_of(block.attn, (source.rows, source.cols))
+        self.ends: dict[tuple[int, int], Tensor] = {}  # first and last rows of a cyclic grid
+
+    def context(self, strip: int) -> Context:
+        """Return the rows that a strip needs."""
+        first = strip * self.height
+        stop = min(first + self.height, self.rows)
+        return strip_context(self.rows, self.window, self.side, first, stop)
+
+    def compute(self, strip: int) -> Tensor:
+        x, context = self.gather(strip)
+        return compute_strip(self.block, x, self.x_global, context.queries, self.collect)
+
+    def gather(self, strip: int) -> tuple[Tensor, Context]:
+        """Return (rows (n, Y, C), context) of a strip."""
+        context = self.context(strip)
+        if len(context.runs) > 1 and not self.ends:
+            self._keep_ends()
+        up = halo_of(self.window)[0] * self.side
+        keep = (strip + 1) * self.height - up
+        if context.runs == ((0, self.rows),) and self.window is not None and self.window.cyclic:
+            keep = 0  # a small cyclic grid, every strip of which needs all rows
+        x, at = self.source.new(context.rows), 0
+        for first, stop in context.runs:
+            rows = x[at : at + stop - first]
+            if (first, stop) in self.ends:
+                rows.copy_(self.ends[first, stop])
+            else:
+                self.buffer.fill(rows, first, keep)
+            at += stop - first
+        return x, context
+
+    def _keep_ends(self) -> None:
+        """Read the first and the last row of chunks of a cyclic grid."""
+        last = (self.rows - 1) // self.side * self.side
+        for run in ((last, self.rows), (0, self.side)):
+            self.ends[run] = self.source.read(*run)
+
+
+def chunk_side(attn: Attention) -> int:
+    """Return w, the rows of the smallest strip of an attention; SIDE if it has no window."""
+    return attn.window_size if isinstance(attn, LongformerAttention) else SIDE
+
+
+def window_of(attn: Attention, grid: tuple[int, int]) -> Window | None:
+    """Return the window of an attention on a grid; None if it has only global keys."""
+    return attn.window(grid) if isinstance(attn, LongformerAttention) else None
+
+
+def compute_strip(
+    block: Block, x: Tensor, x_global: Tensor, queries: slice, collect: GlobalRows | None
+) -> Tensor:
+    """Return the output of a block for some rows of a small grid.
+
+    x (n, Y, C): the rows of the small grid. x_global (1, G, C). queries: the rows to compute.
+    collect: gets what global tokens attend to, from these rows.
+    """
+    attn, (rows, cols, channels) = block.attn, x.shape
+    size = part_size(channels, x.dtype)
+    tokens = x.flatten(0, 1)
+    wanted = slice(queries.start * cols, queries.stop * cols)
+    kv = _keys_and_values(block, tokens, x_global, size)
+    if collect is not None:
+        collect.add(tokens[wanted], kv[attn.num_global :][wanted], size)
+    q = map_parts(lambda part: attn.query(block.norm1(part)), tokens[wanted], size)
+    k, v = attn.split_parts(kv[None], 2)
+    if isinstance(attn, LongformerAttention):
+        padded = q.new_zeros(len(tokens), channels) if len(q) < len(tokens) else q
+        if padded is not q:
+            padded[wanted] = q
+        q = attn.split_heads(padded[None])
+        del padded
+        out = attn.attend_local(q, k, v, (rows, cols), None)[:, :, wanted]
+    else:
+        out = attn.attend_local(attn.split_heads(q[None]), k, v, (rows, cols), None)
+    del q, k, v, kv
+    y = finish_tokens(block, tokens[wanted], attn.merge_heads(out)[0], attn.proj)
+    return y.unflatten(0, (-1, cols))
+
+
+def _keys_and_values(block: Block, tokens: Tensor, x_global: Tensor, size: int) -> Tensor:
+    """Return keys and values (G+T, 2C) of the global tokens and of tokens (T, C)."""
+    first = block.attn.kv(block.norm1(x_global))[0]
+    kv = first.new_empty(len(first) + len(tokens), first.shape[-1])
+    kv[: len(first)] = first
+    for part in parts(len(tokens), size):
+        kv[len(first) :][part] = block.attn.kv(block.norm1(tokens[part]))
+    return kv

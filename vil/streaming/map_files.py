@@ -1,0 +1,131 @@
+"""Write maps to files: .npy, .zarr, or tiled BigTIFF.
+
+A map is first written row by row to a mapped .npy file, and converted when it is complete.
+
+Shapes: d channels, X Y rows and columns of a map.
+"""
+
+import io
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vil.streaming.plan import format_bytes
+from vil.utils.errors import ConfigError, SaveError, os_error_as
+from vil.utils.extras import Extra, require_extra
+from vil.utils.output_paths import replacing
+
+TIFF = (".tif", ".tiff")
+ZARR_FILES = ("zarr.json", ".zarray")  # of an array's folder, by versions of the format
+ENDINGS = (".npy", ".zarr", *TIFF)
+TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
+
+
+def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.ndarray:
+    """Return an array (d, X, Y) that is mapped from an .npy file, which is created if needed.
+
+    The room is allocated at once. Raises SaveError if the disk is full.
+    """
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    described = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    size = header.tell() + math.prod(shape) * dtype.itemsize
+    with os_error_as(SaveError, f"{file}: no room for {format_bytes(size)} of a map"):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            os.pwrite(descriptor, header.getvalue(), 0)
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+    return np.lib.format.open_memmap(file, "r+")
+
+
+def check_map_file(path: Path) -> None:
+    """Raise ConfigError or DataError if a map cannot be saved under a name."""
+    if path.suffix.lower() == ".npy":
+        return
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--save {path}: expected a name that ends in {', '.join(ENDINGS)}")
+    if path.suffix.lower() == ".zarr":
+        _check_zarr(path)
+    module = "zarr" if path.suffix.lower() == ".zarr" else "tifffile"
+    require_extra(Extra(module, "stream"), f"the output {path}")
+
+
+def _check_zarr(path: Path) -> None:
+    """Raise ConfigError if a folder cannot be written, or replaces one that is no zarr array."""
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise ConfigError(f"--save {path}: there is no folder {path.parent}")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"--save {path}: Permission denied")
+    if path.exists() and not any((path / name).is_file() for name in ZARR_FILES):
+        raise ConfigError(f"--save {path}: it exists, and is no zarr array that could be replaced")
+
+
+def convert_map(source: Path, target: Path) -> None:
+    """Move or convert a complete .npy file of a map (d, X, Y) to a file. A .tif file has (X, Y, d).
+
+    The target is replaced only when the new file is complete. Raises SaveError if it cannot be
+    written.
+    """
+    suffix = target.suffix.lower()
+    try:
+        if suffix == ".zarr":
+            _write_zarr(np.load(source, mmap_mode="r"), target)
+            return
+        with replacing(target, "--save") as aside:
+            if suffix == ".npy":
+                shutil.copyfile(source, aside)
+            else:
+                _write_tiff(np.load(source, mmap_mode="r"), aside)
+    except (OSError, ConfigError) as error:
+        raise SaveError(f"{target}: the map stays in {source}: {error}") from error
+
+
+def _write_zarr(array: np.ndarray, target: Path) -> None:
+    import zarr
+
+    aside = target.with_name(f".{target.name}.new")
+    chunks = (array.shape[0], min(TILE, array.shape[1]), min(TILE, array.shape[2]))
+    options = dict(shape=array.shape, chunks=chunks, dtype=array.dtype)
+    try:
+        store = zarr.open(str(aside), mode="w", **options)
+        for first in range(0, array.shape[1], TILE):
+            store[:, first : first + TILE] = array[:, first : first + TILE]
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_tiff(array: np.ndarray, target: Path) -> None:
+    import tifffile
+
+    tifffile.imwrite(
+        target,
+        _tiles(array),
+        shape=(*array.shape[1:], array.shape[0]),
+        dtype=array.dtype,
+        tile=(TILE, TILE),
+        photometric="minisblack",
+        planarconfig="contig",
+        bigtiff=True,
+    )
+
+
+def _tiles(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the tiles (TILE, TILE, d) of a map (d, X, Y), row by row, padded with zeros."""
+    channels, rows, cols = array.shape
+    for row in range(0, rows, TILE):
+        for col in range(0, cols, TILE):
+            part = array[:, row : row + TILE, col : col + TILE]
+            tile = np.zeros((TILE, TILE, channels), array.dtype)
+            tile[: part.shape[1], : part.shape[2]] = part.transpose(1, 2, 0)
+            yield tile

@@ -1,0 +1,109 @@
+"""The outputs of a streamed forward pass: maps that are written by rows, and vectors.
+
+Shapes: X Y grid of a stage, d channels, K classes, n rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vil.models.vision_longformer import MsViT
+from vil.streaming.plan import StreamPlan
+from vil.streaming.rows import Writer
+from vil.utils.errors import ConfigError
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """The outputs of `vil.stream`, by name: tensors, or the arrays of `into`.
+
+    Without a batch dimension: logits (K,), pooled (d,), a stage's map (d, X, Y). plan: what ran.
+    """
+
+    outputs: Mapping[str, Any]
+    plan: StreamPlan
+
+    def __getitem__(self, name: str) -> Any:
+        return self.outputs[name]
+
+    @property
+    def logits(self) -> Any:
+        """The logits (K,), or (K, X, Y) of a model that does not pool."""
+        return self.outputs["logits"]
+
+    @property
+    def pooled(self) -> Any:
+        """The pooled features (d,), or (d, X, Y) of a model that does not pool."""
+        return self.outputs["pooled"]
+
+
+def map_shapes(
+    model: MsViT, outputs: tuple[str, ...], size: tuple[int, int]
+) -> dict[str, tuple[int, int, int]]:
+    """Return the shapes (channels, X, Y) of those outputs that are maps."""
+    grids, shapes = model.grids(size), {}
+    for name in outputs:
+        if name.startswith("stages."):
+            index = int(name.rpartition(".")[2])
+            shapes[name] = (model.channels[index], *grids[index])
+        elif not model.global_pool:
+            width = model.num_features
+            if name == "logits" and model.num_classes:
+                width = model.num_classes
+            shapes[name] = (width, *grids[-1])
+    return shapes
+
+
+def check_into(
+    into: Mapping[str, Any] | None,
+    outputs: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, int, int]],
+) -> dict[str, Any]:
+    """Return the arrays to write to, by output.
+
+    Raises ConfigError for an array of another output, shape or type, and for a read-only one.
+    """
+    into = dict(into or {})
+    for name, array in into.items():
+        if name not in outputs:
+            raise ConfigError(f"into has {name!r}, but the outputs are {', '.join(outputs)}")
+        if name not in shapes:
+            raise ConfigError(f"into[{name!r}]: this output is a vector, and is returned")
+        shape = tuple(getattr(array, "shape", ()))
+        if shape != shapes[name]:
+            raise ConfigError(
+                f"into[{name!r}] has the shape {shape}, and the map needs {shapes[name]}"
+            )
+        if str(array.dtype).removeprefix("torch.") not in FLOATS:
+            raise ConfigError(
+                f"into[{name!r}] has the type {array.dtype}, expected one of {', '.join(FLOATS)}"
+            )
+        if is_read_only(array):
+            raise ConfigError(f"into[{name!r}] is read-only")
+    return into
+
+
+def is_read_only(array: Any) -> bool:
+    """Return whether an array or store of NumPy or zarr cannot be written to."""
+    flags = getattr(array, "flags", None)
+    if flags is not None and not getattr(flags, "writeable", True):
+        return True
+    return bool(getattr(array, "read_only", False))
+
+
+def writer_into(target: Any) -> Writer:
+    """Return the function that writes rows (n, Y, d) to a map (d, X, Y)."""
+
+    def write(first: int, rows: Tensor) -> None:
+        rows = rows.permute(2, 0, 1)
+        if not isinstance(target, Tensor):
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows
+            rows = rows.cpu().numpy()
+        target[:, first : first + rows.shape[1]] = rows
+
+    return write

@@ -1,0 +1,276 @@
+"""Run a plan: passes over the image, each from top to bottom, strip by strip.
+
+A stage whose tokens are stored has a pass per block. Stages that are computed when they are read
+have none: the pass of the stage that reads them drives them. The final pass reads the last stage.
+
+Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vil.layers.attention.full import FullAttention
+from vil.layers.block import Block
+from vil.models.vision_longformer import MsViT
+from vil.streaming.costs import Dtypes, embed_height, strip_macs
+from vil.streaming.full_rows import FullRows
+from vil.streaming.global_rows import GlobalRows, add_rows
+from vil.streaming.heads import Head
+from vil.streaming.images import ImageRows
+from vil.streaming.journal import Journal
+from vil.streaming.local_rows import LocalRows, chunk_side
+from vil.streaming.plan import StreamPlan
+from vil.streaming.planner import StageShape
+from vil.streaming.progress import Report, WorkDone, block_work, embed_work
+from vil.streaming.rows import EmbedRows, RowSource, StoredRows, StripRows, TappedRows, Writer
+from vil.streaming.store import Stores
+from vil.streaming.tokens import part_size
+
+
+class Passes:
+    """A streamed forward pass.
+
+    shapes, dtypes: of the stages, by the planner. writers: {index of a stage: function that takes
+    the rows of its map}. head: what the last stage's tokens are used for; None if for nothing.
+    stores: makes the tensors of stored tokens. journal: from which the passes resume. progress: is
+    called with the share of the work that is done.
+    """
+
+    def __init__(
+        self,
+        model: MsViT,
+        plan: StreamPlan,
+        shapes: Sequence[StageShape],
+        dtypes: Sequence[Dtypes],
+        *,
+        writers: Mapping[int, Writer],
+        head: Head | None,
+        stores: Stores,
+        journal: Journal,
+        progress: Report = lambda share: None,
+    ) -> None:
+        self.model, self.plan, self.shapes, self.dtypes = model, plan, shapes, dtypes
+        self.writers, self.head, self.stores = writers, head, stores
+        self.journal = journal
+        self.number = 0  # of the current pass
+        self.taps: list[tuple[TappedRows, int]] = []  # with the rows that are read
+        total = sum(self._embed_work(i) for i in range(len(plan.stages)))
+        total += sum(
+            self._work(i, b)
+            for i in range(len(plan.stages))
+            for b in range(len(model.stages[i].blocks))
+        )
+        self.work = WorkDone(total, progress)
+        self.collect: GlobalRows | None = None  # of the last block, whose output the head needs
+
+    def run(self, image: ImageRows) -> None:
+        """Read the image, and write all outputs."""
+        image.on_read = lambda stop: self.work.reach(stop / image.rows)
+        source, x_global = image, None
+        for index in range(len(self.plan.stages)):
+            source, x_global = self._add_stage(index, source)
+        self._final_pass(source, x_global)
+        self.work.finish_pass()
+        self.work.report(1.0)
+
+    def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
+        """Run the passes that store the tokens of a stage.
+
+        Returns (rows of its output, global tokens of the input of its last block).
+        """
+        stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
+        height = embed_height(stage)
+        rows = EmbedRows(stage.embed, source, plan.grid, self.dtypes[index].embedded, height)
+        x_global, first = rows.global_tokens(), 0
+        self.work.add(self._embed_work(index))
+        if shape.stored:
+            rows, x_global = self._store(index, rows, x_global)
+            first = len(stage.blocks) - (not _is_full(stage.blocks[-1]))
+        for b in range(first, len(stage.blocks)):
+            is_last = b == len(stage.blocks) - 1
+            self.work.add(self._work(index, b))
+            if shape.collects and is_last:
+                self.collect = GlobalRows(stage.blocks[b], x_global)
+                if shape.only_global:
+                    break
+            rows = self._local(index, b, rows, x_global, self.collect if is_last else None)
+        if index in self.writers:
+            rows = TappedRows(rows, self.writers[index])
+            self.taps.append((rows, self._rows_read(index)))
+        return rows, x_global
+
+    def _rows_read(self, index: int) -> int:
+        """Return how many rows of a stage's map the next one reads; all of them if it is last."""
+        if index == len(self.plan.stages) - 1:
+            return self.plan.stages[index].grid[0]
+        below = self.model.stages[index + 1]
+        return self.plan.stages[index + 1].grid[0] * below.embed.patch
+
+    def _embed_work(self, index: int) -> float:
+        return embed_work(self.model.stages[index].embed, self.plan.stages[index].grid)
+
+    def _work(self, index: int, b: int) -> float:
+        """Return the work of a block."""
+        plan, shape = self.plan.stages[index], self.shapes[index]
+        blocks = self.model.stages[index].blocks
+        only = shape.only_global and b == len(blocks) - 1
+        macs = strip_macs(blocks[b], plan.grid, plan.heights[b], only_global=only)
+        return block_work(blocks[b], plan.grid, macs, only_global=only)
+
+    def _local(
+        self,
+        index: int,
+        block: int,
+        source: RowSource,
+        x_global: Tensor,
+        collect: GlobalRows | None,
+    ) -> LocalRows:
+        module = self.model.stages[index].blocks[block]
+        height = self.plan.stages[index].heights[block]
+        return LocalRows(
+            module,
+            source,
+            x_global,
+            num_chunks=max(1, height // chunk_side(module.attn)),
+            dtype=self.dtypes[index].tokens,
+            collect=collect,
+        )
+
+    def _store(self, index: int, rows: RowSource, x_global: Tensor) -> tuple[StoredRows, Tensor]:
+        """Run the passes that write the tokens of a stage. Returns (rows, global tokens)."""
+        stage, plan = self.model.stages[index], self.plan.stages[index]
+        stores = self.stores.make(index, plan, rows.channels, self.dtypes[index].tokens)
+        blocks: list[tuple[int, Block] | None] = list(enumerate(stage.blocks))
+        if not _is_full(stage.blocks[-1]):
+            blocks.pop()
+        if _is_full(stage.blocks[0]):
+            blocks.insert(0, None)
+        for step, each in enumerate(blocks):
+            target = stores[step % len(stores)]
+            reader, collect = rows, None
+            if each is not None:
+                self.work.add(self._work(index, each[0]))
+                if _is_full(each[1]):
+                    options = dict(height=plan.heights[each[0]], dtype=target.dtype)
+                    reader = FullRows(each[1], rows, x_global, **options)
+                else:
+                    collect = GlobalRows(each[1], x_global) if x_global.shape[1] else None
+                    reader = self._local(index, each[0], rows, x_global, collect)
+            x_global = self._run_pass(reader, target.write, x_global, collect)
+            rows = target
+        return rows, x_global
+
+    def _run_pass(
+        self,
+        reader: StripRows,
+        write: Writer,
+        x_global: Tensor,
+        collect: GlobalRows | None,
+    ) -> Tensor:
+        """Write all strips of a reader. Returns the global tokens after it.
+
+        A pass that an earlier process completed is skipped, one that it began is continued.
+        """
+        state = self.journal.state_of(self.number)
+        if state is None or state["strip"] is not None:
+            self._write_strips(reader, write, collect, state)
+            if isinstance(reader, FullRows):
+                x_global = reader.global_tokens
+            elif collect is not None:
+                x_global = collect.finish()
+            self._flush_taps()
+            self.journal.complete(self.number, {"strip": None, "x_global": x_global})
+        else:
+            x_global = state["x_global"].to(x_global.device)
+        self.taps.clear()
+        self.number += 1
+        self.work.finish_pass()
+        return x_global
+
+    def _write_strips(
+        self,
+        reader: StripRows,
+        write: Writer,
+        collect: GlobalRows | None,
+        state: Mapping[str, Any] | None,
+        pooled: Head | None = None,
+    ) -> None:
+        first = 0
+        if state is not None:
+            first = state["strip"]
+            if collect is not None:
+                collect.softmax.restore(state["softmax"])
+            if pooled is not None:
+                pooled.restore(state["pooled"])
+            if isinstance(reader, FullRows):
+                reader.global_tokens = state["x_global"].to(reader.device)
+        for strip in range(first, reader.num_strips):
+            rows = reader.compute(strip)
+            write(strip * reader.height, rows)
+            del rows
+            self.work.reach((strip + 1) / reader.num_strips)
+
+            def describe(strip: int = strip) -> dict[str, Any]:
+                return {
+                    "strip": strip + 1,
+                    "softmax": None if collect is None else collect.softmax.state(),
+                    "pooled": None if pooled is None else pooled.state(),
+                    "x_global": reader.global_tokens if isinstance(reader, FullRows) else None,
+                }
+
+            self.journal.save(self.number, describe)
+
+    def _flush_taps(self) -> None:
+        """Write those rows of the maps that the next stage does not read."""
+        for tap, read in reversed(self.taps):
+            height = embed_height(self.model.stages[0])
+            for first in range(read, tap.rows, height):
+                tap.read(first, min(first + height, tap.rows))
+
+    def _final_pass(self, source: RowSource, x_global: Tensor) -> None:
+        """Read the last stage for its map and for the head."""
+        state = self.journal.state_of(self.number)
+        last = len(self.plan.stages) - 1
+        head, collect = self.head, self.collect
+        only_global = self.shapes[last].only_global
+        reader = Whole(source, embed_height(self.model.stages[last]))
+        write: Writer = lambda first, rows: None  # noqa: E731
+        if only_global:
+            size = part_size(source.channels, source.dtype)
+            write = lambda first, rows: add_rows(collect, rows, size)  # noqa: E731
+        elif head is not None:
+            write = head.add
+        self._write_strips(reader, write, collect, state, head)
+        if collect is not None:
+            x_global = collect.finish()
+        if head is not None:
+            head.finish(x_global)
+        self._flush_taps()
+
+
+class Whole(StripRows):
+    """All rows of any source, in its own strips, or in strips of `height` rows if it has none."""
+
+    def __init__(self, source: RowSource, height: int) -> None:
+        shape = (source.rows, source.cols, source.channels, source.dtype, source.device)
+        below = source
+        while isinstance(below, TappedRows):
+            below = below.source
+        is_computed = isinstance(below, StripRows)
+        super().__init__(*shape, height=below.height if is_computed else height)
+        self.source, self.below = source, below if is_computed else None
+
+    def compute(self, strip: int) -> Tensor:
+        first = strip * self.height
+        if self.below is None:
+            return self.source.read(first, min(first + self.height, self.rows))
+        rows = self.below.compute(strip)
+        if isinstance(self.source, TappedRows):
+            self.source.write(first, rows)
+        return rows
+
+
+def _is_full(block: Block) -> bool:
+    return isinstance(block.attn, FullAttention)

@@ -1,0 +1,187 @@
+"""Sources of rows of tokens, which are read from top to bottom a few rows at a time.
+
+A source computes its rows in strips that do not depend on who reads it, so a row has the same bits
+whenever it is read. Readers that need rows again keep them (`RowBuffer`).
+
+Shapes: X Y grid of a source, C channels, n rows of a request; for an image H W pixels, c channels.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vil.layers.patch_embed import PatchEmbed
+from vil.layers.pos_embed import AbsoluteEmbedding
+
+Writer = Callable[[int, Tensor], None]  # takes the first row and rows (n, Y, C)
+
+
+class RowSource:
+    """Rows of a map, from top to bottom.
+
+    rows, cols: X, Y. channels: C. dtype, device: of the rows.
+    """
+
+    def __init__(
+        self, rows: int, cols: int, channels: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.rows, self.cols, self.channels = rows, cols, channels
+        self.dtype, self.device = dtype, device
+
+    def fill(self, out: Tensor, first: int) -> None:
+        """Write the rows from `first` on to out (n, Y, C)."""
+        raise NotImplementedError
+
+    def new(self, count: int) -> Tensor:
+        """Return an uninitialized tensor for `count` rows (n, Y, C)."""
+        shape = (count, self.cols, self.channels)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def read(self, first: int, stop: int) -> Tensor:
+        """Return rows `first` to `stop` as (n, Y, C)."""
+        out = self.new(stop - first)
+        self.fill(out, first)
+        return out
+
+    def read_map(self, first: int, stop: int) -> Tensor:
+        """Return rows `first` to `stop` as a map (1, C, n, Y)."""
+        return self.read(first, stop).permute(2, 0, 1)[None]
+
+
+class StripRows(RowSource):
+    """Rows that are computed in strips of `height` rows, the last of which may be shorter.
+
+    A subclass defines `compute`. A strip of which a part was read is kept for the next request.
+    """
+
+    height: int
+
+    def __init__(self, *shape, height: int) -> None:
+        super().__init__(*shape)
+        self.height = height
+        self._kept: tuple[int, Tensor] | None = None  # (first row, rows of a strip)
+
+    @property
+    def num_strips(self) -> int:
+        """Number of strips."""
+        return -(-self.rows // self.height)
+
+    def compute(self, strip: int) -> Tensor:
+        """Return the rows of a strip, (height, Y, C); fewer rows for the last strip."""
+        raise NotImplementedError
+
+    def fill(self, out: Tensor, first: int) -> None:
+        stop = first + len(out)
+        while first < stop:
+            start = first // self.height * self.height
+            if self._kept is None or self._kept[0] != start:
+                self._kept = None
+                self._kept = (start, self.compute(start // self.height))
+            strip = self._kept[1]
+            rows = strip[first - start : stop - start]
+            out[len(out) - (stop - first) :][: len(rows)] = rows
+            first += len(rows)
+            if first == start + len(strip):
+                self._kept = None
+            del strip, rows
+
+
+class RowBuffer:
+    """Reader of overlapping ranges of rows, which reads each row of its source once."""
+
+    def __init__(self, source: RowSource) -> None:
+        self.source = source
+        self.first, self.kept = 0, source.new(0)
+
+    def fill(self, out: Tensor, first: int, keep: int) -> None:
+        """Write the rows from `first` on to out (n, Y, C), and keep those from row `keep` on."""
+        stop, known = first + len(out), 0
+        if self.first <= first:
+            rows = self.kept[first - self.first :][: len(out)]
+            out[: len(rows)] = rows
+            known = len(rows)
+            del rows
+        self.kept = self.source.new(0)
+        if known < len(out):
+            self.source.fill(out[known:], first + known)
+        keep = min(max(keep, first), stop)
+        self.first, self.kept = keep, out[keep - first :].clone()
+
+
+class EmbedRows(StripRows):
+    """The local tokens of a stage's patch embedding.
+
+    source: the map that is embedded; only its rows in complete patches are read. grid: (X, Y).
+    """
+
+    def __init__(
+        self,
+        embed: PatchEmbed,
+        source: RowSource,
+        grid: tuple[int, int],
+        dtype: torch.dtype,
+        height: int,
+    ) -> None:
+        channels = embed.proj.out_channels
+        super().__init__(*grid, channels, dtype, source.device, height=height)
+        self.embed, self.source = embed, source
+        self.lines = None if embed.position is None else position_lines(embed.position, grid)
+
+    def compute(self, strip: int) -> Tensor:
+        first = strip * self.height
+        stop, patch = min(first + self.height, self.rows), self.embed.patch
+        x = self.embed.proj(self.source.read_map(first * patch, stop * patch))
+        tokens = self.embed.norm_embed(x[0].permute(1, 2, 0))  # (n, Y, C)
+        del x
+        if self.lines is not None:
+            down, across = self.lines
+            half = self.channels // 2
+            position = torch.empty_like(tokens, dtype=down.dtype)
+            position[..., :half] = down[first:stop, None]
+            position[..., half:] = across
+            tokens = tokens + position
+        return tokens
+
+    def global_tokens(self) -> Tensor:
+        """Return the global tokens (1, G, C) that enter the first block."""
+        tokens = self.embed.cls_token
+        if tokens is None:
+            return torch.empty(1, 0, self.channels, dtype=self.dtype, device=self.device)
+        tokens = tokens.to(torch.promote_types(self.dtype, tokens.dtype))
+        if self.embed.position is not None:
+            tokens = tokens + self.embed.position.cls_pos_embed
+        return tokens.to(self.dtype)
+
+
+def position_lines(position: AbsoluteEmbedding, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of the rows (X, C/2) and of the columns (Y, C/2) of a grid."""
+    lines = zip((position.x_pos_embed, position.y_pos_embed), grid)
+    return tuple(position.fit(line, length)[0] for line, length in lines)
+
+
+class TappedRows(RowSource):
+    """Rows of a source, which are also handed to `write` when they are read."""
+
+    def __init__(self, source: RowSource, write: Writer) -> None:
+        super().__init__(source.rows, source.cols, source.channels, source.dtype, source.device)
+        self.source, self.write = source, write
+
+    def fill(self, out: Tensor, first: int) -> None:
+        self.source.fill(out, first)
+        self.write(first, out)
+
+
+class StoredRows(RowSource):
+    """Rows of a tensor (X, Y, C), in memory or in a file that is mapped to memory."""
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        super().__init__(*tensor.shape, tensor.dtype, device)
+        self.tensor = tensor
+
+    def fill(self, out: Tensor, first: int) -> None:
+        out.copy_(self.tensor[first : first + len(out)])
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Store rows (n, Y, C) from row `first` on."""
+        self.tensor[first : first + len(rows)] = rows

@@ -1,0 +1,51 @@
+"""Softmax attention whose keys arrive in parts, for queries that attend to the whole image.
+
+The parts are merged by the running maximum and the running sum of exponentials (online softmax,
+arXiv:1805.02867). Sums are kept in float64, so that the number of parts does not matter.
+
+Shapes: N heads, Q queries, D head dim, K keys of a part.
+"""
+
+import torch
+from torch import Tensor
+
+
+class OnlineSoftmax:
+    """Attention of queries to keys that are added part by part.
+
+    q (N, Q, D): queries. scale: factor of q @ k^T.
+    """
+
+    def __init__(self, q: Tensor, scale: float) -> None:
+        self.dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        self.q = q.to(wide) * scale
+        state = dict(dtype=torch.float64, device=q.device)
+        self.top = torch.full((*q.shape[:2], 1), -torch.inf, **state)
+        self.total = torch.zeros_like(self.top)
+        self.sums = torch.zeros(q.shape, **state)
+
+    def add(self, k: Tensor, v: Tensor, bias: Tensor | None = None) -> None:
+        """Add keys and values (N, K, D). bias: added to the scores, broadcast to (N, Q, K)."""
+        scores = self.q @ k.to(self.q.dtype).mT
+        if bias is not None:
+            scores += bias
+        top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(top.to(scores.dtype)).exp_()
+        keep = torch.exp(self.top - top)
+        self.total = self.total * keep + weights.sum(-1, keepdim=True)
+        self.sums = self.sums * keep + weights @ v.to(weights.dtype)
+        self.top = top
+
+    def result(self) -> Tensor:
+        """Return the attention output (N, Q, D) in the dtype of the queries."""
+        return (self.sums / self.total).to(self.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the running maximum and sums, to be restored by `restore`."""
+        return {"top": self.top, "total": self.total, "sums": self.sums}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from a result of `state`."""
+        self.top, self.total, self.sums = (
+            state[name].to(self.q.device) for name in ("top", "total", "sums")
+        )

@@ -1,0 +1,248 @@
+"""Predict one image of any size in bounded memory: `vil predict --stream`.
+
+The image keeps its resolution and is only normalized. With a scratch folder the work can be
+interrupted: the next call with the same arguments continues it and gives the same bytes.
+
+Shapes: H W image size, c channels, K outputs of the model.
+"""
+
+import fcntl
+import hashlib
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vil.engine.evaluation import autocast
+from vil.models.vision_longformer import MsViT
+from vil.streaming import Normalize, StreamPlan, prepare
+from vil.streaming.forward import PreparedStream
+from vil.streaming.journal import FileJournal
+from vil.streaming.map_files import check_map_file, convert_map, create_map
+from vil.streaming.plan import parse_bytes
+from vil.streaming.store import check_scratch
+from vil.tasks.base import ImageMeta
+from vil.tasks.image_task import ImageTask
+from vil.utils.errors import ConfigError, SaveError, as_config_error, os_error_as
+from vil.workflows.inference import InferenceModel
+
+CHECK_SIDE = 512  # pixels of the crop that `check_crop` compares, at least
+FLOATS = {torch.float64: np.float64, torch.float16: np.float16}  # of saved maps, else float32
+Report = Callable[[float, float], None]  # takes the share that is done, and the seconds that remain
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How to stream an image.
+
+    memory: limit of tensor bytes, see `vil.stream`. scratch: folder from which an interrupted run
+    resumes; None for none. save: {output: file} of maps.
+    """
+
+    memory: int | str = "1GiB"
+    scratch: Path | None = None
+    save: Mapping[str, Path] = field(default_factory=dict)
+
+
+class ImageStream:
+    """A trained model and one image, ready to be streamed.
+
+    source: the trained model. image: path of the image, or an array (H, W, c). Raises ConfigError
+    or DataError, before any work, if the task, model, image or settings do not fit.
+    """
+
+    @as_config_error
+    def __init__(self, source: InferenceModel, image: Any, settings: StreamSettings) -> None:
+        self.source, self.image, self.settings = source, image, settings
+        if settings.scratch is not None and not isinstance(image, str | Path):
+            raise ConfigError("only an image file can be resumed: give its path, or no scratch")
+        if not isinstance(source.task, ImageTask):
+            raise ConfigError(
+                f"TASK {source.cfg.TASK} does not stream: use vil.stream on its backbone for maps"
+            )
+        limit = parse_bytes(settings.memory)
+        for path in settings.save.values():
+            check_map_file(path)
+        own = source.cfg.INPUT
+        transform = Normalize(own.MEAN, own.STD, source.cfg.DATA.VALUE_RANGE)
+        self.options = dict(layout="HWC", transform=transform)
+        names = ("logits", *settings.save)
+        with self.autocast():
+            self.prepared = prepare(source.model, image, outputs=names, **self.options)
+            maps = self.prepared.shapes
+            for name in settings.save:
+                if name not in maps:
+                    raise ConfigError(f"--save {name}: this output is a vector, not a map")
+            self.prepared.planner.output_bytes = 0  # maps are mapped from files
+            resumable = settings.scratch is not None
+            self.plan = self.prepared.planner.choose(limit, on_disk=resumable)
+        if self.plan.scratch_bytes and settings.scratch is None:
+            raise ConfigError(
+                f"--memory {settings.memory} is too little to keep {self.plan.scratch_bytes} bytes "
+                "of tokens: add --scratch DIR, or a higher limit"
+            )
+
+    def autocast(self) -> torch.autocast:
+        """Return the autocast of the task."""
+        return autocast(self.source.task.device, self.source.task.amp_dtype)
+
+    def predict(self, report: Report = lambda share, seconds: None) -> Any:
+        """Stream the image, save its maps, and return the prediction of the task."""
+        name = str(self.image) if isinstance(self.image, str | Path) else "array"
+        meta = ImageMeta(name, self.prepared.size)
+        task, save = self.source.task, self.settings.save
+        with self._folder() as (folder, is_kept):
+            journal = self._journal(folder) if is_kept else None
+            files = {output: folder / f"{output}.npy" for output in save}
+            self.prepared.into = {
+                output: create_map(file, self.prepared.shapes[output], self._dtype_of(output))
+                for output, file in files.items()
+            }
+            streamed = StreamedModel(self.prepared, self.plan, folder, journal, Clock(report))
+            with os_error_as(SaveError, f"{folder}"):
+                output = task.run(streamed, [torch.zeros(1)])
+            for array in self.prepared.into.values():
+                array.flush()
+            self.prepared.into = {}
+            for output_name, file in files.items():
+                convert_map(file, save[output_name])
+        return task.postprocess(output, [meta])[0]
+
+    def _journal(self, folder: Path) -> FileJournal:
+        return FileJournal(folder / "journal.pt", self.fingerprint)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the scratch folder holds the work of an earlier process."""
+        scratch = self.settings.scratch
+        return scratch is not None and self._journal(Path(scratch, self._name)).is_resumed
+
+    @property
+    def _name(self) -> str:
+        """The name of the folder in the scratch folder."""
+        return f"vil-stream-{self.fingerprint[:16]}"
+
+    def _dtype_of(self, output: str) -> np.dtype:
+        return np.dtype(FLOATS.get(self.prepared.dtype_of(output), np.float32))
+
+    def check_crop(self) -> float:
+        """Compare a crop from the image's center with the plain model, which runs it at once.
+
+        The crop is streamed in the lowest strips. Returns the largest difference of the logits,
+        relative to the largest logit.
+        """
+        model: MsViT = self.prepared.model
+        height, width = self.prepared.size
+        side = max(CHECK_SIDE, 2 * model.strides[-1])
+        top, left = max(0, (height - side) // 2), max(0, (width - side) // 2)
+        rows = self.prepared.image.read_map(top, min(top + side, height))
+        crop = rows[..., left : left + side]
+        with torch.no_grad(), self.autocast():
+            whole = model(crop)[0].double()
+            run = prepare(model, crop[0])
+            strips = run.execute(run.planner.with_strips(1)).logits.double()
+        return ((whole - strips).abs().max() / whole.abs().max()).item()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Text that differs for other weights, images, plans and versions of torch."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.prepared.model.state_dict().items()):
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        facts: list[Any] = [self.plan, self.options, self.source.task.amp_dtype, torch.__version__]
+        if isinstance(self.image, str | Path):
+            path = Path(self.image)
+            files = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+            states = (file.stat() for file in files)
+            facts += [path.resolve(), *((state.st_size, state.st_mtime_ns) for state in states)]
+        digest.update("\n".join(map(str, facts)).encode())
+        return digest.hexdigest()
+
+    @contextmanager
+    def _folder(self) -> Iterator[tuple[Path, bool]]:
+        """Yield (folder for files, whether it is kept when the work is interrupted).
+
+        It is removed at the end, and, unless the work resumes from it, also after an error.
+        """
+        scratch, save = self.settings.scratch, list(self.settings.save.values())
+        if scratch is None:
+            beside = save[0].resolve().parent if save else None
+            path = Path(tempfile.mkdtemp(prefix=".vil-stream-", dir=beside))
+            try:
+                yield path, False
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+            return
+        size = self.plan.scratch_bytes + sum(
+            math.prod(self.prepared.shapes[output]) * self._dtype_of(output).itemsize
+            for output in self.settings.save
+        )
+        path = check_scratch(scratch, size, self._name) / self._name
+        with os_error_as(ConfigError, f"--scratch {scratch}"):
+            path.mkdir(exist_ok=True)
+            lock = (path / "lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(f"--scratch {scratch}: another process streams there") from None
+            yield path, True
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class StreamedModel(nn.Module):
+    """Stands for the model in `Task.run`: returns the logits (1, K) of the streamed image."""
+
+    def __init__(
+        self,
+        prepared: PreparedStream,
+        plan: StreamPlan,
+        folder: Path,
+        journal: FileJournal | None,
+        clock: "Clock",
+    ) -> None:
+        super().__init__()
+        self.options = dict(folder=folder, journal=journal, progress=clock)
+        self.prepared, self.plan = prepared, plan
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Stream the image. `images` is ignored."""
+        return self.prepared.execute(self.plan, **self.options).logits[None]
+
+
+class Clock:
+    """Estimate the remaining seconds from the share of the work that is done."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.began, self.first = report, time.monotonic(), 0.0
+
+    def __call__(self, share: float) -> None:
+        if not self.first:  # what an earlier process did counts for nothing
+            self.began, self.first = time.monotonic(), share
+            return
+        seconds = time.monotonic() - self.began
+        self.report(share, seconds * (1 - share) / max(share - self.first, 1e-9))
+
+
+def describe_save(words: Sequence[str]) -> dict[str, Path]:
+    """Parse OUTPUT=FILE words. Raises ConfigError for other words, and for a repeated output."""
+    save: dict[str, Path] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        if not (name and equals and file):
+            raise ConfigError(f"--save {word}: expected OUTPUT=FILE, such as stages.2=map.npy")
+        if name in save:
+            raise ConfigError(f"--save {name}: is given twice")
+        save[name] = Path(file)
+    return save
