@@ -20,6 +20,7 @@ tiles: tiles of 512 pixels that overlap by 64 against the whole relief map, by a
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def measure_large() -> dict:
         for first in range(0, side, 512):
             image[first : first + 512] = draw.integers(256, size=(512, side, 3), dtype=np.uint8)
         del image
+        os.sync()  # or the disk writes it while the tokens are written
         options = dict(layout="HWC", transform=normalize)
         return stream(path, MEMORY["large"], on_disk=True, **options)
 

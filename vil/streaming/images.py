@@ -128,9 +128,8 @@ def _open_reader(image: Any, name: str) -> Pixels:
 class ImageRows(RowSource):
     """The pixels of an image as the input of a model.
 
-    on_read: is called with the end of the rows that were read, for progress. dtype, device: of the
-    model. transform: applied to strips (c, n, W); None for none. Raises ConfigError for integers
-    without a transform.
+    dtype, device: of the model. transform: applied to strips (c, n, W); None for none. Raises
+    ConfigError for integers without a transform.
     """
 
     def __init__(
@@ -142,7 +141,6 @@ class ImageRows(RowSource):
     ) -> None:
         super().__init__(*pixels.size, pixels.channels, dtype, device)
         self.pixels, self.transform = pixels, transform
-        self.on_read: Callable[[int], None] = lambda stop: None
         if transform is None and "float" not in pixels.dtype:
             raise ConfigError(
                 f"{pixels.name} has numbers of the type {pixels.dtype}: give transform=, such as "
@@ -160,7 +158,6 @@ class ImageRows(RowSource):
 
     def read_map(self, first: int, stop: int) -> Tensor:
         rows = self.pixels.read(first, stop).to(self.device)
-        self.on_read(stop)
         if self.transform is not None:
             expected, rows = rows.shape, self.transform(rows)
             if not isinstance(rows, Tensor) or rows.shape != expected:

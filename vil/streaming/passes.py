@@ -18,7 +18,6 @@ from vil.streaming.costs import Dtypes, embed_height, strip_macs
 from vil.streaming.full_rows import FullRows
 from vil.streaming.global_rows import GlobalRows, add_rows
 from vil.streaming.heads import Head
-from vil.streaming.images import ImageRows
 from vil.streaming.journal import Journal
 from vil.streaming.local_rows import LocalRows, chunk_side
 from vil.streaming.plan import StreamPlan
@@ -65,15 +64,13 @@ class Passes:
         self.work = WorkDone(total, progress)
         self.collect: GlobalRows | None = None  # of the last block, whose output the head needs
 
-    def run(self, image: ImageRows) -> None:
+    def run(self, image: RowSource) -> None:
         """Read the image, and write all outputs."""
-        image.on_read = lambda stop: self.work.reach(stop / image.rows)
         source, x_global = image, None
         for index in range(len(self.plan.stages)):
             source, x_global = self._add_stage(index, source)
         self._final_pass(source, x_global)
         self.work.finish_pass()
-        self.work.report(1.0)
 
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
         """Run the passes that store the tokens of a stage.
@@ -84,13 +81,12 @@ class Passes:
         height = embed_height(stage)
         rows = EmbedRows(stage.embed, source, plan.grid, self.dtypes[index].embedded, height)
         x_global, first = rows.global_tokens(), 0
-        self.work.add(self._embed_work(index))
+        self.work.watch(rows, self._embed_work(index))
         if shape.stored:
             rows, x_global = self._store(index, rows, x_global)
             first = len(stage.blocks) - (not _is_full(stage.blocks[-1]))
         for b in range(first, len(stage.blocks)):
             is_last = b == len(stage.blocks) - 1
-            self.work.add(self._work(index, b))
             if shape.collects and is_last:
                 self.collect = GlobalRows(stage.blocks[b], x_global)
                 if shape.only_global:
@@ -129,7 +125,7 @@ class Passes:
     ) -> LocalRows:
         module = self.model.stages[index].blocks[block]
         height = self.plan.stages[index].heights[block]
-        return LocalRows(
+        rows = LocalRows(
             module,
             source,
             x_global,
@@ -137,6 +133,8 @@ class Passes:
             dtype=self.dtypes[index].tokens,
             collect=collect,
         )
+        self.work.watch(rows, self._work(index, block))
+        return rows
 
     def _store(self, index: int, rows: RowSource, x_global: Tensor) -> tuple[StoredRows, Tensor]:
         """Run the passes that write the tokens of a stage. Returns (rows, global tokens)."""
@@ -151,10 +149,10 @@ class Passes:
             target = stores[step % len(stores)]
             reader, collect = rows, None
             if each is not None:
-                self.work.add(self._work(index, each[0]))
                 if _is_full(each[1]):
                     options = dict(height=plan.heights[each[0]], dtype=target.dtype)
                     reader = FullRows(each[1], rows, x_global, **options)
+                    self.work.watch(reader, self._work(index, each[0]))
                 else:
                     collect = GlobalRows(each[1], x_global) if x_global.shape[1] else None
                     reader = self._local(index, each[0], rows, x_global, collect)
@@ -184,6 +182,7 @@ class Passes:
             self.journal.complete(self.number, {"strip": None, "x_global": x_global})
         else:
             x_global = state["x_global"].to(x_global.device)
+            self.work.resume(self.work.planned)
         self.taps.clear()
         self.number += 1
         self.work.finish_pass()
@@ -200,6 +199,7 @@ class Passes:
         first = 0
         if state is not None:
             first = state["strip"]
+            self.work.resume(self.work.planned * first / reader.num_strips)
             if collect is not None:
                 collect.softmax.restore(state["softmax"])
             if pooled is not None:
@@ -207,10 +207,9 @@ class Passes:
             if isinstance(reader, FullRows):
                 reader.global_tokens = state["x_global"].to(reader.device)
         for strip in range(first, reader.num_strips):
-            rows = reader.compute(strip)
+            rows = reader.next(strip)
             write(strip * reader.height, rows)
             del rows
-            self.work.reach((strip + 1) / reader.num_strips)
 
             def describe(strip: int = strip) -> dict[str, Any]:
                 return {
@@ -238,6 +237,7 @@ class Passes:
         reader = Whole(source, embed_height(self.model.stages[last]))
         write: Writer = lambda first, rows: None  # noqa: E731
         if only_global:
+            self.work.watch(reader, self._work(last, len(self.model.stages[last].blocks) - 1))
             size = part_size(source.channels, source.dtype)
             write = lambda first, rows: add_rows(collect, rows, size)  # noqa: E731
         elif head is not None:
@@ -266,7 +266,7 @@ class Whole(StripRows):
         first = strip * self.height
         if self.below is None:
             return self.source.read(first, min(first + self.height, self.rows))
-        rows = self.below.compute(strip)
+        rows = self.below.next(strip)
         if isinstance(self.source, TappedRows):
             self.source.write(first, rows)
         return rows

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from vil.layers.block import Block
 from vil.layers.patch_embed import PatchEmbed
+from vil.streaming.rows import StripRows
 
 SCORE, CHANNEL = 400, 1800  # multiply-accumulates
 Report = Callable[[float], None]  # takes the share of the work that is done
@@ -41,19 +42,26 @@ class WorkDone:
 
     def __init__(self, total: float, report: Report) -> None:
         self.total, self.report = total, report
-        self.before = self.current = self.share = 0.0  # work of completed passes, of this one
+        self.before = self.planned = self.done = 0.0  # completed passes; the current one
+        self.share = 0.0
 
-    def add(self, work: float) -> None:
-        """Add work to the current pass."""
-        self.current += work
+    def watch(self, rows: StripRows, work: float) -> None:
+        """Add work to the current pass, which is done as the rows of a source are computed."""
+        self.planned += work
+        rows.on_strip = lambda count: self._advance(work * count / rows.rows)
 
-    def reach(self, fraction: float) -> None:
-        """Report that a fraction of the current pass is done."""
-        share = (self.before + self.current * fraction) / self.total
-        if share > self.share:
-            self.share = min(share, 1.0)
+    def _advance(self, work: float) -> None:
+        before = self.share
+        self.resume(self.done + work)
+        if self.share > before:
             self.report(self.share)
+
+    def resume(self, done: float) -> None:
+        """Set the work of the current pass that is done, without a report."""
+        self.done = min(done, self.planned)
+        self.share = max(self.share, min((self.before + self.done) / self.total, 1.0))
 
     def finish_pass(self) -> None:
         """Begin the next pass."""
-        self.before, self.current = self.before + self.current, 0.0
+        self._advance(self.planned)
+        self.before, self.planned, self.done = self.before + self.planned, 0.0, 0.0

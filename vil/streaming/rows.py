@@ -53,6 +53,7 @@ class StripRows(RowSource):
     """Rows that are computed in strips of `height` rows, the last of which may be shorter.
 
     A subclass defines `compute`. A strip of which a part was read is kept for the next request.
+    on_strip: is called with the number of rows of a strip that was computed.
     """
 
     height: int
@@ -60,6 +61,7 @@ class StripRows(RowSource):
     def __init__(self, *shape, height: int) -> None:
         super().__init__(*shape)
         self.height = height
+        self.on_strip: Callable[[int], None] = lambda rows: None
         self._kept: tuple[int, Tensor] | None = None  # (first row, rows of a strip)
 
     @property
@@ -71,13 +73,19 @@ class StripRows(RowSource):
         """Return the rows of a strip, (height, Y, C); fewer rows for the last strip."""
         raise NotImplementedError
 
+    def next(self, strip: int) -> Tensor:
+        """Compute a strip and report it."""
+        rows = self.compute(strip)
+        self.on_strip(len(rows))
+        return rows
+
     def fill(self, out: Tensor, first: int) -> None:
         stop = first + len(out)
         while first < stop:
             start = first // self.height * self.height
             if self._kept is None or self._kept[0] != start:
                 self._kept = None
-                self._kept = (start, self.compute(start // self.height))
+                self._kept = (start, self.next(start // self.height))
             strip = self._kept[1]
             rows = strip[first - start : stop - start]
             out[len(out) - (stop - first) :][: len(rows)] = rows
