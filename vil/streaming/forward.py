@@ -59,7 +59,7 @@ def stream(
     transform: function of a strip (c, n, W) that returns floats of this shape, such as
       `vil.streaming.Normalize`.
 
-    Autocast is heeded as in `model(image)`. Raises ConfigError, before any work, for a model that
+    Autocast works as in `model(image)`. Raises ConfigError, before any work, for a model that
     does not stream, an image or `into` that does not fit, and a limit that no plan keeps to;
     DataError for a file that cannot be read; SaveError for a full disk.
     """
