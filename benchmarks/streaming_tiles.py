@@ -24,7 +24,7 @@ ARCH = (
     "_l3,h4,d128,n2,s1,g1,p2,f7,a0_l4,h4,d128,n1,s1,g1,p2,f7,a0"
 )
 NAMES = ("water", "ice", "vegetation")
-STEPS, BATCH, CROP, LEARNING_RATE = 400, 8, 256, 1e-3
+STEPS, BATCH, CROP, LEARNING_RATE = 300, 4, 256, 1e-3
 TOLERANCE = 0.01  # of the length of a cell's features, from which cells count as different
 CHECKED = 2048  # pixels of the crop that the plain model runs at once
 FIGURE = RESULTS.parent.parent / "docs/images/streaming-tiles.png"
@@ -146,7 +146,7 @@ def check_crop(model: MsViT, image: torch.Tensor) -> dict:
     top, left = ((n - CHECKED) // 2 for n in image.shape[1:])
     crop = NORMALIZE(image[:, top : top + CHECKED, left : left + CHECKED])
     features, maps = model.forward_intermediates(crop[None])
-    streamed = vil.stream(model, crop, outputs=("logits", *STAGES), memory="100MiB")
+    streamed = vil.stream(model, crop, outputs=("logits", *STAGES), memory="400MiB")
     pairs = [(streamed[name].numpy(), each[0].numpy()) for name, each in zip(STAGES, maps)]
     differences = [relative_difference(*pair) for pair in pairs]
     logits = model.forward_head(features)[0]
@@ -185,8 +185,10 @@ def compare_tiles(path: Path) -> dict:
     height, width = (n // 32 * 32 for n in pixels.shape[:2])  # whole patches of all stages
     image = torch.from_numpy(pixels[:height, :width].copy()).permute(2, 0, 1)
     model, error = train(image)
+    print(f"{STEPS} steps of training, mean error of the shares {error:.3f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         result, differences = compare(model, image, Path(folder))
+    draw(image, differences, FIGURE)
     result = {"steps": STEPS, "training_error": error} | result
     result["crop"] = check_crop(model, image)
     for stage, share in enumerate(result["different"]):
@@ -194,5 +196,4 @@ def compare_tiles(path: Path) -> dict:
     for name in ("true", "logits", "logits_of_tiles"):
         print(f"{name:16}", {key: round(value, 4) for key, value in result[name].items()})
     print("streamed crop against the plain model:", result["crop"])
-    draw(image, differences, FIGURE)
     return result
