@@ -93,8 +93,7 @@ def attention_bytes(
         q = attn.split_heads(tensor(window.length, attn.dim))
         bias = attn.bias(window.grid)
         options = {} if bias is None else {"bias": bias}
-        options |= dict(scale=attn.scale, needs_lse=False)
-        call = shrink_call(Call(q, k, v, window, attn.num_global, **options))
+        call = shrink_call(Call(q, k, v, window, attn.num_global, scale=attn.scale, **options))
         name = choose(Case.of(call), attn.backend)
         memory.peak = memory.now
         with autocast_off(device.type):
