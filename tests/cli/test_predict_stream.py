@@ -1,4 +1,4 @@
-"""`vil predict --stream`: the prediction of the whole image, maps in files, errors in a line."""
+"""`vil predict --stream`: the prediction of the whole image, maps in files and one-line errors."""
 
 import json
 import re

@@ -69,7 +69,7 @@ def test_plans_and_peaks_agree(seed, tmp_path):
     check_case(seed, tmp_path)
 
 
-@pytest.mark.slow  # model 23 needs 1.103 times the plan's bytes, more than HIGH
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [seed for seed in range(32) if seed not in FAST])
 def test_plans_and_peaks_agree_for_30_more_models(seed, tmp_path):
     check_case(seed, tmp_path)

@@ -48,7 +48,8 @@ class WorkDone:
     def watch(self, rows: StripRows, work: float) -> None:
         """Add work to the current pass, which is done as the rows of a source are computed."""
         self.planned += work
-        rows.on_strip = lambda count: self._advance(work * count / rows.rows)
+        of_row = work / rows.rows  # a function that holds `rows` would keep its buffers alive
+        rows.on_strip = lambda count: self._advance(of_row * count)
 
     def _advance(self, work: float) -> None:
         before = self.share
