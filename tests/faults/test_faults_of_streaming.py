@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,16 @@ def wait_for_work(process: subprocess.Popen, folder: Path) -> None:
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def paused(process: subprocess.Popen) -> Iterator[None]:
+    """Stop a process, so that what happens here happens during its work."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(image, tmp_path_factory):
     """(digests of the files of an undisturbed process, seconds of its work)."""
@@ -101,7 +112,8 @@ def test_killed_at_random_moments(image, undisturbed, tmp_path):
 def test_another_process_in_the_folder(image, tmp_path):
     first = begin(image, tmp_path)
     wait_for_work(first, tmp_path)
-    code, line = end(begin(image, tmp_path))
+    with paused(first):
+        code, line = end(begin(image, tmp_path))
     assert code == USAGE
     assert "another process streams there" in line
     assert end(first)[0] == 0
@@ -110,7 +122,8 @@ def test_another_process_in_the_folder(image, tmp_path):
 def test_a_scratch_folder_that_vanishes(image, undisturbed, tmp_path):
     process = begin(image, tmp_path)
     wait_for_work(process, tmp_path)
-    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
+    with paused(process):
+        shutil.rmtree(tmp_path / "scratch")
     code, line = end(process)
     assert code == SAVE, line
     assert "No such file or directory" in line
@@ -146,7 +159,8 @@ def test_a_full_disk(image, undisturbed, tmp_path, is_running):
         process = begin(image, tmp_path) if is_running else None
         if is_running:
             wait_for_work(process, tmp_path)
-        fill(scratch)
+        with paused(process) if is_running else contextlib.nullcontext():
+            fill(scratch)
         code, line = end(process or begin(image, tmp_path))
         if is_running:  # it may have allocated all its files before
             assert code == 0 or (code == SAVE and "No space left" in line), line
