@@ -29,15 +29,6 @@ def own_choices():
     CHOICES.clear()
 
 
-@pytest.fixture(params=[1, 2, 8])
-def threads(request):
-    """Restore the number of threads afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def results(compute, x, weights, cotangent, **options):
     """Return the output, and the gradients of x and the weights."""
     leaves = [t.detach().requires_grad_() for t in (x, *weights)]

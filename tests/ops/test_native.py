@@ -40,15 +40,6 @@ HALVES = [torch.bfloat16] if library.has_bfloat16() else []
 DTYPES = [torch.float32, *HALVES]
 
 
-@pytest.fixture(params=[1, 2, 8])
-def threads(request):
-    """Restore the number of threads afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES + LAYOUT_CASES, ids=name_of)
