@@ -177,8 +177,8 @@ def test_padding_tokens_have_no_weight(model):
         (2, 0, None, "no stage of index 2: the model has 2"),
         (0, 2, None, "no block of index 2: the stage has 2"),
         (0, -3, None, "no block of index -3: the stage has 2"),
-        (0, 0, [83], "no token of index 83: the stage has 83, global tokens first"),
-        (0, 0, [-1], "no token of index -1"),
+        (0, 0, [83], "no token with index 83: the stage has 83 tokens, the global tokens first"),
+        (0, 0, [-1], "no token with index -1"),
     ],
 )
 def test_missing_stage_block_or_query_raises(model, stage, block, queries, message):

@@ -110,7 +110,7 @@ def test_models_that_read_images_differently_are_refused(runs):
     ]
     with pytest.raises(ConfigError, match=r"the same DATA.VALUE_RANGE: it is .* for model 2"):
         make_ensemble(models)
-    with pytest.raises(ConfigError, match="there is no model"):
+    with pytest.raises(ConfigError, match="no model to load"):
         vil.predict([], "photos")
     with pytest.raises(DataError, match="no images to predict"):
         vil.predict(models[:1], [])

@@ -65,8 +65,10 @@ def _turn_upright(image: Image.Image) -> None:
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
-    """Read the (width, height) of the upright image from a file's header. Raises UnreadableImage if
-    that fails."""
+    """Read the (width, height) from a file's header, with the EXIF orientation applied.
+
+    Raises UnreadableImage if that fails.
+    """
     with open_image(source) as image:
         return image.size[::-1] if _orientation(image) in SWAPPED else image.size
 

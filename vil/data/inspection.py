@@ -43,7 +43,7 @@ class StatsBatch(NamedTuple):
 
 
 class InspectedDataset(Dataset):
-    """A dataset whose items are (ImageStats,) of the images of another dataset."""
+    """A dataset that wraps another one and returns the `ImageStats` of each image, as a 1-tuple."""
 
     collate = StatsBatch
 

@@ -111,7 +111,7 @@ class PreemptionGuard:
             self.is_waiting = False
 
     def _record(self, number: int, frame: object) -> None:
-        """Handle a signal: record the first one, and end the process at a second one."""
+        """Handle a signal: record the first one, and end the process on the second."""
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now

@@ -81,7 +81,8 @@ def token_weights(
     wrong = [query for query in queries if not 0 <= query < tokens]
     if wrong:
         raise ValueError(
-            f"there is no token of index {wrong[0]}: the stage has {tokens}, global tokens first"
+            f"there is no token with index {wrong[0]}: the stage has {tokens} tokens, the global "
+            "tokens first"
         )
     x = module.hide_padding(x, valid_hw, grid)
     return module.attention_weights(x, grid, torch.tensor(list(queries), device=x.device), valid_hw)

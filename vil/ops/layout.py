@@ -213,8 +213,9 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Select the pairs of chunks whose masks must be computed.
 
     Returns (distinct, index): the selected pairs, and for each of `pairs` the index in `distinct`
-    of a pair with an equal mask. If visibility depends only on the displacement, pairs of chunks
-    with equal displacements have equal masks, unless the end of the grid cuts a key chunk.
+    of a pair with an equal mask. If visibility depends only on the displacement, two pairs of
+    chunks with the same displacement have equal masks, provided that the border of the grid
+    truncates their key chunks in the same way.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))

@@ -47,10 +47,10 @@ def _kind_of(image: Image.Image) -> str:
 
 
 def default_range(kind: str, least: float, most: float) -> tuple[float, float]:
-    """Return the default value range (low, high) of a type of values: "16-bit" or "float".
+    """Return the default value range (low, high) of images whose values are of type `kind`.
 
-    Raises ValueRangeError if the type has no default range, or if the image's smallest or largest
-    value, `least` or `most`, lies outside of it.
+    Only "16-bit" and "float" have a default range. Raises ValueRangeError for any other type, and
+    if the image's smallest value `least` or largest value `most` is outside of the range.
     """
     if kind not in FULL_RANGE:
         raise ValueRangeError(f"images of {kind} integers need DATA.VALUE_RANGE [low, high]")

@@ -331,7 +331,10 @@ def suggest(
 
 
 def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
-    """Suggest MEAN and STD of the images, unless the config's differ by less than 0.02."""
+    """Return INPUT.MEAN and INPUT.STD as measured on the images.
+
+    A key is left out if the config's value is within 0.02 of the measured one in every channel.
+    """
     found = {}
     for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
         given = np.broadcast_to(value_at(cfg, key), (len(values),))

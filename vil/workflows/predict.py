@@ -69,7 +69,7 @@ def load_models(
     """Load one or several models; see `predict` for the arguments."""
     sources = source if isinstance(source, list | tuple) else [source]
     if not sources:
-        raise ConfigError("there is no model: give one source or several")
+        raise ConfigError("no model to load: give at least one source")
     models = []
     for each in sources:
         names = find_runs([each]) if isinstance(each, str | Path) else [each]

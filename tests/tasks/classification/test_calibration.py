@@ -68,5 +68,5 @@ def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(DivergedError, match="outputs of the model are NaN or infinite"):
         task_on(logits * math.nan, targets).calibrate(nn.Flatten())
     mapping = torch.eye(6, dtype=torch.bool)
-    with pytest.raises(ConfigError, match="set cannot calibrate a model"):
+    with pytest.raises(ConfigError, match="cannot calibrate on test set"):
         task_on(logits, targets, class_mapping={"set": mapping}).calibrate(nn.Flatten())

@@ -60,17 +60,19 @@ class HuggingFace(ImageDataset):
 
         Args:
             image_column: default: the only column of the type Image.
-            label_column: default: the only column of a type in LABEL_TYPES[target_type]. The names
-                of a ClassLabel are the classes, also those without images.
+            label_column: default: the only column of the first type in LABEL_TYPES[target_type]
+                that occurs. The classes of a ClassLabel column are all of its names, including
+                those without images.
             group_column, weight_column: columns for `split_groups` and `weights`.
-            text_labels: allow classes whose names are partly numbers.
-            all_rows: without splits, all rows belong to every split.
+            text_labels: accept any text as the name of a class, also a mix of numbers and words.
+            all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: further folders in which images that are given by their path may lie.
+            extra_roots: other folders that may contain images stored by path.
             channels: see `read_image`.
 
-        Raises DataError if the folder or its labels are invalid, a column cannot be found, or files
-        of images are missing. Raises ValueError for a column that does not exist.
+        Raises DataError if the folder or its labels are invalid, a default column is missing or
+        ambiguous, or image files are missing. Raises ValueError if a column given by its name does
+        not exist.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels

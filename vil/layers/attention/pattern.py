@@ -1,4 +1,4 @@
-"""Attention by a pattern: a local token attends to the keys of any 2-D pattern.
+"""Attention restricted to an arbitrary 2-D pattern of keys, and to the global tokens.
 
 Shapes: B batch, N heads, D head dim, X Y grid rows and columns, L = X*Y local tokens, G global
 tokens, K keys.

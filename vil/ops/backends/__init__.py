@@ -133,8 +133,8 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
     """Add a backend of this package to BACKENDS.
 
-    home: "module:function" of the function that computes it, relative to this package. about: its
-    description. limits: name of the function, in the same module, that returns the reasons why a
+    home: "module:function", relative to this package, of the function that implements the backend.
+    about: a short description. limits: name of the function in the same module that returns why a
     case is not supported; None if all cases are. facts: see `Implementation` and `Backend`.
     """
     if limits:

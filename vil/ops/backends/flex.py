@@ -245,7 +245,7 @@ def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | Non
 
 @functools.cache
 def _compiled(compiler: str) -> Callable:
-    """Compile `_flex`, once for all shapes. torch caches the kernels of each shape."""
+    """Wrap `_flex` in `torch.compile`, which compiles and caches a kernel for each shape."""
     return torch.compile(_flex, backend=compiler, dynamic=False, fullgraph=True)
 
 

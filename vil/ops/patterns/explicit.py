@@ -23,9 +23,9 @@ Mask = Tensor | np.ndarray | str | Path
 class GlobalTokens(Pattern):
     """Tokens of the grid that attend to all tokens, and to which all tokens attend.
 
-    tokens: a number n for the first n tokens of the grid (all of them in a smaller grid), or the
-    (row, column) positions of the tokens. The global tokens that a model adds to the grid are not
-    meant: they need no pattern.
+    tokens: a number n for the first n tokens of the grid (all tokens of a grid with fewer), or the
+    (row, column) positions of the tokens. This is unrelated to the global tokens that a model adds
+    to the grid, which need no pattern.
     """
 
     tokens: int | tuple[tuple[int, int], ...] = 1

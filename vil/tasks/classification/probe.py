@@ -43,9 +43,10 @@ class Probe(NamedTuple):
 def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
     """Fit classifiers on the training images and measure their accuracy on each test set.
 
-    Returns nearest neighbors with k = 20, with the best k, and the linear probe with the best C.
-    The best value is the one with the highest accuracy on a fifth of the training images, the
-    smallest of equally good ones. Raises DataError if the training images have only one class.
+    Returns three probes: nearest neighbors with k = 20, nearest neighbors with the best k, and a
+    linear probe with the best C. The best k and C have the highest accuracy on a held-out fifth of
+    the training images (ties go to the smallest). Raises DataError if the training images have only
+    one class.
     """
     if len(np.unique(train.classes)) < 2:
         raise DataError(f"the {len(train.classes)} training images have a single class")

@@ -240,7 +240,9 @@ class ClassificationTask(ImageTask):
         """
         name = next(iter(self.test_sets))
         if name in self.class_mapping:
-            raise ConfigError(f"{name} cannot calibrate a model: its classes are not the model's")
+            raise ConfigError(
+                f"cannot calibrate on test set {name}: its classes differ from the model's"
+            )
         assert self.temperature is None, f"temperature {self.temperature} is applied already"
         _, outputs = self.first_outputs(model)
         return compute_on_main(

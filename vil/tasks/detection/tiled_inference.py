@@ -59,7 +59,8 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
     """
     if tile < 1 or not 0 <= overlap < tile:
         raise ValueError(
-            f"overlap must be at least 0 and below the tile {tile}, got {overlap} (pixels)"
+            f"tile must be at least 1 pixel, and overlap at least 0 and less than tile: got tile "
+            f"{tile} and overlap {overlap}"
         )
     last = [max(side - tile, 0) for side in size]
     tops, lefts = ([*range(0, end, tile - overlap), end] for end in last)

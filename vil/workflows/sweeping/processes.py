@@ -33,7 +33,7 @@ LOCKED_SECONDS = 60.0
 
 @dataclass
 class Attempt:
-    """A started process that trains a run. began: the time of the start, from `time.time`."""
+    """A training process of one run of a sweep. began: the start time, from `time.time`."""
 
     run: SweepRun
     process: subprocess.Popen

@@ -54,8 +54,10 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """The content of an annotation file as arrays: N images, K categories, and M annotations,
-    including crowd and dropped annotations."""
+    """The content of an annotation file as arrays: N images, K categories, and M annotations.
+
+    Crowd and unusable annotations keep their rows; `reasons` marks the unusable ones.
+    """
 
     path: Path
     image_ids: Array  # (N,) int64
