@@ -6,8 +6,7 @@
 
 #include <vector>
 
-#include "pack.h"
-#include "threads.h"
+#include "panels.h"
 
 namespace vil {
 
@@ -23,6 +22,7 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
 
 constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
 constexpr int64_t MLP_TASKS = 2;         // for each thread
+constexpr int64_t MIN_BLOCK_ROWS = 64;   // for which the weights are read from the cache once
 
 inline Vector absolute(Vector x) { return larger(x, fill(0.0f) - x); }
 
@@ -55,61 +55,18 @@ inline Normal normal(Vector x) {
   return {where_negative(x, tail, fill(1.0f) - tail), power * fill(0.39894228f)};
 }
 
-inline void read_row(const float* row, int64_t count, float* out) {
-  std::memcpy(out, row, count * sizeof(float));
-}
-
-inline void write_row(const float* row, int64_t count, float* out) {
-  std::memcpy(out, row, count * sizeof(float));
-}
-
-#if defined(__AVX512BF16__)
-inline void read_row(const uint16_t* row, int64_t count, float* out) {
-  for (int64_t j = 0; j < count; j += LANES) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j));
-    store(out + j, (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-  }
-}
-
-inline void write_row(const float* row, int64_t count, uint16_t* out) { convert(row, out, count); }
-#endif
-
 // The weights of a call as right-hand operands: those of the linear layers transposed, in the
 // backward pass also as they are.
 template <class Type>
 struct MlpWeights {
-  Buffer first, second, first_rows, second_rows;
+  Panels<Type> first, second, first_rows, second_rows;
 
   MlpWeights(const MlpCall& call, bool backward) {
-    transposed(call.weight1, call.hidden, call.dim, first);
-    transposed(call.weight2, call.dim, call.hidden, second);
+    first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
+    second.pack_transposed(call.weight2, call.dim, call.hidden, call.threads);
     if (!backward) return;
-    as_rows(call.weight1, call.hidden, call.dim, first_rows);
-    as_rows(call.weight2, call.dim, call.hidden, second_rows);
-  }
-
- private:
-  Buffer rounded;
-
-  // Return rows of `columns` elements of the type.
-  float* round(const float* weight, int64_t rows, int64_t columns) {
-    const int64_t units = columns / Type::PAIR;
-    float* out = rounded.take(rows * units + LANES);
-    for (int64_t i = 0; i < rows; ++i)
-      write_row(weight + i * columns, columns,
-                reinterpret_cast<typename Type::Element*>(out + i * units));
-    return out;
-  }
-
-  void transposed(const float* weight, int64_t rows, int64_t columns, Buffer& out) {
-    const int64_t units = columns / Type::PAIR;
-    float* in = round(weight, rows, columns);
-    transpose({in, units}, rows, units, {out.take(units * rows), rows});
-  }
-
-  void as_rows(const float* weight, int64_t rows, int64_t columns, Buffer& out) {
-    float* in = round(weight, rows, columns);
-    join_rows<Type>(in, rows, columns, out.take(rows / Type::PAIR * columns));
+    first_rows.pack_rows(call.weight1, call.hidden, call.dim, call.threads);
+    second_rows.pack_rows(call.weight2, call.dim, call.hidden, call.threads);
   }
 };
 
@@ -141,7 +98,7 @@ class MlpTask {
   }
 
   static int64_t block_rows(const MlpCall& call) {
-    return std::max<int64_t>(HIDDEN_UNITS / call.hidden / 2 * 2, 16);
+    return std::max(HIDDEN_UNITS / call.hidden / 2 * 2, MIN_BLOCK_ROWS);
   }
 
   void forward(int64_t first, int64_t last) {
@@ -156,8 +113,7 @@ class MlpTask {
         }
         if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), hidden);
       }
-      multiply<Type>(count, dim, hidden / Type::PAIR, inner, {weights.second.get(), dim}, out,
-                     false);
+      weights.second.multiply(count, inner, out);
       for (int64_t i = 0; i < count; ++i) {
         float* row = out.from(i, 0).data;
         const float* x = scratch.x.get() + i * dim;
@@ -177,7 +133,7 @@ class MlpTask {
       Matrix inner = hidden_rows(top, count);
       Matrix grads{scratch.dhidden.take(rows * hidden + LANES), hidden};
       Matrix dy{copy_gradients(top, count), units};
-      multiply<Type>(count, hidden, units, dy, {weights.second_rows.get(), hidden}, grads, false);
+      weights.second_rows.multiply(count, dy, grads);
       differentiate_gelu(inner, grads, count, sums);
       Matrix left = grads, dnormed{scratch.out.take(rows * dim), dim};
       if constexpr (Type::PAIR == 2) {
@@ -191,8 +147,7 @@ class MlpTask {
           x->stride = 2 * hidden;
         }
       }
-      multiply<Type>(count, dim, hidden / Type::PAIR, left, {weights.first_rows.get(), dim},
-                     dnormed, false);
+      weights.first_rows.multiply(count, left, dnormed);
       Matrix normed_t = turned(scratch.normed.get(), pairs, scratch.normed_t);
       multiply<Type>(dim, hidden, pairs, normed_t, grads, {sums.dweight1.data(), hidden}, true);
       Matrix dy_t = turned(dy.data, pairs, scratch.dy_t);
@@ -218,8 +173,7 @@ class MlpTask {
     }
     if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
     Matrix out{scratch.hidden.take(rows * hidden + LANES), hidden};
-    multiply<Type>(count, hidden, units, {normed, units}, {weights.first.get(), hidden}, out,
-                   false);
+    weights.first.multiply(count, {normed, units}, out);
     return out;
   }
 

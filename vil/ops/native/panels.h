@@ -1,0 +1,102 @@
+// Weights as right-hand operands of multiplications, packed by several threads.
+#pragma once
+
+#include "pack.h"
+#include "threads.h"
+
+namespace vil {
+
+constexpr int64_t PANEL_WIDTH = 48, PANEL_DEPTH = 256;  // columns, units: 48 KiB
+
+// Copy a row of floats, or convert it from or to bfloat16.
+inline void read_row(const float* row, int64_t count, float* out) {
+  std::memcpy(out, row, count * sizeof(float));
+}
+
+inline void write_row(const float* row, int64_t count, float* out) {
+  std::memcpy(out, row, count * sizeof(float));
+}
+
+#if defined(__AVX512BF16__)
+inline void read_row(const uint16_t* row, int64_t count, float* out) {
+  for (int64_t j = 0; j < count; j += LANES) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j));
+    store(out + j, (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+}
+
+inline void write_row(const float* row, int64_t count, uint16_t* out) { convert(row, out, count); }
+#endif
+
+struct PackScratch {  // of a thread
+  Buffer rounded;
+  bool is_large() const { return rounded.capacity() > KEPT_UNITS; }
+};
+
+// A right-hand operand B (depth, columns) of 32-bit units. Panels of its columns follow each other
+// in memory, so that a part of one fits in the first level of the cache.
+template <class Type>
+class Panels {
+ public:
+  // Pack the transpose of a weight (outputs, inputs).
+  void pack_transposed(const float* weight, int64_t outputs, int64_t inputs, int64_t threads) {
+    resize(inputs / Type::PAIR, outputs);
+    pack(threads, [&](int64_t first, int64_t width, float* panel, Buffer& rounded) {
+      float* in = round(weight + first * inputs, inputs, width, inputs, rounded);
+      transpose({in, depth}, width, depth, {panel, width});
+    });
+  }
+
+  // Pack a weight (outputs, inputs) as it is.
+  void pack_rows(const float* weight, int64_t outputs, int64_t inputs, int64_t threads) {
+    resize(outputs / Type::PAIR, inputs);
+    pack(threads, [&](int64_t first, int64_t width, float* panel, Buffer& rounded) {
+      float* in = round(weight + first, inputs, outputs, width, rounded);
+      join_rows<Type>(in, outputs, width, panel);
+    });
+  }
+
+  // Compute C = A B for rows of A.
+  void multiply(int64_t rows, Matrix a, Matrix c) const {
+    for (int64_t first = 0; first < columns; first += PANEL_WIDTH) {
+      const int64_t width = std::min(PANEL_WIDTH, columns - first);
+      float* panel = data.get() + first * depth;
+      for (int64_t k = 0; k < depth; k += PANEL_DEPTH)
+        vil::multiply<Type>(rows, width, std::min(PANEL_DEPTH, depth - k), a.from(0, k),
+                            {panel + k * width, width}, c.from(0, first),
+                            k > 0);
+    }
+  }
+
+ private:
+  Buffer data;
+  int64_t depth = 0, columns = 0;
+
+  void resize(int64_t new_depth, int64_t new_columns) {
+    depth = new_depth;
+    columns = new_columns;
+    data.take(depth * columns);
+  }
+
+  template <class Pack>
+  void pack(int64_t threads, Pack pack_panel) {
+    const int64_t count = divide_up(columns, PANEL_WIDTH);
+    parallel<PackScratch>(count, threads, [&](int64_t i, PackScratch& scratch) {
+      const int64_t first = i * PANEL_WIDTH, width = std::min(PANEL_WIDTH, columns - first);
+      pack_panel(first, width, data.get() + first * depth, scratch.rounded);
+    });
+  }
+
+  // Return `count` rows of `width` elements of the type, without a gap between them.
+  static float* round(
+      const float* weight, int64_t stride, int64_t count, int64_t width, Buffer& rounded) {
+    const int64_t units = width / Type::PAIR;
+    float* out = rounded.take(count * units + LANES);
+    for (int64_t i = 0; i < count; ++i)
+      write_row(weight + i * stride, width,
+                reinterpret_cast<typename Type::Element*>(out + i * units));
+    return out;
+  }
+};
+
+}  // namespace vil
