@@ -159,14 +159,13 @@ def check_crop(model: MsViT, image: torch.Tensor) -> dict:
 
 
 def draw(image: torch.Tensor, differences: list[np.ndarray], file: Path) -> None:
-    """Draw the image, and where tiles differ from the whole in the first and the third stage."""
+    """Draw the image, and where tiles differ from the whole in the second and the third stage."""
     from matplotlib import pyplot
 
     panels = {"the image, 58 megapixels": image[:, ::8, ::8].permute(1, 2, 0).numpy()}
-    for stage in (0, 2):
-        step = 2 if stage == 0 else 1
+    for stage in (1, 2):
         name = f"tiles of {TILE} pixels, stage {stage + 1}: difference from the whole"
-        panels[name] = 100 * differences[stage][::step, ::step]
+        panels[name] = 100 * differences[stage]
     figure, axes = pyplot.subplots(3, 1, figsize=(7, 11), layout="constrained")
     for axis, (name, panel) in zip(axes, panels.items()):
         shown = axis.imshow(panel, cmap="magma", vmin=0, vmax=20 if panel.ndim == 2 else None)

@@ -28,6 +28,7 @@ from vil.tasks.image_task import build_train_transform
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
 RESULTS = ROOT / "benchmarks/results"
+STREAMED = [("time", "whole"), ("time", "streamed"), ("height", "low"), ("height", "high")]
 
 # ------------------------------------------------------------------------------- pages and links
 
@@ -232,6 +233,23 @@ def test_the_reversible_page_has_the_measured_numbers():
     for side, top1 in digits["top1"].items():
         cells = [f"{value:.2f}" for value in (*top1, digits["means"][side])]
         assert f"| {side} | {' | '.join(cells)} |" in page
+
+
+def test_the_streaming_page_has_the_measured_numbers():
+    result = json.loads((RESULTS / "streaming-cpu.json").read_text())
+    page = read("docs/guides/streaming.md")
+    rows = [*(result[part][side] for part, side in STREAMED), result["jpeg"], result["large"]]
+    for row in rows:
+        assert f"| {row['seconds']:.1f} | {row['MiB']:.0f} MiB |" in page
+    assert f"within {100 * result['large']['worst_estimate']:.0f} %" in page
+    returned = [result["height"]["returned"][side]["MiB"] for side in ("low", "high")]
+    assert "grow by {:.0f} and {:.0f} MiB".format(*returned) in page
+    tiles = result["tiles"]
+    for name, row in (("tiles", tiles), ("streamed", tiles["crop"])):
+        cells = " | ".join(f"{100 * share:.1f} %" for share in row["different"])
+        assert re.search(rf"^\| {name}\b[^|]* \| {re.escape(cells)} \|$", page, re.M), cells
+    for logits in (tiles["logits"], tiles["logits_of_tiles"]):
+        assert "{:.3f}, {:.3f} and {:.3f}".format(*logits.values()) in page
 
 
 @pytest.mark.parametrize(
