@@ -108,32 +108,38 @@ void multiply_tiles(
 }
 
 // Compute C = A B, or C += A B if `add`: A (rows, depth), B (depth, columns), C (rows, columns), in
-// units of 32 bits.
+// units of 32 bits. Blocks of the same size follow each other, because another size of the tiles
+// takes as long to configure as a block.
 inline void multiply_amx(
     int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_stride, const float* b,
     int64_t b_stride, float* c, int64_t c_stride, bool add) {
+  constexpr int64_t SIDE = 2 * TILE;  // of a block
   const int64_t tiles = (depth + TILE - 1) / TILE, size = (depth + tiles - 1) / tiles;
-  // `full` tiles of `size` units, then one of the rest
+  // along the depth `full` tiles of `size` units, then one of the rest
   const int64_t full = depth / size, rest = depth - full * size;
-  for (int64_t done = 0, step = 0; step < 1 + (rest > 0); ++step) {
-    const int64_t each = step ? rest : size, parts = step ? 1 : full;
-    for (int64_t j = 0; j < columns; j += 2 * TILE) {
-      const int first_columns = std::min<int64_t>(TILE, columns - j);
-      const int second_columns = std::clamp<int64_t>(columns - j - TILE, 0, TILE);
-      for (int64_t i = 0; i < rows; i += 2 * TILE) {
-        const int first_rows = std::min<int64_t>(TILE, rows - i);
-        const int second_rows = std::clamp<int64_t>(rows - i - TILE, 0, TILE);
-        configure({{first_rows, second_rows}, {first_columns, second_columns},
+  const int64_t even_rows = rows / SIDE * SIDE, even_columns = columns / SIDE * SIDE;
+  for (int64_t step = 0; step < 1 + (rest > 0); ++step) {
+    const int64_t each = step ? rest : size, parts = step ? 1 : full, done = step * full * size;
+    for (const bool edge_rows : {false, true})
+      for (const bool edge_columns : {false, true}) {
+        const int64_t top = edge_rows ? even_rows : 0, bottom = edge_rows ? rows : even_rows;
+        const int64_t left = edge_columns ? even_columns : 0;
+        const int64_t right = edge_columns ? columns : even_columns;
+        if (top == bottom || left == right) continue;
+        const int height = std::min(SIDE, bottom - top), width = std::min(SIDE, right - left);
+        const bool two_rows = height > TILE, two_columns = width > TILE;
+        configure({{std::min(TILE, height), std::max(height - TILE, 0)},
+                   {std::min(TILE, width), std::max(width - TILE, 0)},
                    static_cast<int>(each)});
-        const auto run = second_rows ? (second_columns ? multiply_tiles<true, true>
-                                                       : multiply_tiles<true, false>)
-                                     : (second_columns ? multiply_tiles<false, true>
-                                                       : multiply_tiles<false, false>);
-        run(a + i * a_stride + done, a_stride, b + done * b_stride + j, b_stride,
-            c + i * c_stride + j, c_stride, each, parts, add || step);
+        const auto run = two_rows ? (two_columns ? multiply_tiles<true, true>
+                                                 : multiply_tiles<true, false>)
+                                  : (two_columns ? multiply_tiles<false, true>
+                                                 : multiply_tiles<false, false>);
+        for (int64_t j = left; j < right; j += SIDE)
+          for (int64_t i = top; i < bottom; i += SIDE)
+            run(a + i * a_stride + done, a_stride, b + done * b_stride + j, b_stride,
+                c + i * c_stride + j, c_stride, each, parts, add || step);
       }
-    }
-    done += parts * each;
   }
 }
 
