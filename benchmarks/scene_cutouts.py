@@ -2,9 +2,9 @@
 
   python benchmarks/scene_cutouts.py cutouts
   vil train --config-file digits/vil_nano.yaml --output_dir runs/cutouts --data cutouts \\
-      DATA.TRAIN folder DATA.TEST folder OPTIM.EPOCHS 24 \\
+      DATA.TRAIN folder DATA.TEST folder OPTIM.EPOCHS 12 \\
       MODEL.MODEL_PATH vil/weights/vil_nano_digits.safetensors
-  vil benchmark deploy --run runs/cutouts --out benchmarks/results/deploy-cutouts
+  vil benchmark deploy --run runs/cutouts --images 1943 --out benchmarks/results/deploy-cutouts
 
 Each cut-out is a square around a box, with a margin of a fifth of its longer side.
 """

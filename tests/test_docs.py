@@ -288,6 +288,15 @@ def test_the_guide_has_the_measured_ways_to_deploy():
             assert f"| {' | '.join(cells)} |" in text
 
 
+@pytest.mark.parametrize("folder", ["deploy-nano", "deploy-cutouts"])
+def test_the_guide_has_the_measured_agreement(folder):
+    rows = json.loads((RESULTS / folder / "deploy.json").read_text())["rows"]
+    least = f"{min(row['agreement'] for row in rows):.1f} %"
+    top1 = {row["path"]: f"{row['top1']:.2f}" for row in rows}
+    cells = [top1["eager"], least, top1["onnx+int8"], top1["onnx+int8+static"]]
+    assert f"| {' | '.join(cells)} |" in read("docs/guides/deploy.md")
+
+
 def test_the_page_of_backends_has_the_measured_speed_of_native():
     rows = json.loads((RESULTS / "native-attention-cpu.json").read_text())["rows"]
     rows = [row for row in rows if not row["shape"].startswith("14x14")]
