@@ -29,9 +29,10 @@ EXPORTABLE = ("gathered", "chunk_autograd")
 # under a mask. On larger grids the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
 # {dense backend: (most tokens of a grid, density of chunk pairs)} up to which a layout is computed
-# in chunks on a CPU instead, as benchmarks/layouts.py measures
+# in chunks on a CPU instead, as benchmarks/layouts.py measures. Where CPUs differ, a step is such
+# that the choice takes at most 1.25 times as long as the other on an AMD EPYC and on an Intel Xeon.
 SPARSE = {
-    "masked_sdpa": ((1024, 0.45), (math.inf, 0.7)),
+    "masked_sdpa": ((200, 0.28), (1024, 0.45), (math.inf, 0.7)),
     "masked": ((256, 0.65), (math.inf, 1.0)),
 }
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
