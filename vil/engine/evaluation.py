@@ -33,12 +33,18 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """Set the model to eval mode, disable gradients and gather sharded weights inside the context.
-    Restore all of this on exit."""
+    Restore all of this on exit.
+
+    Autocast converts each weight once in the context, not in each forward pass, so the weights must
+    not change in it.
+    """
     was_training = model.training
     model.eval()
+    # autocast keeps converted weights until the outermost context ends, even if that is disabled
+    keep_converted = torch.autocast("cpu", enabled=False)
     try:
         # not inference_mode: training could not use the masks that modules cache inside
-        with torch.no_grad(), unsharded(model):
+        with torch.no_grad(), unsharded(model), keep_converted:
             yield model
     finally:
         model.train(was_training)
