@@ -190,12 +190,7 @@ def train(
             run.tick(state.step)
 
             if is_line_due(state.step, end=end, per_epoch=per_epoch, log_freq=log_freq):
-                metrics = meter.read()  # the only place where the host waits for the device
-                if scaler.is_enabled():  # it decreases with every overflow of float16
-                    metrics["scale"] = scaler.get_scale()
-                if state.skipped:
-                    metrics["skipped"] = state.skipped
-                run.log.training(state.step, lr, metrics)
+                run.log.training(state.step, lr, read_metrics(meter, scaler, state))
             else:
                 run.log.first_progress(state.step)  # if the first line takes long
             guard.raise_if_stopped(previous.signal)
@@ -206,6 +201,16 @@ def train(
         raise
     finally:
         batches.close()
+
+
+def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[str, float]:
+    """Return the metrics of a line of the log. The loop waits for the device only here."""
+    metrics = meter.read()
+    if scaler.is_enabled():  # it decreases with every overflow of float16
+        metrics["scale"] = scaler.get_scale()
+    if state.skipped:
+        metrics["skipped"] = state.skipped
+    return metrics
 
 
 def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLogger) -> float:
