@@ -102,8 +102,9 @@ class Backward : public Task<Type, Backward<Type>> {
     float* sums = has_bias() ? scratch.dtiles[slot].get() : nullptr;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = i * sizes.score_stride;
-      const Statistics row = exponentials(scores.data + at, added ? added->get() + at : nullptr,
-                                          dscores.data + at, keys.total, call.scale);
+      const Statistics row =
+          exponentials<float>(scores.data + at, added ? added->get() + at : nullptr,
+                              dscores.data + at, keys.total, call.scale);
       differentiate(scores.data + at, dscores.data + at, sums ? sums + at : nullptr, keys.total,
                     row);
     }

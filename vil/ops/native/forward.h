@@ -40,8 +40,8 @@ class Forward : public Task<Type, Forward<Type>> {
     for (int64_t i = 0; i < count; ++i) {
       float* row = scores.from(i, 0).data;
       const float* more = added ? added->get() + i * sizes.score_stride : nullptr;
-      scratch.statistics[i] = exponentials(row, more, nullptr, keys.total, call.scale);
-      if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), keys.total);
+      scratch.statistics[i] =
+          exponentials<typename Type::Element>(row, more, nullptr, keys.total, call.scale);
     }
     if (keys.runs.empty()) std::memset(out.data, 0, count * dim * sizeof(float));
     for (const Run& run : keys.runs) {

@@ -92,8 +92,16 @@ typename Type::Element* row_of(Tokens x, int64_t image, int64_t head, int64_t to
 // Copy a token's channels to units of 32 bits.
 template <class Type>
 void copy_token(const typename Type::Element* token, int64_t dim, float* out) {
-  if (dim % Type::PAIR) out[dim / Type::PAIR] = 0.0f;
-  std::memcpy(out, token, dim * sizeof *token);
+  if (dim % Type::PAIR) {
+    out[dim / Type::PAIR] = 0.0f;
+    std::memcpy(out, token, dim * sizeof *token);
+    return;
+  }
+  const auto* in = reinterpret_cast<const float*>(token);  // rows are short: no call of memcpy
+  const int64_t units = dim / Type::PAIR;
+  int64_t j = 0;
+  for (; j + LANES <= units; j += LANES) store(out + j, load(in + j));
+  if (j < units) store(out + j, load(in + j, first_lanes(units - j)), first_lanes(units - j));
 }
 
 // Join rows in pairs: a unit has a channel of both. The number of rows is a multiple of PAIR. In
