@@ -1,12 +1,14 @@
 """Benchmark local attention backends and baselines on one case, in interleaved rounds.
 
 A case has the tensor sizes and the window or pattern of one attention call. The baselines are
-`sdpa`, torch's full attention without bias; `sdpa_masked`, torch's attention under a pattern's
-mask; and `natten`, if it is installed. `floor` is a lower bound: the time of only the matmuls over
-all query-key pairs in the windows, two in the forward pass and five in the backward pass.
+`sdpa`, torch's full attention without bias; `sdpa_masked`, torch's attention with the mask of a
+pattern; and `natten`, if it is installed. `floor` is a lower bound: the time of the matmuls alone,
+over all query-key pairs in the windows. There are two matmuls in the forward pass and five in the
+backward pass.
 
-Memory is the peak of the tensors that one forward and backward pass allocates, without the inputs
-and the output's gradient. peak_mib includes the output and the gradients, extra_mib does not.
+Memory is the peak size of the tensors that one forward and backward pass allocates. The inputs and
+the gradient of the output are not included. `peak_mib` includes the output and the gradients of the
+inputs, and `extra_mib` does not.
 """
 
 from collections.abc import Iterable
@@ -33,11 +35,12 @@ ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with
 
 @dataclass
 class Row:
-    """Measurements of one backend or baseline on a case; `reason` says why if there are none.
+    """Measurements of one backend or baseline on a case.
 
     auto: whether backend="auto" selects this backend. forward_ms, backward_ms: median times.
     over_NAME: total time divided by the total time of the row NAME. peak_mib, extra_mib: peak
     memory with and without output and gradients. note: a remark such as "full attention, no bias".
+    reason: why there are no measurements, or "".
     """
 
     backend: str
@@ -61,8 +64,8 @@ class Row:
 
     @property
     def spec(self) -> dict:
-        """The case as {column of the results: value}. "pairs" counts query-key pairs in all images
-        and heads."""
+        """The case as {column of the results: value}. "pairs" is the number of query-key pairs,
+        summed over images and heads."""
         case, window = self.case, self.case.window
         return dict(
             grid=list(window.grid),
@@ -122,8 +125,8 @@ def measure(
 
 
 def mode_of(window: Window) -> int | None:
-    """Return the value of the config key MODE (-1, 0 or 1..8) that makes queries attend to the same
-    neighboring chunks as `window` does; None if there is no such value."""
+    """Return the value of the config key MODE (-1, 0 or 1..8) that selects the same neighboring
+    chunks as `window`; None if there is no such value."""
     if window.offsets == ALL_NINE:
         return 0
     if len(window.offsets) == 1:

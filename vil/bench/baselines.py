@@ -1,9 +1,9 @@
 """Candidates of the attention benchmark: backends, full attention, NATTEN and a lower bound.
 
-A candidate is a pair of functions to time, forward and backward.
+A candidate is a pair of functions to time: the forward pass and the backward pass.
 
 Shapes: B images, N heads, X Y rows and columns of the grid, L = X*Y tokens, D head dim, w side of a
-chunk in tokens, m n queries and keys of one matmul.
+chunk in tokens, m n numbers of queries and keys in one matmul.
 """
 
 import importlib.util
@@ -32,10 +32,11 @@ MIB = 2**20
 
 
 class Baseline(NamedTuple):
-    """An attention implementation that is not in BACKENDS, to compare the backends with.
+    """Attention implementation outside of BACKENDS, with which the backends are compared.
 
     candidate: function that returns the forward and backward pass to time. reasons: function that
-    returns why the baseline cannot run a case. note: how the baseline differs from the backends.
+    returns the reasons why the baseline cannot run a case; an empty list if it can. note: how the
+    baseline differs from the backends.
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -44,21 +45,25 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a forward and a backward pass to time. The forward pass is `compute`, the backward
-    pass computes the gradients of all `leaves` for `dout`, the gradient of the output."""
+    """Return a forward pass, `compute`, and its backward pass as a candidate to time.
+
+    leaves: tensors whose gradients the backward pass computes. dout: gradient of the output.
+    """
     grad = torch.autograd.grad
     return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs torch's SDPA of all tokens with all tokens, without bias."""
+    """Return a candidate that runs torch's SDPA from all tokens to all tokens, without bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs torch's SDPA without bias, with a mask that lets a query attend
-    to global tokens and to the keys that the case's attention pattern selects for this query."""
+    """Return a candidate that runs torch's SDPA with the mask of the case's attention pattern.
+
+    Each query also attends to all global tokens. There is no bias.
+    """
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     mask = F.pad(case.window.mask.to(inputs.q.device), (case.num_global, 0), value=True)
     mask = mask[None] if len(mask) > 1 else mask[0]  # the fused kernel takes no three dimensions
@@ -79,9 +84,9 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
     """Return a candidate that runs NATTEN's 2-D attention to the (2w+1)**2 nearest tokens, where w
     is the window's `size`.
 
-    The inputs are converted to NATTEN's layout here, outside the timed functions. Unlike the
-    backends, NATTEN adds no bias. At the border of the grid, it moves the window inwards, where the
-    backends cut off the part outside of the grid.
+    The inputs are converted to NATTEN's layout here, outside the timed functions. NATTEN differs
+    from the backends in two ways. It adds no bias, and at the border of the grid it moves the
+    window inwards instead of clipping it.
     """
     from natten.functional import na2d
 
@@ -172,12 +177,12 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 
 
 def find_floor(case: Case) -> tuple[Candidate, float]:
-    """Find a lower bound on the time of attention on a case. Returns (candidate, seconds).
+    """Measure a lower bound on the time of attention on a case. Returns (candidate, seconds).
 
-    candidate: can be timed beside the backends. seconds: forward and backward, measured now. The
-    candidate runs only the matmuls that every backend needs for the query-key pairs: two in
-    forward, five in backward (scores again, and gradients of weights, v, q and k). It uses the
-    fastest of the tile sizes in TILES.
+    candidate: runs only the matmuls that every backend needs for the query-key pairs, with the
+    fastest of the tile sizes in TILES. There are two matmuls in the forward pass, and five in the
+    backward pass: the scores again, and the gradients of weights, v, q and k. The candidate can be
+    timed together with the backends. seconds: measured time of its forward and backward pass.
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):
@@ -187,10 +192,10 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a candidate that runs the matmuls of a case, without its other operations.
+    """Return a candidate that runs only the matmuls of attention on a case.
 
-    Its query-key pairs are divided into matmuls of m queries by n keys, (m, n) = `tile`, which run
-    in batches. If a case has few pairs, m and n are adapted to their number.
+    tile: (m, n). The query-key pairs of the case are divided into matmuls of m queries and n keys,
+    which run in batches. If the case has few pairs, m and n are adapted to the number of pairs.
     """
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile

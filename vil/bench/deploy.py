@@ -1,9 +1,9 @@
 """Compare ways to run a model for inference on a CPU: speed, memory, size and predictions.
 
-A path is such a way, for example "fast+bf16" or "onnx+int8". Paths whose predictions differ from
-those of the plain model are not timed.
+A path is one way to run a model, for example "fast+bf16" or "onnx+int8". A path is not timed if too
+many of its predictions differ from those of the model in eager mode.
 
-Shapes: B batch, c input channels, H W image size, K classes.
+Shapes: B batch, c input channels, H W image size, N images, K classes.
 """
 
 import copy
@@ -32,12 +32,13 @@ Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
 
 @dataclass
 class Subject:
-    """A model to deploy.
+    """Model to deploy.
 
-    model: in float32, on the CPU. size: of its images. images: real images (N, c, H, W) on which
-    predictions are compared, with `targets` (N,); None for a model with random weights.
-    calibration: images (N, c, H, W) from which static int8 chooses ranges. top1: published top-1 on
-    ImageNet; None if unknown. folder: for the files of the model.
+    model: in float32, on the CPU. size: (H, W) of the input images. calibration: images
+    (N, c, H, W) from which static int8 quantization chooses ranges. folder: folder for the exported
+    files. images: real images (N, c, H, W) on which predictions are compared; None for a model with
+    random weights. targets: classes (N,) of these images. published: published top-1 on ImageNet in
+    percent; None if unknown.
     """
 
     name: str
@@ -56,12 +57,13 @@ class Subject:
 
 @dataclass
 class Row:
-    """Results of a path of a model; `reason` says why there are none.
+    """Results of one path of a model.
 
-    size_mib: of the file, or of the weights in memory. memory_mib: resident memory beyond that
-    before the model was loaded, see `resident_growth`. agreement: percentage of the real images on
-    which the predicted class is that of "eager". top1: accuracy on them, in percent. speed:
-    {batch size: images per second}.
+    published: published top-1 on ImageNet in percent. size_mib: size of the exported file, or of
+    the weights in memory. memory_mib: growth of the resident memory from loading and running the
+    model, see `resident_growth`. agreement: percentage of the real images on which the path and
+    "eager" predict the same class. top1: accuracy on the real images, in percent. speed:
+    {batch size: images per second}. reason: why results are missing, or "".
     """
 
     model: str
@@ -83,7 +85,8 @@ class Row:
 
 
 class Deployment(NamedTuple):
-    """A path of a model, ready to be loaded. bytes: size of its file or of its weights."""
+    """One path of a model. load: function that loads the model and returns the function to run it.
+    bytes: size of the exported file, or of the weights."""
 
     load: Callable[[], Run]
     bytes: int
@@ -92,7 +95,11 @@ class Deployment(NamedTuple):
 def deploy_torch(
     subject: Subject, *, dtype: torch.dtype = torch.float32, fast: bool = False, compile=False
 ) -> Deployment:
-    """Run the model in PyTorch: under autocast or, if `fast`, optimized for inference."""
+    """Deploy a model in PyTorch, under autocast to `dtype`.
+
+    fast: convert the model with `optimize_for_inference` instead of using autocast. compile: also
+    use torch.compile.
+    """
 
     def load() -> Run:
         if fast:
@@ -114,7 +121,10 @@ def deploy_torch(
 def deploy_file(
     subject: Subject, suffix: str, write: Callable[[Subject, Path], None]
 ) -> Deployment:
-    """Write a file with `write`, unless the subject's folder has it, and run it."""
+    """Deploy a model as an exported file. The file is written if the subject's folder lacks it.
+
+    suffix: ending of the file name. write: function that writes the file.
+    """
     file = subject.folder / f"{subject.name.replace('/', '-')}{suffix}"
     if not file.exists():
         write(subject, file)
@@ -160,12 +170,12 @@ def compare_paths(
     least_agreement: float,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Measure paths of models, and return a row for each.
+    """Measure all paths of all models. Returns a row per model and path.
 
-    paths: keys of PATHS, of which the first is "eager", whose predictions the others are compared
-    with. batches: batch sizes whose speed is measured, all models and paths in turns.
-    least_agreement: percentage of images below which a path is not timed. say: called with a line
-    of progress.
+    paths: keys of PATHS. The first must be "eager", because the predictions of the other paths are
+    compared with those of "eager". batches: batch sizes at which the speed is measured, with the
+    models and paths in alternation. least_agreement: a path that agrees with "eager" on a lower
+    percentage of images is not timed. say: called with each line of progress.
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
@@ -189,8 +199,8 @@ def compare_paths(
 
 
 def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
-    """Build a path of a model and measure its size and memory. Returns (row, function): the
-    function is None if that fails."""
+    """Build a path of a model and measure its size and memory. Returns (row, function that runs
+    the model). If this fails, the function is None and the row has the reason."""
     row = Row(subject.name, path, subject.published)
     images = subject.random_images(batch)
     try:
@@ -205,8 +215,11 @@ def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
 
 
 def predict(run: Run, images: Tensor, batch: int) -> Tensor:
-    """Return the logits (N, K) of images (N, c, H, W), computed in full batches: the last batch is
-    filled up with its first image, as some paths compile for each batch size."""
+    """Return the logits (N, K) of images (N, c, H, W).
+
+    Every batch has `batch` images, because some paths compile for each batch size. The last batch
+    is padded with copies of its first image.
+    """
     logits = []
     for part in images.split(batch):
         filled = torch.cat([part, part[:1].expand(batch - len(part), -1, -1, -1)])
@@ -217,10 +230,10 @@ def predict(run: Run, images: Tensor, batch: int) -> Tensor:
 def check_predictions(
     row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
 ) -> None:
-    """Set the agreement and accuracy of a row, and its reason if the agreement is too low.
+    """Set the agreement and the accuracy of a row, and a reason if the agreement is too low.
 
-    logits: (N, K). expected: (N,), the classes that the plain model predicts; None if it failed.
-    targets: (N,).
+    logits: (N, K) of the row's path. expected: classes (N,) that the path "eager" predicts; None if
+    that path failed. targets: true classes (N,). least: lowest allowed agreement in percent.
     """
     predicted = logits.argmax(1)
     row.top1 = 100 * (predicted == targets).double().mean().item()
@@ -229,16 +242,16 @@ def check_predictions(
     row.agreement = 100 * (predicted == expected).double().mean().item()
     if not (row.agreement >= least and logits.isfinite().all()):
         row.reason = (
-            f"refused: predicts the class of {PLAIN} on {row.agreement:.1f} % of {len(logits)} "
-            f"images, less than {least:g} %"
+            f"not timed: predicts the same class as {PLAIN} on {row.agreement:.1f} % of "
+            f"{len(logits)} images, less than {least:g} %"
         )
 
 
 def time_batch(
     rows: Sequence[Row], loaded: Mapping[int, tuple[Subject, Run]], batch: int, rounds: int
 ) -> None:
-    """Time all loaded paths in turns on random images, and store the images per second in their
-    rows. loaded: {index of the row: (model, function)}."""
+    """Time all loaded paths in alternation on random images, and store the images per second in
+    their rows. loaded: {index of the row: (model, function that runs it)}."""
     candidates = {
         str(number): Candidate(partial(run, subject.random_images(batch)))
         for number, (subject, run) in loaded.items()
@@ -252,8 +265,8 @@ def time_batch(
 
 @contextmanager
 def many_compilations() -> Iterator[None]:
-    """Let torch.compile compile any number of models in a `with` block. By default, a function that
-    was compiled eight times, for models of one class, then runs uncompiled."""
+    """Let torch.compile compile any number of models in a `with` block. By default, torch compiles
+    a function only eight times, counted over all models of a class, and then runs it uncompiled."""
     with torch._dynamo.config.patch(
         recompile_limit=RECOMPILES, accumulated_recompile_limit=RECOMPILES
     ):

@@ -11,11 +11,12 @@ from vil.utils.atomic_write import write_aside
 
 
 def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool:
-    """Plot top-1 against images per second, one dot per model: its fastest path.
+    """Plot top-1 accuracy against images per second, with a dot for the fastest path of each model.
 
-    The accuracy is the published one or, for a model with trained weights, the measured one of the
-    path. Returns False, and writes nothing, if no row has both. Raises OSError if the file cannot
-    be written.
+    batch: batch size at which the speed was measured. The accuracy of a model with trained weights
+    was measured for this path, and that of any other model is the published accuracy. If no row has
+    both a speed and an accuracy, writes nothing and returns False. Raises OSError if the file
+    cannot be written.
     """
     best: dict[str, Row] = {}
     for row in rows:

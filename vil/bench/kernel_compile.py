@@ -1,11 +1,13 @@
-"""Compile the Triton kernels of local attention for a GPU that this machine need not have.
+"""Compile the Triton kernels of local attention for a GPU, which this machine need not have.
 
-The launches of a forward and a backward pass on tensors without data are recorded, so kernels get
-the arguments, and with them the specialization, that a real call gives them. Triton's own pipeline
-compiles each for the target, with the assembler and disassembler in its package.
+A forward and a backward pass on meta tensors (tensors without data) record the kernel launches.
+The arguments, which determine how Triton specializes a kernel, are therefore the same as in a real
+call. Triton then compiles each kernel for the target GPU. The assembler and the disassembler are
+part of the Triton package.
 
-Triton has one active driver per process, so call this in a process of its own: `compile_cases`
-starts them. There, TRITON_INTERPRET must not be 1.
+Triton has one active driver per process, and `compile_case` replaces this driver. `compile_cases`
+therefore starts separate processes and runs `compile_case` there. TRITON_INTERPRET must not be 1 in
+a process that calls `compile_case`.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D head dim.
 """
@@ -42,7 +44,7 @@ SECONDARY = ("table_kernel", "displacement_kernel")  # sum tiles, without a matm
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded launch of a kernel. options: its constants, and Triton's launch options."""
+    """Record of a kernel launch. options: constants of the kernel, and Triton's launch options."""
 
     name: str
     kernel: Any
@@ -53,7 +55,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel that was compiled for a target. options: see `Recorded`."""
+    """Kernel compiled for a target GPU. options: see `Recorded`."""
 
     name: str
     options: dict[str, int]
@@ -61,7 +63,7 @@ class Compiled:
 
 
 class _Recorder:
-    """Stands for a kernel, and records its launches."""
+    """Replacement for a kernel that records launches instead of running the kernel."""
 
     def __init__(self, name: str, kernel: Any, launches: list[Recorded]) -> None:
         self.name, self.kernel, self.launches = name, kernel, launches
@@ -75,7 +77,7 @@ class _Recorder:
 
 @contextmanager
 def _recording() -> Iterator[list[Recorded]]:
-    """Replace the kernels by recorders, and yield the list to which they append."""
+    """Replace the kernels by recorders in a `with` block. Yields the list of recorded launches."""
     namespace, launches = kernels(), []
     originals = {name: x for name, x in vars(namespace).items() if name.endswith("_kernel")}
     try:
@@ -87,9 +89,10 @@ def _recording() -> Iterator[list[Recorded]]:
 
 
 def record_launches(case: Case) -> list[Recorded]:
-    """Return the first launch of each kernel in a forward and a backward pass, in order.
+    """Return the first launch of each kernel in a forward and a backward pass, in launch order.
 
-    case.device is not used: tensors have no data. case.valid is respected.
+    `case.device` is ignored, because all tensors are meta tensors. If `case.valid` is True, the
+    kernels also get the valid size of each image.
     """
     window, lead, heads = case.window, (case.batch, case.heads), case.heads
     with torch.device("meta"):
@@ -111,7 +114,7 @@ def record_launches(case: Case) -> list[Recorded]:
 
 
 class _Driver:
-    """The part of a Triton driver that compiling needs."""
+    """Triton driver with only the methods that compilation calls."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -131,14 +134,14 @@ class _Driver:
 
 
 def compile_case(case: Case, target: str, names: Iterable[str] | None = None) -> list[Compiled]:
-    """Compile the kernels of a case for a target such as "sm_90" or "gfx942".
+    """Compile the kernels of a case for a target GPU, such as "sm_90" or "gfx942".
 
-    names: of the kernels; all that multiply matrices if None. Raises RuntimeError if this process
-    interprets kernels.
+    names: names of the kernels to compile; None for all kernels that run matmuls. Raises
+    RuntimeError if TRITON_INTERPRET is 1.
     """
     if interpreted():
         raise RuntimeError(
-            "TRITON_INTERPRET=1: kernels are interpreted, so they cannot be compiled"
+            "cannot compile kernels, because TRITON_INTERPRET=1 interprets them: unset it"
         )
     from triton.runtime import driver
 
@@ -155,9 +158,10 @@ def compile_case(case: Case, target: str, names: Iterable[str] | None = None) ->
 def compile_cases(
     jobs: Iterable[tuple[Case, str]], processes: int = 2, cache: Path | None = None
 ) -> Iterator[list[Compiled]]:
-    """Compile (case, target) pairs in processes of their own; yield the kernels of each, in order.
+    """Compile (case, target) pairs in separate processes. Yields the kernels of each pair in order.
 
-    cache: folder of Triton's cache; a temporary one if None, so that everything is compiled.
+    processes: number of processes that compile at the same time. cache: folder of Triton's cache;
+    None for an empty temporary folder, so that Triton compiles every kernel.
     """
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary), pool:
@@ -168,7 +172,7 @@ def compile_cases(
 
 @contextmanager
 def _environment(cache: str | Path) -> Iterator[None]:
-    """Set the environment of processes that compile."""
+    """Set the environment variables of the compiling processes in a `with` block."""
     changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -180,9 +184,10 @@ def _environment(cache: str | Path) -> Iterator[None]:
 
 
 def read_resources(stages: dict[str, Any], shared: int) -> Resources:
-    """Return the resources of a compiled kernel.
+    """Read the resources of a compiled kernel from the output of Triton's compiler.
 
-    stages: the results of Triton's compiler: "ttgir", and "cubin" or "amdgcn". shared: bytes.
+    stages: {name of a compiler stage: output}, with "ttgir" and either "cubin" or "amdgcn".
+    shared: bytes of shared memory per block.
     """
     matmuls, scalar = count_matmuls(stages["ttgir"])
     if "amdgcn" in stages:

@@ -1,7 +1,8 @@
-"""Load the attention kernels on this machine's GPU, and read what its driver says they take.
+"""Load the attention kernels on this machine's GPU, and read their register use from the driver.
 
-The driver may report other registers than the assembler did ahead of time, if it compiles again for
-a newer GPU. The table of `vil.bench.kernel_table` is beside it where it has the GPU.
+The numbers can be compared with those of `vil.bench.kernel_table`, which come from the assembler,
+if the table includes this GPU. The numbers differ if the driver compiles a kernel again for a newer
+GPU.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,10 @@ from vil.utils.text_table import align
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel that is loaded on a GPU. key: see `KernelRow.key`. spilled: bytes per thread."""
+    """Kernel that is loaded on a GPU.
+
+    key: see `KernelRow.key`. registers: per thread. spilled: bytes of spilled registers per thread.
+    """
 
     key: tuple
     registers: int
@@ -25,8 +29,11 @@ class Loaded:
 
 
 def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
-    """Compile and load the kernels of (window, dtype, head dim) of `list_jobs`, without running
-    them. Raises RuntimeError without a GPU, or if this process interprets kernels."""
+    """Compile and load kernels on the current GPU, without running them.
+
+    jobs: (window, dtype, head dim) tuples, see `list_jobs`. Yields the loaded kernels. Raises
+    RuntimeError if there is no GPU, or if TRITON_INTERPRET is 1.
+    """
     if not torch.cuda.is_available() or interpreted():
         raise RuntimeError(
             "loading kernels needs a CUDA device, and TRITON_INTERPRET must not be 1"
@@ -45,9 +52,10 @@ def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
 
 
 def compare(loaded: Sequence[Loaded], rows: Iterable[KernelRow]) -> str:
-    """Format loaded kernels beside the rows of a table, with a last line that counts differences.
+    """Format loaded kernels and the matching rows of a table as text, to compare them.
 
-    A kernel without a row, because the table does not have this GPU, has dashes.
+    The last line counts the differences. A kernel that has no row, because the table does not
+    include this GPU, is shown with dashes.
     """
     known = {row.key: row for row in rows}
     lines = [["kernel", "D", "window", "dtype", "registers", "table", "spilled B", "table"]]

@@ -1,11 +1,12 @@
 """Read the resources of compiled GPU kernels: registers, spills, memory and instruction counts.
 
-The functions take text: what `cuobjdump` prints of a CUDA binary, the assembly that Triton keeps of
-an AMD kernel, and Triton's GPU IR. They need neither Triton nor a GPU. `vil.bench.kernel_compile`
-compiles the kernels and runs the tools.
+The functions parse text: the output of `cuobjdump` for a CUDA binary, the assembly of an AMD
+kernel, and Triton's GPU IR. They need neither Triton nor a GPU. `vil.bench.kernel_compile` compiles
+the kernels and runs `cuobjdump`.
 
-Blocks per multiprocessor follow from the published limits in LIMITS (CUDA C++ Programming Guide,
-"Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA, sections 3.6 and 12).
+The number of blocks per multiprocessor is computed from the published limits in LIMITS (CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA,
+sections 3.6 and 12).
 """
 
 import re
@@ -16,12 +17,13 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor (SM of NVIDIA, CU of AMD) can hold.
+    """Hardware limits of one multiprocessor (SM of NVIDIA, CU of AMD).
 
-    registers: of 32 bits, per lane and partition. A partition has its own registers and schedules
-    every `partitions`-th warp. granularity: registers per lane are rounded up to a multiple.
-    lane_registers: the most that a lane can address. warps: per multiprocessor. blocks: per
-    multiprocessor. shared: bytes of shared memory. reserved: bytes that each block takes besides.
+    registers: number of 32-bit registers per lane in one partition. granularity: registers per lane
+    are rounded up to a multiple of this number. warps: maximum number of resident warps. blocks:
+    maximum number of resident blocks. shared: bytes of shared memory. reserved: bytes of shared
+    memory that each block takes in addition to those that its kernel uses. partitions: number of
+    partitions, each with separate registers and a scheduler.
     """
 
     registers: int
@@ -47,13 +49,14 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one compiled kernel.
+    """Resources of one compiled kernel.
 
-    registers: per thread. spilled: bytes per thread in local memory, because registers ran out.
-    shared: bytes of shared memory per block. tensor, async_copy, local: numbers of instructions
-    that multiply on tensor cores, copy from global to shared memory asynchronously, and load or
-    store local memory. loop_local: those of `local` that are inside a loop. matmuls: tl.dot in the
-    IR after inlining and pipelining; scalar_matmuls: those that do not run on tensor cores.
+    registers: number per thread. spilled: bytes of spilled registers per thread, in local memory.
+    shared: bytes of shared memory per block. tensor: number of tensor core instructions.
+    async_copy: number of instructions that copy from global to shared memory asynchronously. local:
+    number of loads and stores of local memory. loop_local: number of these that are inside a loop.
+    matmuls: number of tl.dot operations in the IR after inlining and pipelining. scalar_matmuls:
+    number of these that do not run on tensor cores.
     """
 
     registers: int
@@ -69,7 +72,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Counts of instructions, see `Resources`."""
+    """Numbers of instructions of each type in a kernel, see `Resources`."""
 
     tensor: int
     async_copy: int
@@ -79,10 +82,12 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Syntax:
-    """How to read one assembly language: regular expressions of lines, labels and opcodes.
+    """Regular expressions to parse one assembly language.
 
-    line: groups (address or None, condition or None, opcode, operands). label: group 1 is the name
-    of a branch target before a line; None if targets are addresses.
+    line: an instruction, with the groups (address or None, condition or None, opcode, operands).
+    label: a line that names the next instruction as a branch target, with the name in group 1; None
+    if branch targets are addresses. target: the target in the operands of a branch. conditional:
+    operands of a conditional branch. branch, end, tensor, async_copy, local: opcodes.
     """
 
     line: re.Pattern
@@ -121,9 +126,9 @@ AMDGCN = Syntax(
 
 
 def count_instructions(text: str, syntax: Syntax) -> Instructions:
-    """Count instructions in a disassembly.
+    """Count the instructions of each type in a disassembly.
 
-    Raises ValueError if the text has no instruction or branches to an unknown target.
+    Raises ValueError if the text has no instructions, or if a branch has an unknown target.
     """
     lines, labels = [], {}
     for raw in text.splitlines():
@@ -147,7 +152,7 @@ def count_instructions(text: str, syntax: Syntax) -> Instructions:
 
 
 def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> list[list[int]]:
-    """Return the indices of the lines that can run after each line."""
+    """Return, for each line, the indices of the lines that can run next."""
     found = []
     for at, (_, condition, opcode, operands) in enumerate(lines):
         following = [at + 1] if at + 1 < len(lines) else []
@@ -155,7 +160,7 @@ def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> l
             match = syntax.target.search(operands.strip())
             name = match and (match[1] if syntax.label else match[1].lstrip("0") or "0")
             if name not in labels:
-                raise ValueError(f"{opcode} {operands.strip()} has no known target")
+                raise ValueError(f"the branch {opcode} {operands.strip()} has no known target")
             conditional = condition or syntax.conditional.search(operands) or "cbranch" in opcode
             following = [labels[name], *(following if conditional else [])]
         elif syntax.end.match(opcode) and not condition:
@@ -165,7 +170,7 @@ def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> l
 
 
 def _lines_in_loops(successors: list[list[int]]) -> set[int]:
-    """Return the indices of lines from which the same line can be reached again."""
+    """Return the indices of the lines inside loops, that is, of lines that can run again."""
     targets = {to for at, following in enumerate(successors) for to in following if to != at + 1}
     targets |= {at + 1 for at, following in enumerate(successors) if following != [at + 1]}
     starts = sorted((targets | {0}) & set(range(len(successors))))
@@ -183,33 +188,36 @@ def _lines_in_loops(successors: list[list[int]]) -> set[int]:
 
 
 def parse_usage(text: str) -> tuple[int, int]:
-    """Return (registers, bytes of local memory) per thread, of `cuobjdump --dump-resource-usage`.
+    """Parse the output of `cuobjdump --dump-resource-usage` for one kernel.
 
-    Local memory is the stack frame, which has the spilled registers. Raises ValueError if the text
-    does not describe exactly one kernel.
+    Returns (registers, bytes of local memory) per thread. Local memory includes the stack frame,
+    where spilled registers are stored. Raises ValueError if the text does not describe exactly one
+    kernel.
     """
     found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     if len(found) != 1:
-        raise ValueError(f"expected the usage of one kernel, got {len(found)}")
+        raise ValueError(f"expected the resource usage of one kernel, got {len(found)} kernels")
     registers, stack, local = map(int, found[0])
     return registers, stack + local
 
 
 def parse_amd_usage(text: str) -> tuple[int, int]:
-    """Return (registers, bytes of private memory) per lane, of the metadata in AMD assembly.
+    """Parse the metadata in the AMD assembly of one kernel.
 
-    Registers include accumulation registers. Raises ValueError without this metadata.
+    Returns (registers, bytes of private memory) per lane. Accumulation registers are included.
+    Raises ValueError if the text has no such metadata.
     """
     fields = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", text, re.MULTILINE))
     if missing := {"vgpr_count", "private_segment_fixed_size"} - set(fields):
-        raise ValueError(f"the assembly does not state {sorted(missing)}")
+        raise ValueError(f"the metadata of the assembly lacks {', '.join(sorted(missing))}")
     return int(fields["vgpr_count"]), int(fields["private_segment_fixed_size"])
 
 
 def count_matmuls(ir: str) -> tuple[int, int]:
-    """Return (matmuls, those that do not run on tensor cores) of Triton's GPU IR, a "ttgir".
+    """Count the matmuls in Triton's GPU IR ("ttgir").
 
-    A tl.dot whose result has a blocked layout is computed by multiply-adds of single numbers.
+    Returns (number of matmuls, number of matmuls that do not run on tensor cores). A tl.dot runs on
+    scalar multiply-add instructions if the result has a blocked layout.
     """
     units = len(re.findall(r"\bttng\.(?:warp_group_dot|tc_gen5_mma)\b", ir))
     dots = re.findall(r"= tt\.dot(?:_scaled)? .*-> tensor<[^#>]*#(\w+)>", ir)
@@ -219,13 +227,13 @@ def count_matmuls(ir: str) -> tuple[int, int]:
 
 
 def blocks_per_sm(target: str, registers: int, shared: int, warps: int) -> int:
-    """Return how many blocks of a kernel one multiprocessor can hold, 0 if none fits.
+    """Return how many blocks of a kernel one multiprocessor can hold; 0 if none fits.
 
-    registers: per thread. shared: bytes per block. warps: per block. Raises ValueError for a target
-    that is not in LIMITS.
+    registers: number per thread. shared: bytes of shared memory per block. warps: number per block.
+    Raises ValueError for a target that is not in LIMITS.
     """
     if target not in LIMITS:
-        raise ValueError(f"target must be one of {', '.join(LIMITS)}, not {target}")
+        raise ValueError(f"target must be one of {', '.join(LIMITS)}, got {target!r}")
     limits = LIMITS[target]
     rounded = -(-max(registers, 1) // limits.granularity) * limits.granularity
     by_registers = limits.partitions * (limits.registers // rounded)  # in warps

@@ -1,13 +1,14 @@
-"""Predict the least time of the attention kernels on a GPU from its published rates.
+"""Predict a lower bound on the time of the attention kernels (a roofline) for a GPU.
 
-The work of a kernel is what its launch multiplies, padding of blocks and channels included, and the
-bytes of its inputs and outputs, each moved once. Its least time is the longest of three: matmuls at
-the tensor cores' rate, exponentials at the special function units' rate, bytes at the memory's
-rate. The kernels of a pass run one after the other. Caches, launches and latencies are left out, so
-a measured time is longer; the prediction says which limit is near, and what padding costs.
+The work of a kernel is the FLOP of its matmuls, the number of exponentials, and the bytes of its
+inputs and outputs, each moved once. Padding of blocks and of channels is included. The lower bound
+of a kernel is the longest of three times: matmuls at the rate of the tensor cores, exponentials at
+the rate of the special function units, and bytes at the memory bandwidth. The bound of a pass is
+the sum over its kernels. Measured times are longer, because caches, launches and latencies are
+ignored. The prediction shows which of the three limits a kernel, and how much time padding costs.
 
-`flash` is the same for a fused attention without bias that computes exactly the visible pairs: two
-matmuls per pair in the forward pass, five in the backward pass.
+`flash` is the bound for a fused attention kernel without bias that computes only the attended
+query-key pairs, with two matmuls per pair in the forward pass and five in the backward pass.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D head dim (D_PAD: padded), w chunk side.
 """
@@ -34,8 +35,11 @@ STATISTICS = {"forward": 1, "query": 2, "key": 2, "global": 2, "tile": 2, "step"
 
 @dataclass(frozen=True)
 class Rates:
-    """Published rates of a GPU: 16-bit dense FLOP/s of the tensor cores, bytes/s of the memory, and
-    exponentials/s (16 per multiprocessor and clock)."""
+    """Published rates of a GPU.
+
+    flops: dense 16-bit FLOP/s of the tensor cores. bytes: memory bandwidth in bytes/s.
+    exponentials: exponentials/s, at 16 per multiprocessor and clock cycle.
+    """
 
     name: str
     flops: float
@@ -53,14 +57,14 @@ RATES = {  # data sheets; multiprocessors * 16 * boost clock for the exponential
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does: FLOP of matmuls, exponentials, bytes moved."""
+    """Work of a kernel: FLOP of its matmuls, number of exponentials, and bytes moved."""
 
     flops: float
     exponentials: float
     bytes: float
 
     def microseconds(self, rates: Rates) -> dict[str, float]:
-        """Return the time that each of LIMITED_BY needs alone."""
+        """Return {item of LIMITED_BY: time of this part of the work alone, in microseconds}."""
         seconds = (
             self.flops / rates.flops,
             self.exponentials / rates.exponentials,
@@ -71,9 +75,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The least times of a case in microseconds, forward and backward, and of `flash`.
+    """Lower bounds on the times of a case, in microseconds.
 
-    limits: {kernel: what limits it}. ratio: both passes over those of `flash`.
+    forward, backward: of the attention kernels. flash_forward, flash_backward: of `flash`, a fused
+    attention kernel without bias or padding. limits: {kernel: the item of LIMITED_BY that takes the
+    most time}. ratio: time of both passes, divided by that of `flash`.
     """
 
     forward: float
@@ -88,9 +94,10 @@ class Prediction:
 
 
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
-    """Return the least times of a case on the GPU of RATES for a target.
+    """Predict lower bounds on the times of a case on the GPU that RATES has for a target.
 
-    blocks: {kernel: (queries, keys)} of the block of each kernel of the case.
+    target: a key of RATES, such as "sm_90". blocks: {kernel: (queries, keys)}, the block size of
+    each kernel of the case, in tokens.
     """
     rates = RATES[target]
     times = {name: count_work(name, case, *sizes) for name, sizes in blocks.items()}
@@ -106,7 +113,7 @@ def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> P
 
 
 def predict_rows(rows: Sequence[KernelRow]) -> dict[tuple, Prediction]:
-    """Return {(target, window, dtype, head dim): prediction} of the cases of a table."""
+    """Return {(target, window, dtype, head dim): prediction} for the cases in a table."""
     found = {}
     for key in dict.fromkeys(row.key[:4] for row in rows):
         blocks = {row.kernel: (row.queries, row.keys) for row in rows if row.key[:4] == key}
@@ -115,7 +122,7 @@ def predict_rows(rows: Sequence[KernelRow]) -> dict[tuple, Prediction]:
 
 
 def format_predictions(predictions: Mapping[tuple, Prediction]) -> str:
-    """Format predictions of `predict_rows` as a table, times in microseconds."""
+    """Format predictions of `predict_rows` as a text table, with times in microseconds."""
     lines = [HEAD]
     for (target, window, dtype, head_dim), x in predictions.items():
         flash = f"{x.flash_forward:.0f} + {x.flash_backward:.0f}"
@@ -128,13 +135,13 @@ HEAD = ["target", "window", "dtype", "D", "forward", "backward", "flash's", "rat
 
 
 def _group(limits: Mapping[str, str]) -> str:
-    """Format {kernel: limit} as "limit: kernel kernel, limit: kernel"."""
+    """Format {kernel: limit} by limit, such as "matmuls: forward query, memory: key"."""
     by_limit = {limit: [k for k in limits if limits[k] == limit] for limit in LIMITED_BY}
     return ", ".join(f"{limit}: {' '.join(names)}" for limit, names in by_limit.items() if names)
 
 
 def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
-    """Count the work of a kernel of a case in blocks of `queries` x `keys` tokens."""
+    """Count the work of a kernel on a case. The kernel uses blocks of `queries` x `keys` tokens."""
     pairs = count_blocks(kernel, case.window, queries, keys) * queries * keys
     if kernel == "global":
         pairs = case.window.length * max(16, next_power_of_2(case.num_global))
@@ -148,7 +155,10 @@ def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
 
 
 def flash_work(case: Case) -> tuple[Work, Work]:
-    """Count the work of a fused attention on the visible pairs: (forward, backward)."""
+    """Count the work of a fused attention kernel on only the attended query-key pairs.
+
+    Returns the work of the (forward, backward) pass.
+    """
     lead = case.batch * case.heads
     pairs = lead * count_pairs(case.window, case.num_global)
     tensor = lead * case.window.length * case.head_dim * case.dtype.itemsize
@@ -157,12 +167,12 @@ def flash_work(case: Case) -> tuple[Work, Work]:
 
 
 def count_owned(window: Window | Layout, size: int) -> int:
-    """Count the blocks of `size` tokens into which all chunks are divided."""
+    """Count the blocks of at most `size` tokens into which the chunks of a grid are divided."""
     return sum(-(-rows * cols // size) for _, _, rows, cols in chunk_sizes(window))
 
 
 def count_blocks(kernel: str, window: Window | Layout, queries: int, keys: int) -> int:
-    """Count the blocks of scores that a kernel computes for one image and head."""
+    """Count the `queries` x `keys` blocks of scores that a kernel computes per image and head."""
     owned, walked = (keys, queries) if kernel == "key" else (queries, keys)
     if kernel == "global":
         return -(-window.length // queries)
@@ -182,13 +192,17 @@ def count_blocks(kernel: str, window: Window | Layout, queries: int, keys: int) 
 
 
 def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
-    """Return (first row, first column, rows, columns) of each chunk, smaller at the grid's end."""
+    """Return (first row, first column, rows, columns) of each chunk, clipped to the grid."""
     (X, Y), w = window.grid, window.size
     return [(x, y, min(w, X - x), min(w, Y - y)) for x in range(0, X, w) for y in range(0, Y, w)]
 
 
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
-    """Count the tokens of a rectangle that the block from token `first` of a chunk walks."""
+    """Count the tokens of a rectangle that a kernel visits for one block of a chunk.
+
+    rect: offsets (top, bottom, left, right) from the chunk's first token. chunk: see `chunk_sizes`.
+    first: index of the block's first token in the chunk. size: tokens in the block.
+    """
     x0, y0, rows, cols = chunk
     top, bottom, left, right = x0 + rect[0], x0 + rect[1], y0 + rect[2], y0 + rect[3]
     if window.mask == Mask.EXACT:
@@ -204,8 +218,11 @@ def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, 
 def _layout_blocks(
     layout: Layout, owned: int, walked: int, *, all_owned: bool, by_key: bool
 ) -> int:
-    """Count blocks of scores of a layout, the mean over its heads. all_owned: whether blocks beyond
-    the end of the grid count."""
+    """Count the blocks of scores of a layout per image and head, as the mean over heads.
+
+    owned, walked: tokens in a block along the two axes. all_owned: whether to count blocks beyond
+    the end of the grid. by_key: whether each program owns a block of keys instead of queries.
+    """
     lists = layout.lists
     parts = [-(-rows * cols // owned) for _, _, rows, cols in chunk_sizes(layout)]
     if all_owned:

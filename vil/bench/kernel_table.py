@@ -1,8 +1,9 @@
-"""The table of the resources that compiled kernels take, and what became worse since an older one.
+"""Table of the resources of compiled kernels, and regressions in comparison with an older table.
 
-A row is a kernel of one case for one target. Cases are 8 images of 56 x 56 tokens and 6 heads with
-one global token, and a bias: a window of all nine chunks, the exact window on padded images, and
-the layout of a pattern. bfloat16 has all of them, float16 the first two.
+A row describes one kernel of one case, compiled for one target GPU. A case has 8 images of 56 x 56
+tokens, 6 heads, one global token, and a bias. Its window is one of three: all nine chunks, the
+exact window on padded images, or the layout of an attention pattern. The table has all three
+windows in bfloat16, and the first two in float16.
 """
 
 import json
@@ -31,9 +32,10 @@ DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # and thei
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel of one case for one target, its launch parameters, and what it takes.
+    """Table row: a kernel of one case for one target GPU, with launch parameters and resources.
 
-    queries, keys: tokens in a block. blocks: those that a multiprocessor holds. See `Resources`.
+    window: a key of WINDOWS. queries, keys: tokens in a block. warps: number per block. stages: of
+    software pipelining. blocks: number of blocks that a multiprocessor can hold.
     """
 
     target: str
@@ -50,7 +52,7 @@ class KernelRow:
 
     @property
     def key(self) -> tuple:
-        """What identifies the row in a table."""
+        """Tuple that identifies the row in a table."""
         return self.target, self.window, self.dtype, self.head_dim, self.kernel
 
     def __str__(self) -> str:
@@ -58,7 +60,7 @@ class KernelRow:
 
 
 def make_case(window: str, dtype: str, head_dim: int) -> Case:
-    """Return the case of a row. window: a key of WINDOWS."""
+    """Make the attention case of a table row. window: a key of WINDOWS. dtype: a key of DTYPES."""
     padded = window.startswith("exact")
     shape = (8, 6, head_dim, 1)
     return Case(WINDOWS[window], *shape, getattr(torch, dtype), "cuda", True, True, padded)
@@ -67,7 +69,7 @@ def make_case(window: str, dtype: str, head_dim: int) -> Case:
 def list_jobs(
     targets: Sequence[str], head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = (*DTYPES,)
 ) -> list[tuple[str, str, str, int]]:
-    """Return (target, window, dtype, head dim) of all cases of a table."""
+    """List the jobs of a table: a tuple (target, window, dtype, head dim) for each case."""
     return [
         (target, window, dtype, dim)
         for target in targets
@@ -80,14 +82,17 @@ def list_jobs(
 def compile_rows(
     jobs: Sequence[tuple[str, str, str, int]], processes: int = 2, cache: Path | None = None
 ) -> Iterator[KernelRow]:
-    """Compile the kernels of some jobs of `list_jobs`, and yield their rows in this order."""
+    """Compile the kernels of jobs from `list_jobs`. Yields the table rows in the order of the jobs.
+
+    processes, cache: see `compile_cases`.
+    """
     work = [(make_case(*case), target) for target, *case in jobs]
     for job, kernels in zip(jobs, compile_cases(work, processes, cache)):
         yield from (make_row(*job, kernel) for kernel in kernels)
 
 
 def make_row(target: str, window: str, dtype: str, head_dim: int, kernel: Compiled) -> KernelRow:
-    """Return the row of a compiled kernel."""
+    """Make the table row of a compiled kernel."""
     options, resources = kernel.options, kernel.resources
     warps = options["num_warps"]
     blocks = blocks_per_sm(target, resources.registers, resources.shared, warps)
@@ -125,8 +130,12 @@ def _cells(row: KernelRow) -> list[str]:
 
 
 def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> list[str]:
-    """Return a sentence for each row that spills more bytes or holds fewer blocks than before, has
-    more matmuls off tensor cores, or is new."""
+    """Compare rows with those of an older table. Returns a line of text for each regression.
+
+    A row is a regression if the kernel spills more bytes, runs more matmuls without tensor cores,
+    or fits fewer blocks on a multiprocessor than before. A row that is not in the older table is
+    listed too.
+    """
     known, found = {row.key: row for row in before}, []
     for row in now:
         if (old := known.get(row.key)) is None:
@@ -143,18 +152,18 @@ def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> l
 
 
 def write_table(file: Path, rows: Iterable[KernelRow], about: dict) -> None:
-    """Write a table as JSON, with a line per row. about: what it was made with."""
+    """Write a table as JSON, with a line per row. about: metadata, such as the Triton version."""
     lines = [json.dumps(asdict(row)) for row in rows]
     text = ",\n".join(lines)
     file.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{text}\n]}}\n')
 
 
 def read_table(file: Path) -> tuple[list[KernelRow], dict]:
-    """Read a table of `write_table`: (rows, about). Raises ValueError for another format."""
+    """Read a file of `write_table`. Returns (rows, about). Raises ValueError for another format."""
     data = json.loads(file.read_text())
     names = {field.name for field in fields(KernelRow)}
     if any(set(row) != names for row in data.get("rows", [{}])):
-        raise ValueError(f"{file} is not a table of kernels, or was written by another version")
+        raise ValueError(f"{file} is not a table of kernels, or another version of vil wrote it")
     rows = [
         KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]
     ]

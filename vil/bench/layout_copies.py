@@ -1,8 +1,8 @@
 """Find layout copies in a model: copies that only change the memory layout of a tensor.
 
 Examples are making a transposed or sliced tensor contiguous, and converting between NCHW and NHWC.
-A change of precision without a change of layout does not count. Copies inside operators, such as
-those of a convolution or an attention backend, are not seen.
+A change of precision without a change of layout does not count. Copies inside an operator, such as
+a convolution or an attention backend, are not detected.
 """
 
 import time
@@ -22,10 +22,10 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 
 
 class Conversion(NamedTuple):
-    """All copies that one operator makes in one module and that only change the memory layout.
+    """Layout copies that one operator makes in one module, summed over one training step.
 
-    way: the pass, "forward" or "backward". calls, bytes: totals of one training step. share:
-    fraction of the time of all operators in that step.
+    way: the pass, "forward" or "backward". calls: number of copies. bytes: total size of the
+    copies. share: fraction of the time of all operators in the step.
     """
 
     module: str
@@ -39,10 +39,10 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """List the layout copies of one training step, those that take the most time first.
+    """List the layout copies of one training step, sorted by time, longest first.
 
-    images: (B, c, H, W). dtype: the autocast dtype; None for no autocast. The model stays in its
-    train or eval mode.
+    images: (B, c, H, W). dtype: the autocast dtype; None for no autocast. The train or eval mode of
+    the model is not changed.
     """
     run_step(model, images, dtype)
     with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:
@@ -55,7 +55,7 @@ def conversions(
 
 
 def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Run the model, and the backward pass of a cross entropy in which all targets are class 0."""
+    """Run a forward and a backward pass, with cross entropy loss and class 0 for all images."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = model(images)
@@ -91,7 +91,7 @@ class CopyRecorder(TorchDispatchMode):
 
 
 def changes_layout(source: Any, result: Tensor) -> bool:
-    """Return whether `result` has the shape of `source` but another memory order."""
+    """Return whether two tensors have the same shape but different memory orders."""
     is_same = isinstance(source, Tensor) and source.shape == result.shape
     return is_same and memory_order(source) != memory_order(result)
 

@@ -1,8 +1,9 @@
 """Benchmark models: images per second and peak memory, in evaluation and training.
 
-Models run in alternation. A training step is forward, cross entropy, backward and the optimizer's
-update on a loaded batch. Memory is the peak of the tensors that one step or one evaluation
-allocates, without weights, optimizer state and images.
+Models run in alternation. A training step consists of the forward pass, cross entropy, the backward
+pass and the optimizer update. The batch is already on the device. Memory is the peak size of the
+tensors that one training step or one evaluation allocates. Weights, optimizer state and images are
+not included.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +24,10 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to measure, with its batch and settings.
+    """Model to measure, with its batch and settings.
 
-    images (B, 3, H, W) and targets (B,) are on the model's device. The images have the model's
-    memory format. amp_dtype: the autocast dtype; None for no autocast. switch: called before each
+    images: (B, 3, H, W), on the model's device and in its memory format. targets: classes (B,), on
+    the same device. amp_dtype: the autocast dtype; None for no autocast. switch: called before each
     pass to apply the global torch settings of this model.
     """
 
@@ -63,11 +64,12 @@ class Contender:
 
 @dataclass
 class Row:
-    """Measurements of a model with certain settings; `reason` says why if there are none.
+    """Measurements of a model with one combination of settings.
 
     way: the settings, such as "bf16+nhwc". attention: the backends of the stages in training.
     evaluation, training: images per second. over_evaluation, over_training: these speeds divided by
-    those of the first row. evaluation_mib, training_mib: peak memory.
+    the speeds of the first row. evaluation_mib, training_mib: peak memory. reason: why measurements
+    are missing, or "".
     """
 
     model: str
@@ -87,8 +89,8 @@ class Row:
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
     """Measure models in interleaved rounds, and store the results in their rows. Returns all rows.
 
-    entries: pairs of a row and the `Contender` to measure for it. The contender is None if the row
-    already has a reason why it is not measured.
+    entries: (row, contender to measure for this row). The contender is None if the row already has
+    a reason why it is not measured. rounds: number of measurements of each contender.
     """
     contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {

@@ -1,7 +1,7 @@
 """Find the module that an operation belongs to, in the forward and the backward pass.
 
-Autograd numbers the operations that it records. A call of a module covers a range of these numbers.
-A backward operation has the number of its forward operation.
+Autograd gives each operation that it records a sequence number. The operations in one call of a
+module have consecutive numbers. A backward operation has the number of its forward operation.
 """
 
 import re
@@ -16,8 +16,8 @@ OUTSIDE = "(model)"  # name for operations outside any submodule
 class ModuleScopes:
     """Context manager that tracks which submodule of a model is running.
 
-    In module names, block numbers become *, as in `stages.2.blocks.*.mlp.fc1`, so that the costs of
-    the blocks of a stage are summed.
+    In module names, block numbers are replaced by "*", as in `stages.2.blocks.*.mlp.fc1`, so that
+    all blocks of a stage have the same names and their costs can be summed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,8 +47,8 @@ class ModuleScopes:
         return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
     def of_backward(self, number: int) -> tuple[str, str]:
-        """Return (module name, "backward") for a backward operation. number: its autograd sequence
-        number."""
+        """Return (module name, "backward") for the backward operation with the autograd sequence
+        number `number`."""
         inside = (name for begin, end, name in self.spans if begin <= number < end)
         return next(inside, OUTSIDE), "backward"
 

@@ -21,7 +21,8 @@ MICRO = 1e-6
 class Cost(NamedTuple):
     """Total time of one operator in one module, without the operators that it calls.
 
-    way: the pass in which the operator ran, "forward" or "backward".
+    way: the pass in which the operator ran, "forward" or "backward". calls: number of calls.
+    seconds: total time. share: fraction of the time of all operators.
     """
 
     module: str
@@ -54,8 +55,9 @@ def profiled(
 ) -> list[Cost]:
     """Profile one training step after a warm-up step. Returns the costs, longest time first.
 
-    Times are device time on CUDA, else CPU time. step: function that runs a training step of
-    `model`. trace: file to write for chrome://tracing or Perfetto, compressed if it ends in .gz.
+    step: function that runs a training step of `model`. trace: trace file to write for
+    chrome://tracing or Perfetto, compressed if its name ends in .gz. The times are device times on
+    CUDA, and CPU times on other devices.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
