@@ -31,11 +31,13 @@ def build_external(
     """Build a classifier of timm or torchvision, which maps images (B, c, S, S) to logits (B, K).
 
     name: "timm/<name>" for a timm model, or the name of a torchvision model.
-    num_classes, img_size, in_chans: K, S and c. torchvision's models have 3 input channels.
-    pretrained: download the published weights. If num_classes differs from the number of published
-      classes, the head keeps its initial weights. For other channels, timm sums or repeats the
-      weights of the first layer.
-    drop_rate, drop_path_rate: for timm models; torchvision models ignore them.
+    num_classes, img_size, in_chans: K, S and c. torchvision models need c = 3.
+    pretrained: download the published weights. If num_classes differs from the number of classes
+      of these weights, the head is initialized randomly. If in_chans is not 3, timm sums or repeats
+      the weights of the first layer.
+    drop_rate, drop_path_rate: rates of dropout and stochastic depth. torchvision models ignore
+      them.
+    grad_checkpoint: use gradient checkpointing.
 
     Raises ValueError for an unknown name, or if the model does not support grad_checkpoint. Raises
     CheckpointError if the weights cannot be downloaded.
@@ -46,8 +48,8 @@ def build_external(
             model = _build_timm(name, num_classes, img_size, in_chans, pretrained, *rates)
         elif in_chans != 3:
             raise ValueError(
-                f"{name}: torchvision's models take images of 3 channels, not {in_chans}: set "
-                "INPUT.CHANNELS to 3, or take msvit or a timm model"
+                f"{name}: torchvision's models need images with 3 channels, got {in_chans}: set "
+                "INPUT.CHANNELS to 3, or use msvit or a timm model"
             )
         else:
             model = _build_torchvision(name, num_classes, img_size, pretrained)
@@ -102,7 +104,7 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
         head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
             log.warning(
-                "%s: not loaded, because the shapes differ from those of the published weights: %s",
+                "%s: these weights have other shapes than the published ones and stay random: %s",
                 name,
                 ", ".join(head),
             )
@@ -123,12 +125,12 @@ def find_no_decay_params(model: nn.Module) -> set[str]:
 def number_layers(model: nn.Module) -> dict[str, int]:
     """Return {parameter name: layer number}, for layer-wise learning rate decay.
 
-    Layer 0 is the first one after the input. timm's method `group_matcher` of the model defines the
-    layers. Raises ValueError if the model has no such method.
+    Layer 0 is next to the input. The layers are defined by the model's `group_matcher`, a method of
+    timm models. Raises ValueError if the model has no such method.
     """
     if not hasattr(model, "group_matcher"):
         raise ValueError(
-            f"{type(model).__name__} does not number its layers with timm's method group_matcher, "
-            "which OPTIM.LAYER_DECAY needs: set OPTIM.LAYER_DECAY to 1"
+            f"{type(model).__name__} does not number its layers: OPTIM.LAYER_DECAY needs a model "
+            "with timm's method group_matcher. Set OPTIM.LAYER_DECAY to 1"
         )
     return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

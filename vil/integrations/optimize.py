@@ -1,4 +1,4 @@
-"""Make a copy of a model that is faster, and for inference only."""
+"""Make a faster copy of a model for inference."""
 
 import copy
 from typing import Any
@@ -17,9 +17,10 @@ UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
 
 
 class OptimizedModel(nn.Module):
-    """A model for inference, see `optimize_for_inference`. It cannot be trained.
+    """Model that `optimize_for_inference` has optimized. It cannot be trained.
 
-    model: the optimized copy, whose methods, such as `forward_features`, take tensors of `dtype`.
+    model: the optimized copy of the model. Methods of this copy that are called directly, such as
+    `forward_features`, need input tensors of type `dtype`.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -36,7 +37,9 @@ class OptimizedModel(nn.Module):
 
     def train(self, mode: bool = True) -> "OptimizedModel":
         if mode:
-            raise RuntimeError("a model optimized for inference cannot be trained")
+            raise RuntimeError(
+                "a model optimized for inference cannot be trained: train the original model"
+            )
         return super().train(mode)
 
 
@@ -45,13 +48,14 @@ def optimize_for_inference(
 ) -> OptimizedModel:
     """Return a faster copy of a model, for inference only. `model` is not changed.
 
-    The parameters are converted to `dtype` once, which autocast does in every forward pass. On a
-    CPU, linear layers use oneDNN with reordered weights, and apply a following GELU or ReLU in
-    place, and MLPs compute a part of the tokens at a time; this needs float32 or bfloat16. MLPs for
-    which `vil tune` found compiled code faster stay as they are. Dropout and stochastic depth are
-    removed. The outputs are those of the model in `dtype` up to rounding.
-    Works for models of this package, of timm and others. compile: call `torch.compile`, which then
-    reorders the weights and fuses activations itself, with its option `freezing`.
+    The parameters are converted to `dtype` once, while autocast converts them in every forward
+    pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
+    use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
+    the tokens in parts. MLPs for which `vil tune` found compiled code to be faster are not changed.
+    Up to rounding, the outputs are the same as those of the model in `dtype`.
+
+    model: a model of this package, of timm, or any other module. compile: use `torch.compile` with
+    the option `freezing`, which reorders the weights and fuses the activations instead.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -73,8 +77,10 @@ def optimize_for_inference(
 
 
 def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
-    """Return what replaces the child `name` of a module. fused: see `_fused_activation`. pack:
-    whether to reorder the weights of linear layers."""
+    """Return the module that replaces the child `name` of a module, or the child itself.
+
+    fused: see `_fused_activation`. pack: whether to reorder the weights of linear layers.
+    """
     if isinstance(child, UNUSED) or (fused and name == "act"):
         return nn.Identity()
     if pack and can_pack(child):
@@ -85,14 +91,14 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 
 def _native_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Return the MLPs of blocks that compiled code computes, see `vil.ops.mlp`."""
+    """Return the MLPs of vil's blocks that run as compiled code, see `vil.ops.mlp`."""
     mlps = [block.mlp for block in model.modules() if isinstance(block, Block)]
     plain = [mlp for mlp in mlps if type(mlp) is Mlp and type(mlp.fc1) is nn.Linear]
     return {m for m in plain if is_tuned_native(m.fc1.in_features, m.fc1.out_features, dtype)}
 
 
 def _fused_activation(module: nn.Module) -> str:
-    """Return the activation that the first layer of an MLP can apply, or ""."""
+    """Return "gelu" or "relu" if the first layer of an MLP can apply this activation, or ""."""
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act
@@ -106,6 +112,6 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
 
 
 def device_of(model: nn.Module) -> str:
-    """Return the device type of a model's parameters and buffers; "cpu" without any."""
+    """Return the device type of a model's parameters and buffers, or "cpu" if it has none."""
     tensors = (*model.parameters(), *model.buffers())
     return tensors[0].device.type if tensors else "cpu"

@@ -1,4 +1,4 @@
-"""Replace the attention modules of a timm vision transformer by vil's, and keep the weights.
+"""Replace the attention modules of a timm vision transformer by those of vil, with equal weights.
 
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
@@ -48,10 +48,10 @@ def patch_attention(
 
     Returns the model.
 
-    The patch tokens are the local tokens of vil's attention, on the grid of each forward pass. The
-    prefix tokens (class, distillation, registers) are its global tokens. Projections, norms, gates
-    and drop rates are kept, so parameters and state dict names do not change. A model can be
-    patched more than once.
+    In vil's attention, the patch tokens become the local tokens, and the prefix tokens (class,
+    distillation, registers) become the global tokens. The grid of patch tokens may differ between
+    forward passes. Projections, norms, gates and drop rates are not replaced, so parameters and
+    state dict keys do not change. A model can be patched more than once.
 
     attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), the
       name of a registered subclass of `GlobalLocalAttention` that inherits its projections, or
@@ -65,8 +65,8 @@ def patch_attention(
         mode > 0 requires `vil.layers.attention.set_progress`.
       pattern: pattern="axial | local:2", chunk=8, backend="auto".
 
-    Raises ValueError for a model that cannot be patched and for an unknown name, argument, block or
-    value. The model is then unchanged.
+    Raises ValueError if the model cannot be patched, or if the name of the attention, an argument
+    or a block index is invalid. In this case, the model is not changed.
     """
     attention = attention or ("pattern" if "pattern" in kwargs else "longformer")
     cls = find_replacement(attention)
@@ -93,9 +93,9 @@ def patch_attention(
 def find_replacement(attention: str) -> type[PatchedAttention] | None:
     """Return the class of the modules that replace timm's attention, or None for "full".
 
-    attention: see `patch_attention`. The class for a registered attention is created at its first
-    use. Raises ValueError, with the choices, for an unknown name or an attention that cannot use
-    timm's projections.
+    attention: see `patch_attention`. For a registered attention, the class is created when it is
+    first needed. Raises ValueError for an unknown name, and for an attention that cannot use timm's
+    projections. The message lists the valid names.
     """
     if attention == RESTORE:
         return None
@@ -110,7 +110,8 @@ def find_replacement(attention: str) -> type[PatchedAttention] | None:
 def is_patchable(name: str) -> bool:
     """Return whether the registered attention `name` can use timm's projections.
 
-    Its class must inherit the methods of `GlobalLocalAttention` that project inputs and outputs.
+    The attention's class must inherit the methods of `GlobalLocalAttention` that project inputs and
+    outputs.
     """
     cls, base = ATTENTIONS.load(name), GlobalLocalAttention
     names = ("forward", "add_projections", "attend_all")
@@ -118,9 +119,14 @@ def is_patchable(name: str) -> bool:
 
 
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
-    """Raise ValueError for an argument that the attention does not accept, or a window below 1."""
+    """Raise ValueError if the attention does not accept an argument, or if the window is invalid.
+
+    attention: see `patch_attention`. kwargs: arguments of the attention.
+    """
     if attention == RESTORE and kwargs:
-        raise ValueError(f"full restores timm's attention, so it takes no {', '.join(kwargs)}")
+        raise ValueError(
+            f"attention 'full' restores timm's attention, so it takes no {', '.join(kwargs)}"
+        )
     allowed = own_arguments(ATTENTIONS.load(attention))
     allowed = {name: p for name, p in allowed.items() if name not in FIXED}
     for name in kwargs:
@@ -133,7 +139,7 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
 def check_model(model: nn.Module) -> None:
     """Raise ValueError unless the model is a vision transformer whose patch tokens form a grid.
 
-    The message names what is missing.
+    The error message names the missing attributes.
     """
     subject = f"cannot patch {type(model).__name__}:"
     wanted = f"expected a timm vision transformer (with {', '.join(REQUIRED)})"
@@ -143,7 +149,7 @@ def check_model(model: nn.Module) -> None:
         hint = describe_unsupported(model)
         for name, part in model.named_modules():
             if all(hasattr(part, needed) for needed in REQUIRED):
-                hint = f"; its submodule {name} ({type(part).__name__}) has them: patch that"
+                hint = f"; its submodule {name} ({type(part).__name__}) has them, so patch that one"
                 break
         raise ValueError(f"{subject} it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
@@ -158,7 +164,8 @@ def check_model(model: nn.Module) -> None:
 def is_replaceable(module: nn.Module) -> bool:
     """Return whether `patch_attention` can replace the module.
 
-    It can if the module is an attention of timm that vil supports, or a replacement of one.
+    This is the case for the attention modules of timm that vil supports, and for their
+    replacements.
     """
     return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 
@@ -166,8 +173,8 @@ def is_replaceable(module: nn.Module) -> bool:
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
     """Return the end of an error message, which names an attention that cannot be replaced.
 
-    Names the first such attention in the blocks of `module`. Returns an empty string if every
-    attention there can be replaced. prefix: the name of `module` in its model.
+    This is the first attention of this kind in the blocks of `module`. If all can be replaced,
+    returns an empty string. prefix: the name of `module` in its model.
     """
     for name, part in module.named_modules(prefix=prefix):
         if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):
@@ -217,5 +224,5 @@ def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]
     for number in blocks:
         if not isinstance(number, int) or not -count <= number < count:
             names = f"0..{count - 1}, or -{count}..-1"
-            raise ValueError(f"there is no block {number!r}: the model has blocks {names}")
+            raise ValueError(f"there is no block {number!r}: expected an index in {names}")
     return sorted({number % count for number in blocks})

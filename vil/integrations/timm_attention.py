@@ -20,13 +20,14 @@ class PatchGrid:
     """Rows and columns of the patch tokens in the current forward pass.
 
     The object is a forward hook of the model's patch embedding, which `forward`, `forward_features`
-    and `forward_intermediates` all call first. All attentions of a model share one PatchGrid. It
-    holds no tensor, so it is copied and pickled with the model, but is not part of the state dict.
+    and `forward_intermediates` all call first. All attention modules of a model share one
+    PatchGrid. It has no tensors, so it is copied and pickled with the model but is not part of the
+    state dict.
 
-    Gradient checkpointing recomputes a block, possibly after a forward pass on images of another
-    size. The block's grid is then looked up by its number of tokens. The number is ambiguous if two
-    passes over transposed grids (14x28, then 28x14) come before one backward; `GridCheck` detects
-    this case.
+    Gradient checkpointing may recompute a block after a later forward pass on images of another
+    size. The grid of the block is then looked up by the number of tokens. This number is ambiguous
+    if a model runs on two transposed grids (14x28, then 28x14) before the backward pass.
+    `GridCheck` detects this case.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -53,16 +54,16 @@ class PatchGrid:
             return self.size
         if length not in self.by_length:
             raise ValueError(
-                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}, which "
-                "is the output of the patch embedding: no patch token may be added or dropped"
+                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}, the "
+                "output size of the patch embedding: the model must not add or drop patch tokens"
             )
         return self.by_length[length]
 
     def __getstate__(self) -> dict:
         """Return the attributes to pickle.
 
-        If `size` has symbolic dimensions of torch.export, which cannot be pickled, the first
-        recorded grid is stored instead.
+        Symbolic dimensions of torch.export cannot be pickled. If `size` has such dimensions, it is
+        replaced by the first recorded grid.
         """
         if not any(isinstance(n, torch.SymInt) for n in self.size):
             return self.__dict__
@@ -81,7 +82,7 @@ class PatchGrid:
 
 
 class GridCheck(torch.autograd.Function):
-    """Identity function that detects when gradient checkpointing recomputes on another grid.
+    """Identity function that makes gradient checkpointing fail if it recomputes on another grid.
 
     It saves an empty tensor with the grid's shape for backward. torch compares the shapes of the
     tensors that a checkpointed block saves in the forward pass and in the recomputation. If the
@@ -100,13 +101,15 @@ class GridCheck(torch.autograd.Function):
 
 
 class PatchedAttention(GlobalLocalAttention):
-    """Replacement for an attention of timm, with the same submodules under the same names.
+    """Replacement for an attention module of timm, with the same submodules under the same names.
 
-    plain: timm's attention to replace, an Attention, AttentionRope or EvaAttention. It is kept for
-      `restore`, but not as a submodule. Rotary embeddings apply to patch tokens, as in timm.
+    Rotary embeddings apply to patch tokens only, as in timm.
+
+    plain: timm's module to replace, an Attention, AttentionRope or EvaAttention. It is stored for
+      `restore`, but not as a submodule.
     num_global: number of prefix tokens, which become global tokens.
-    grid: the grid of patch tokens, shared by all attentions of a model.
-    kwargs: arguments of the attention class of vil.
+    grid: the grid of patch tokens, shared by all attention modules of a model.
+    kwargs: arguments of vil's attention class.
     """
 
     def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **kwargs) -> None:
@@ -131,7 +134,7 @@ class PatchedAttention(GlobalLocalAttention):
         self.training = plain.training
 
     def add_projections(self) -> None:
-        """Add nothing: timm's projections are used."""
+        """Do nothing, because this module uses timm's projections."""
 
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:
         """Raise ValueError, because attention maps are not supported with timm's projections."""
@@ -179,9 +182,11 @@ class PatchedAttention(GlobalLocalAttention):
     def project_out(self, outputs: list[Tensor], x: Tensor) -> Tensor:
         """Normalize, gate and project attention outputs, then concatenate them to (B, G+L, C).
 
-        outputs: those of G prefix tokens (B, G, C), only if G > 0, and of L patch tokens (B, L, C).
-          If they were concatenated before these operations, autograd would save another copy.
-        x: the input of the attention (B, G+L, C), from which gates are computed.
+        Concatenating last saves memory: autograd would otherwise save another copy of the outputs.
+
+        outputs: if G > 0, the outputs of the G prefix tokens (B, G, C); then the outputs of the L
+          patch tokens (B, L, C).
+        x: the input of the attention (B, G+L, C), from which the gates are computed.
         """
         outputs = [self.norm(out) for out in outputs]
         if self.gate is not None:

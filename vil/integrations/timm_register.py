@@ -46,10 +46,10 @@ def build(
     dtype: torch.dtype | None = None,
     **settings,
 ) -> MsViT:
-    """Build an MsViT, with additional arguments that timm passes to the models it builds.
+    """Build an MsViT. Also accepts the arguments that timm passes to every model.
 
-    global_pool: see `MsViT.pool`; None for the architecture's default. device, dtype: of the
-    parameters. settings: keyword arguments of MsViT.
+    global_pool: see `MsViT.pool`; None for the default of the architecture. device, dtype: device
+    and dtype of the parameters. settings: keyword arguments of MsViT.
     """
     with torch.device(device) if device is not None else nullcontext():
         model = MsViT(stages, **settings)
@@ -61,8 +61,8 @@ def build(
 def _cfg(stride: int, settings: Mapping, **more) -> dict:
     """Return timm's pretrained config of a model, as a dict.
 
-    stride: image pixels per side of a token of the last stage. settings: arguments of MsViT that
-    differ from its defaults. more: additional fields, or other values of fields.
+    stride: side in image pixels of a token in the last stage. settings: arguments of MsViT that
+    differ from its defaults. more: fields that are added to the config or replaced in it.
     """
     size, num_classes = settings.get("img_size", 224), settings.get("num_classes", 1000)
     return {
@@ -84,8 +84,8 @@ def _cfg(stride: int, settings: Mapping, **more) -> dict:
 def _default_cfgs() -> dict[str, dict]:
     """Return timm's pretrained configs of all models: {"<model>.<tag>": config}.
 
-    A tag stands for published weights; the tag of a model's default weights ends with "*". A model
-    without published weights has one config with the key "<model>".
+    A tag names published weights of a model. The tag of the default weights ends with "*". A model
+    without published weights has one config, with the key "<model>".
     """
     cfgs, classes = {}, weight_classes_by_model()
     for name, arch in ARCHS.items():
@@ -114,8 +114,9 @@ def _create(
 ) -> nn.Module:
     """Build the model `name` or, with features_only=True, its feature extractor, as timm does.
 
-    attention: see `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of
-    timm's `build_model_with_cfg`. The remaining arguments are those that timm passes to a model.
+    pretrained, pretrained_cfg, pretrained_cfg_overlay: see `timm.create_model`. attention: see
+    `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
+    `build_model_with_cfg`.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
@@ -147,9 +148,9 @@ def _create(
 
 
 def _read_file(file: str) -> dict[str, object]:
-    """Read a weight file, and return the fields of timm's pretrained config that describe it.
+    """Read a weight file. Returns the fields of timm's pretrained config for these weights.
 
-    They are `state_dict`, an empty `source` and, if the weights have a head, `num_classes`.
+    The fields are `state_dict`, an empty `source` and, if the weights have a head, `num_classes`.
     """
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
@@ -157,7 +158,7 @@ def _read_file(file: str) -> dict[str, object]:
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:
-    """Return the function that builds the model `name`. timm registers it by its `__name__`."""
+    """Return a function that builds the model `name`. timm registers it under its `__name__`."""
 
     def create(pretrained: bool = False, **kwargs) -> nn.Module:
         return _create(name, pretrained, **kwargs)

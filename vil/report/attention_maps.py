@@ -1,7 +1,7 @@
 """Draw attention weights over the preprocessed image.
 
-Shapes: N heads, G global tokens, R key cells (rectangles of the image that share a weight), H W
-image size.
+Shapes: N heads, G global tokens, R cells (squares of image pixels with the same attention weight),
+H W image size.
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ SIDE = 1.75  # inches of a panel
 
 
 class Row(NamedTuple):
-    """The attention weights of one query token, drawn as a row of panels with one panel per head.
+    """Attention weights of one query token, drawn as a row of panels with one panel per head.
 
-    weights (N, G+R): to the G global tokens, then to the R cells into which the image is divided.
+    weights (N, G+R): attention weights to the G global tokens, then to the R cells of the image.
     cells: numbers of rows and columns of cells. side: side of a cell in pixels. square: (top, left,
     side) of the query token in pixels; None for a global token.
     """
@@ -35,8 +35,8 @@ class Row(NamedTuple):
     square: tuple[int, int, int] | None = None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Return (name, weights) for each panel: first the mean of all heads, unless there is only
-        one head, then each head. weights (G+R): to the G global tokens, then to the R cells."""
+        """Return (name, weights) for each panel. The first panel is the mean over heads if there
+        are several heads. The other panels are the heads. weights (G+R): see `Row`."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
@@ -81,10 +81,10 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 
 
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
-    """Draw a panel: the weights to R cells of the image as a heat map over the darkened image.
+    """Draw a panel: the attention weights of the cells as a heat map over the darkened image.
 
-    Cells with weight 0 are left without color. name: begins the panel's caption, which also has the
-    highest weight. weights (G+R): to the G global tokens, then to the R cells.
+    Cells with weight 0 have no color. name: first part of the panel's caption; the second part is
+    the highest weight. weights (G+R): see `Row`.
     """
     height, width = image.shape[:2]
     grey = 0.55 * (image @ np.array(LUMINANCE))

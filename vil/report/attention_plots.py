@@ -1,10 +1,10 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-There is one plot per dtype, window and number of heads. A plot has a row of panels per mask (the
-shape of the attention window) and mode (which chunks of tokens the window covers): time on the
-left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each
-backend is a line, the lower bound (matmuls alone) is a dashed line, and two dotted lines show the
-slopes of linear and quadratic growth.
+There is one plot per dtype, window and number of heads. A plot has a row of two panels, time and
+memory, for each mask (shape of the attention window) and mode (chunks of tokens that the window
+covers), as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each backend is a line,
+the lower bound (matmuls alone) is a dashed line, and two dotted lines show the slopes of linear and
+quadratic growth.
 """
 
 import zlib
@@ -67,8 +67,8 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot benchmark rows in one figure, with a time and a memory panel for each attention mask and
-    mode (the attended chunks). machine: dict that describes the machine, for the title."""
+    """Plot benchmark rows in one figure, with a time panel and a memory panel for each mask and
+    mode. machine: dict that describes the machine, for the title."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -123,7 +123,7 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
     """Draw dotted lines with the slopes of linear and quadratic growth, below the lines of the
-    backends. tokens: sizes of the feature map, ascending. points: {backend: {tokens: value}}."""
+    backends. tokens: numbers of tokens, ascending. points: {backend: {number of tokens: value}}."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -162,7 +162,8 @@ def format_axes(axes: Axes, grids: dict[int, str]) -> None:
 def style(name: str) -> tuple[str, str]:
     """Return the color and marker of a backend.
 
-    A pair "forward+backward" has the color of the first backend and the marker of the second.
+    For a pair of backends "forward+backward", the color is that of the first backend and the marker
+    that of the second.
     """
     if name in STYLES:
         return STYLES[name]
@@ -174,8 +175,8 @@ def style(name: str) -> tuple[str, str]:
 
 
 def sort_key(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a backend's name: first the backends of STYLES in their order there,
-    then other backends by name. FLOOR, the lower bound of the cost, is last."""
+    """Return the sort key of a backend's name. Backends in STYLES come first, in the same order,
+    then other backends by name, and last FLOOR, the lower bound."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
@@ -184,8 +185,8 @@ def describe_case(mask: str, mode: int | None) -> str:
     """Return a panel's title, which describes the tokens that a query attends to.
 
     mask: a key of MASKS, or the text of an attention pattern. mode: the attended chunks of tokens.
-    0: the query's chunk and its eight neighbors. -1: the query's chunk. 1 to 8: the query's chunk
-    and this neighbor. None: any other choice of chunks.
+    0 is the query's chunk and its eight neighbors, -1 is the query's chunk alone, 1 to 8 is the
+    query's chunk and the neighbor with this number, and None is any other choice.
     """
     if mask not in MASKS:
         return f"pattern {mask}"

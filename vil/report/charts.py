@@ -1,4 +1,4 @@
-"""Compute the SVG coordinates of line charts, which the template of a run's report draws."""
+"""Compute the SVG coordinates of the line charts in a run's report. The template draws them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,10 +14,10 @@ Points = list[tuple[float, float]]
 
 
 class Curve(NamedTuple):
-    """A line of a chart, in SVG coordinates.
+    """Line of a chart, in SVG coordinates.
 
-    style: "solid", "dashed" or "thin". color: index of a color of the page. line: "x,y" of the
-    points, separated by spaces. dots: (x, y, label) of each dot.
+    style: "solid", "dashed" or "thin". color: index of a color of the page. line: points of the
+    line as "x,y" pairs, separated by spaces. dots: (x, y, label) of each dot.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A line chart, with positions in SVG coordinates.
+    """Line chart in SVG coordinates.
 
-    rows: (y, label) of each tick of the value axis. columns: (x, label) of each tick of the epoch
-    axis. left, right: edges of the plot area.
+    description: text alternative for the chart. rows: (y, label) of each tick of the value axis.
+    columns: (x, label) of each tick of the epoch axis. left, right: edges of the plot area.
     """
 
     title: str
@@ -48,8 +48,9 @@ class Chart(NamedTuple):
 def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
     """Compute the positions of lines, dots and ticks of a chart.
 
-    curves: {name: list of (epoch, value)}, each with at least one point. label: what the values
-    are. thin: curves whose name begins with this are noisy, and become thin lines without dots.
+    curves: {name: list of (epoch, value)}, each with at least one point. label: name of the
+    plotted quantity. thin: curves whose name begins with this text are drawn as thin lines without
+    dots, because they are noisy.
     """
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))
@@ -85,8 +86,8 @@ def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "t
 
 
 def downsample(points: Points) -> Points:
-    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is kept as it is.
-    Fewer points are returned unchanged."""
+    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is not averaged.
+    If there are at most MAX_POINTS points, they are returned unchanged."""
     if len(points) <= MAX_POINTS:
         return points
     size = -(-len(points) // (MAX_POINTS - 1))

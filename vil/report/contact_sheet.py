@@ -18,8 +18,8 @@ def draw_contact_sheet(
 ) -> None:
     """Draw rows (caption, images) to a PNG file. A row has at most `columns` images.
 
-    A caption may have any characters: control characters are escaped, and those that the font lacks
-    become boxes.
+    A caption may have any characters. Control characters are escaped, and characters that are not
+    in the font are drawn as boxes. Raises OSError if the file cannot be written.
     """
     rows, font = list(rows), load_font(13)
     line = sum(font.getmetrics())

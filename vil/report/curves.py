@@ -53,10 +53,10 @@ def draw(folder: Path) -> list[Path]:
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Sort the lines of a metrics.jsonl, given as dicts, into the plots in PLOTS.
+    """Group the lines of a metrics.jsonl by the plots in PLOTS. points: the lines as dicts.
 
     Yields (name of the plot, label of the value axis, {curve: [(epoch, value), ...]}) for each plot
-    that has a value.
+    that has at least one value.
     """
     points = list(points)
     for plot, (label, names) in PLOTS.items():
@@ -71,8 +71,8 @@ def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
 
 
 def plot_curves(curves: Curves, label: str) -> Figure:
-    """Plot learning curves in one figure: the noisy curve of the training set as a thin line, those
-    of test sets as lines with markers. label: label of the value axis."""
+    """Plot learning curves in one figure. The noisy curve of the training set is a thin line, and
+    the curves of test sets have markers. label: label of the value axis."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)
     for name, points in curves.items():

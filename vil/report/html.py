@@ -1,7 +1,7 @@
 """Render HTML from the package's Jinja templates.
 
-All text is escaped, so that names of classes and files cannot inject markup. Only text of the type
-`Html` is inserted as it is.
+All text is escaped, so that names of classes and files cannot inject markup. Only values of type
+`Html` are inserted without escaping.
 """
 
 import base64
@@ -14,8 +14,8 @@ LONGEST = 160  # characters of a name
 
 
 def render_template(file: str, **context: object) -> str:
-    """Render a Jinja template. file: path of the template in the package. context: variables of the
-    template, whose text is escaped."""
+    """Render a Jinja template as HTML. file: path of the template in the package. context:
+    variables of the template; their text is escaped."""
     env = Environment(
         loader=PackageLoader("vil", ""),
         autoescape=True,

@@ -20,8 +20,8 @@ Table = tuple[str, list[str], list[list[str]]]  # caption, names of columns, row
 
 
 class ModelCost(NamedTuple):
-    """Cost of a model: its parameters and multiply-accumulates (MACs) for one image. stages: a row
-    (name, attention, tokens, width, parameters, MACs) per stage."""
+    """Cost of a model: number of parameters, and multiply-accumulates (MACs) for one image. stages:
+    a row (name, attention, tokens, width, parameters, MACs) per stage."""
 
     parameters: int
     macs: int
@@ -29,8 +29,8 @@ class ModelCost(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A config key with its value as text. default: the default value if the value differs from
-    it, otherwise None."""
+    """Config key with its value as text. default: the default value as text, or None if `value` is
+    the default."""
 
     key: str
     value: str
@@ -38,13 +38,14 @@ class Setting(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The content of the report of a run.
+    """Content of the report of a run.
 
-    record: what the run logged. model: the cost of the model, or the reason why it is unknown.
-    epochs: the configured number of epochs. made: a line about how the page was made. metric,
-    label, unit: key, label and unit of the metric that selects the best checkpoint. columns:
-    metrics in the table of evaluations; empty for all. cards, sections: results of an evaluation
-    made for this page: (title, value, remark) of the numbers shown at the top, and further HTML.
+    record: the logged data. model: cost of the model, or the reason why the cost is unknown.
+    epochs: configured number of epochs. made: a line about how the page was made. metric, label,
+    unit: key, label and unit of the metric that selects the best checkpoint. columns: metrics in
+    the table of evaluations; empty for all. cards: numbers to show at the top of the page, as
+    (title, value, remark). sections: additional HTML. The cards and the sections show the results
+    of an evaluation that was made for this page.
     """
 
     title: str
@@ -81,9 +82,12 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return cards (title, value, remark): the best and the last logged value of the page's metric
-    on the first evaluated set, and its value on the test images that chose no checkpoint, if the
-    run has logged it. Returns [] if there is none."""
+    """Return cards (title, value, remark) with logged values of the page's metric.
+
+    The values are the best and the last one on the first evaluated set and, if the run has logged
+    it, the final one on a test set that did not select the checkpoint. Returns [] if the run has
+    logged no value.
+    """
     key, label = page.metric, page.label or page.metric
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
     if not points:
@@ -117,10 +121,10 @@ def _progress_cards(page: Page) -> list[Card]:
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
-    """Return a table (caption, names of columns, rows of text) of the evaluations on a test set.
+    """Return a table (caption, column names, rows of text) of the evaluations on a test set.
 
-    points: logged evaluations; the last MAX_EVALUATIONS are shown. columns: metrics to show; empty
-    for all.
+    points: logged evaluations, of which the table shows the last MAX_EVALUATIONS. columns: metrics
+    to show; empty for all.
     """
     logged = list(dict.fromkeys(key for point in points for key in point))
     keys = [key for key in columns or logged if key in logged and key not in NOT_METRICS]

@@ -24,8 +24,8 @@ def seen_from(
     """Mark the tokens that a query attends to. Returns an array (X, Y) with the value UNSEEN, SEEN,
     TWICE (attended more than once) or QUERY for each token.
 
-    attended: (row, column) of every attended key, possibly repeated. grid: (X, Y). token: (row,
-    column) of the query.
+    attended: (row, column) of each attended key; a key may occur several times. grid: (X, Y).
+    token: (row, column) of the query.
     """
     counts = np.zeros(grid, dtype=int)
     for key in attended:

@@ -1,4 +1,4 @@
-"""Read what a run logged in its folder. The files may be incomplete or damaged."""
+"""Read the data that a run logged in its folder. The files may be incomplete or corrupt."""
 
 import json
 import math
@@ -16,11 +16,11 @@ LONGEST = 20_000  # characters kept of a start's text
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run logged in its folder.
+    """Data that a run logged in its folder.
 
-    status: content of status.json; {} if the file is missing or damaged. commands, environments:
-    (time, text) from command.txt and env.txt for each start or resume of the run. points: the lines
-    of metrics.jsonl.
+    status: content of status.json; {} if the file is missing or corrupt. commands, environments:
+    content of command.txt and env.txt, as (time, text) for each start or resume of the run.
+    points: the lines of metrics.jsonl, see `metrics`.
     """
 
     folder: Path
@@ -33,7 +33,7 @@ class RunRecord:
     def read(cls, folder: Path) -> "RunRecord":
         """Read the files that a run logged in its folder.
 
-        Raises RunFolderError if the folder has links to files outside of it.
+        Raises RunFolderError if the folder has links to files outside of the folder.
         """
         check_run_folder(folder)
         return cls(
@@ -54,8 +54,10 @@ class RunRecord:
         return total
 
     def evaluations(self, split: str = "val") -> dict[str, list[dict]]:
-        """Return {test set: logged evaluations on it, in the order of the log}. split: "val" for
-        the evaluations during training, "test" for the final test."""
+        """Return {name of a set: logged evaluations on this set, in the order of the log}.
+
+        split: "val" for the evaluations during training, "test" for the final test.
+        """
         sets: dict[str, list[dict]] = {}
         for point in self.points:
             if point["split"].startswith(f"{split}/"):
@@ -64,10 +66,10 @@ class RunRecord:
 
 
 def metrics(file: Path) -> Iterator[dict]:
-    """Yield each line of a metrics.jsonl as a dict of its numbers and its text "split".
+    """Yield each line of a metrics.jsonl as a dict {name: number}, in which only "split" is text.
 
-    Numbers that are not finite are left out. Incomplete lines are skipped, because a run may be
-    writing the last line, or a crash may have cut a line. A missing file yields nothing.
+    Numbers that are not finite are omitted. Incomplete lines are skipped, because a run may be
+    writing the last line, or a crash may have cut a line. If there is no file, yields nothing.
     """
     if not file.is_file():
         return
@@ -94,8 +96,8 @@ def _read_status(file: Path) -> dict:
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:
-    """Read a file of entries that each begin with a line "# TIME". Returns (time, text) of each
-    entry, or [] if there is no file. A long text is cut."""
+    """Read a file of entries that each begin with a line "# TIME". Returns (time, text) for each
+    entry, or [] if there is no file. Texts are truncated to LONGEST characters."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))

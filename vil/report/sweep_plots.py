@@ -1,7 +1,7 @@
-"""Plot the results of a sweep: a metric of each group of runs, and this metric against the cost.
+"""Plot the results of a sweep: the metric of each group of runs, and the metric against the cost.
 
-A group is the runs that differ only in their seed. The metric is the one that the sweep compares
-runs by. The costs are training speed and multiply-accumulates (MACs).
+A group consists of the runs that differ only in their seed. The metric is the one by which the
+sweep compares runs. The costs are training speed and multiply-accumulates (MACs).
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ COSTS: tuple[tuple[str, Callable[[GroupRow], float | None], float], ...] = (
 def draw(table: Table, folder: Path) -> list[Path]:
     """Plot the results of a sweep to <metric>.png and <metric>_cost.png. Returns the files written.
 
-    Groups without a finished run are left out. If no group is left, nothing is written. Raises
-    OSError if a file cannot be written.
+    Groups without a finished run are omitted. If no group has a finished run, writes nothing.
+    Raises OSError if a file cannot be written.
     """
     groups = [group for group in table.groups if group.metric is not None]
     if not groups:
@@ -48,8 +48,8 @@ def draw(table: Table, folder: Path) -> list[Path]:
 
 
 def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
-    """Plot the metric with one row per group of runs: a dot for each seed, and the mean with its
-    standard deviation."""
+    """Plot the metric with one row per group of runs. A row shows a dot for each seed, and the mean
+    with the standard deviation."""
     figure = Figure(figsize=(7, 1.2 + 0.34 * len(groups)), layout="constrained")
     axes = figure.add_subplot(xlabel=label(table))
     for y, group in enumerate(groups):

@@ -1,4 +1,4 @@
-"""The table of a sweep's results, as CSV and Markdown.
+"""Table of the results of a sweep, as CSV and Markdown.
 
 The table has a row for each run, and a row for each group of runs that differ only in their seed,
 with the mean and the standard deviation of the metric.
@@ -17,11 +17,11 @@ class RunRow(NamedTuple):
     """Results of one run of a sweep. Numbers are None if they are not logged yet.
 
     group: name of the group of runs that differ only in their seed. settings: {config key: value}
-    of the keys that the sweep varies. state: such as "running", see
+    for the keys that the sweep varies. state: state of the run, such as "running", see
     `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt to train the run.
-    reason: why this attempt failed. step: number of finished training steps. metric: value of the
-    last evaluation. best: best value of all evaluations. test: value of the best checkpoint on the
-    first set of DATA.TEST, if DATA.VAL is set. images_per_second: median training speed.
+    reason: why this attempt failed. step: number of finished training steps. metric: value at the
+    last evaluation. best: best value over all evaluations. test: value of the best checkpoint on
+    the first set of DATA.TEST, if DATA.VAL is set. images_per_second: median training speed.
     memory_mib: peak memory, see `vil.engine.logger.memory_mb`. seconds: time of all training steps.
     """
 
@@ -46,9 +46,9 @@ class GroupRow(NamedTuple):
 
     metric, images_per_second, memory_mib: means over the finished runs. spread: sample standard
     deviation of the metric; None with fewer than two finished runs. values: metric of each finished
-    run. tests: metric of the final test of each run that has one. seeds: number of finished runs.
-    runs: number of all runs. parameters: of the model. macs: multiply-accumulates of the model for
-    one image.
+    run. tests: metric of each run with a final test, in that test. seeds: number of finished runs.
+    runs: number of all runs. parameters: number of parameters of the model. macs:
+    multiply-accumulates of the model for one image.
     """
 
     name: str
@@ -66,11 +66,11 @@ class GroupRow(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The results of a sweep.
+    """Results of a sweep.
 
-    title: name of the sweep. metric: name of the metric that the runs are compared by. label, unit:
-    of this metric, for headings. keys: {config key that the sweep varies: short name}. groups: a
-    row per group of runs that differ only in their seed. runs: a row per run.
+    title: name of the sweep. metric: name of the metric by which runs are compared. label, unit:
+    label and unit of this metric, for headings. keys: {config key that the sweep varies: short
+    name}. groups: a row per group of runs that differ only in their seed. runs: a row per run.
     """
 
     title: str
@@ -85,8 +85,8 @@ class Table(NamedTuple):
 def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
-    """Compute the mean results of a group of runs. name: name of the group. runs: at least one.
-    parameters, macs: size of the model, None if unknown."""
+    """Compute the mean results of a group of runs. name: name of the group. runs: one row or more.
+    parameters, macs: size of the model; None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
@@ -113,12 +113,12 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation, or None of fewer than two values."""
+    """Return the sample standard deviation, or None if there are fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def summary_csv(table: Table) -> str:
-    """Format the rows of the groups as CSV. Numbers are not rounded, and missing ones are empty."""
+    """Format the rows of the groups as CSV. Numbers are not rounded. Missing numbers are empty."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", *keys, table.metric, f"{table.metric}_std", "seeds", "runs"]
     head += ["images_per_second", "memory_mib", "parameters", "macs"]
@@ -139,8 +139,7 @@ def summary_csv(table: Table) -> str:
 
 
 def runs_csv(table: Table) -> str:
-    """Format the rows of all runs as CSV. Unfinished runs are included, failed ones with the
-    reason."""
+    """Format the rows of all runs as CSV, including unfinished runs. Failed runs have a reason."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", "group", *keys, "seed", "state", "step", table.metric, f"best_{table.metric}"]
     head += ["images_per_second", "memory_mib", "seconds", "reason"]
@@ -208,7 +207,7 @@ def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ())
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines of a Markdown table. The second row must be dashes."""
+    """Format rows of cells as lines of a Markdown table. The second row must consist of dashes."""
     return [f"| {' | '.join(map(escape, row))} |" for row in rows]
 
 
