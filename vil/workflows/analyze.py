@@ -18,8 +18,8 @@ from vil.utils.train_step import TrainStep
 
 
 class Cost(NamedTuple):
-    """Cost of a model. rows: cost of each part of the model, such as a stage. parameters: total
-    number of parameters."""
+    """Cost of a model. rows: cost of each part of the model, such as a stage. parameters: number
+    of parameters of the model."""
 
     rows: list[CostRow]
     parameters: int
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 def analyze_cost(cfg: CfgNode) -> Cost:
-    """Count the parameters of the config's model, and its MACs for one image of INPUT.IMAGE_SIZE.
+    """Count the parameters and the MACs of the config's model, for one image of INPUT.IMAGE_SIZE.
     The model is built on the meta device, so no weights are allocated."""
     cfg = with_num_classes(cfg)
     task = task_for(cfg, torch.device("cpu"))
@@ -41,7 +41,8 @@ def analyze_cost(cfg: CfgNode) -> Cost:
 
 
 def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
-    """Run training steps on random images, and list the layout copies of one step.
+    """Run training steps of the config's model on random images, and list the layout copies of one
+    step.
 
     A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC. Returns a
     `vil.bench.layout_copies.Conversion` per module and operator, the slowest first.

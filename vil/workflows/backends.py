@@ -26,13 +26,14 @@ from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):
-    """Report on which attention backend runs each local attention call ("request") of a model.
+    """Report on which attention backend runs each local attention call (request) of a model.
 
-    environment: lines with versions, device and threads. verdicts: for each request, (request,
-    [(backend, verdict, description of the backend)]) with all backends. A verdict is "chosen",
-    "could run", or the reasons why the backend cannot run the request. num_tuned: number of
-    requests whose fastest backend is known from the tuning cache. file: path of this cache. notes:
-    lines on how backends are selected. mlps: a line for each MLP that a compiled backend computes.
+    environment: lines with versions, device and threads. verdicts: a pair (request, [(backend,
+    verdict, description of the backend), ...]) per request, with all backends. A verdict begins
+    with "chosen" or "could run", or gives the reasons why the backend cannot run the request.
+    num_tuned: number of requests whose fastest backend is in the tuning cache. file: path of the
+    tuning cache. notes: lines on how backends are selected. mlps: a line for each MLP that runs as
+    compiled code.
     """
 
     environment: list[str]
@@ -62,8 +63,8 @@ class BackendReport(NamedTuple):
 def requests_of(
     cfg: CfgNode, device: torch.device
 ) -> tuple[list[BackendRequest], list[MlpRequest]]:
-    """List the local attention calls, and those of MLPs, of the config's model, both in training
-    and in evaluation."""
+    """List the calls of local attention and the calls of MLPs in the config's model, both in
+    training and in evaluation."""
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
@@ -97,14 +98,14 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Tuner that finds the fastest backend for each local attention call of a config's model, and,
-    on a CPU, for each of its MLPs.
+    """Tuner that finds the fastest backend for each local attention call of a config's model. On a
+    CPU, it also finds the fastest backend for each MLP.
 
     Call `run` for each item of `requests`, `run_mlp` for each item of `mlps`, then `save`.
 
-    backends: names of the backends to time, by default all. MLPs are timed if `native` is one.
-    rounds: measurements per backend. max_gib: limit on the memory of a backend, in GiB.
-    Raises ConfigError for an unknown backend.
+    backends: names of the backends to time, by default all. MLPs are timed only if "native" is one
+    of the backends. rounds: measurements per backend. max_gib: limit on the memory of a backend, in
+    GiB. Raises ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -144,8 +145,8 @@ class Tuning:
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:
-        """Describe a request in one line. The line also says if `run` times fewer images than a
-        batch has, and if tuning has no effect because the config fixes the backend."""
+        """Describe a request in one line. The line includes a remark if `run` times fewer images
+        than there are in a batch, or if tuning has no effect because the config sets a backend."""
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
         is_auto = request.backend == "auto"
@@ -154,8 +155,8 @@ class Tuning:
         )
 
     def save(self) -> str | None:
-        """Save the fastest backend of each timed request in the tuning cache. Returns the path of
-        the cache file, or None if it cannot be written."""
+        """Save the fastest backend for each timed request in the tuning cache. Returns the path of
+        the cache file, or None if the file cannot be written."""
         if tuning_cache.save(self.device.type, self.found):
             return str(tuning_cache.path())
         return None

@@ -25,8 +25,8 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 class AttentionBenchmark:
-    """Benchmark of attention backends on every combination of the given grids, chunk sizes, numbers
-    of heads, dtypes, and attention patterns or (window mask, choice of neighbor chunks) pairs."""
+    """Benchmark of attention backends on all combinations of grids, chunk sizes, numbers of heads
+    and dtypes with either attention patterns or pairs of a window mask and a mode."""
 
     @as_config_error
     def __init__(
@@ -49,14 +49,14 @@ class AttentionBenchmark:
     ):
         """Make a case for each combination of the values in the lists.
 
-        grids: (rows, columns) of tokens. window: sides of a square chunk, in tokens. heads: numbers
-        of heads. masks: shapes of the window, "exact", "chunks" or "cyclic". modes: values of the
-        config key MODE, which selects neighbor chunks. patterns: measured instead of masks and
-        modes, see `vil.ops.patterns`. dtype: names in DTYPES. rounds: measurements per backend.
-        bias: add relative position biases. backends: backends and baselines to measure, by default
-        all. max_bytes: backends with a higher estimated memory do not run. out: folder for the
-        results. spec: batch size `batch`, `head_dim` and number of global tokens `num_global`.
-        Raises ConfigError for invalid settings.
+        grids: (rows, columns) of tokens. window: chunk sizes, as the side of a square in tokens.
+        heads: numbers of heads. masks: shapes of the window, "exact", "chunks" or "cyclic". modes:
+        values of the config key MODE, which selects neighbor chunks. patterns: attention patterns
+        to measure instead of masks and modes, see `vil.ops.patterns`. dtype: names in DTYPES.
+        rounds: measurements per backend. bias: add relative position biases. backends: backends and
+        baselines to measure, by default all. max_bytes: backends with a higher estimated memory do
+        not run. out: folder for the results. spec: `batch` (batch size), `head_dim` and
+        `num_global` (number of global tokens). Raises ConfigError for invalid settings.
         """
         self.rounds, self.max_bytes = rounds, max_bytes
         self.device = find_device(device)
@@ -83,12 +83,13 @@ class AttentionBenchmark:
 
     @property
     def title(self) -> str:
-        """Heading with the machine, the numbers of cases and rounds, and the results' folder."""
+        """Heading with the machine, the number of cases, the number of rounds, and the folder of
+        the results."""
         return self.results.title(f"{len(self.cases)} cases", self.rounds)
 
     def run(self) -> Iterator[list[Row]]:
-        """Measure the cases in turn. After each case, write the rows of all cases so far to the
-        result files, and yield the rows of this case."""
+        """Measure the cases one after the other, and yield the rows of each case. After each case,
+        the rows of all measured cases are written to the result files."""
         for case in self.cases:
             rows = measure(case, self.names, self.rounds, self.max_bytes)
             self.rows += plain(rows)
@@ -110,17 +111,20 @@ def draw_again(result: str, out: str | None) -> list[Path]:
         found = json.loads(file.read_text())
         rows, about = found["rows"], found["machine"]
     except OSError as error:
-        raise ConfigError(f"--plot {file}: {error.strerror}") from error
+        raise ConfigError(f"--plot {file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--plot {file}: not a result of vil benchmark attention, which writes attention.json"
+            f"--plot {file}: not a result of vil benchmark attention: expected an attention.json"
         ) from error
     return draw(rows, about, make_folder(out or file.parent, "--out"))
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device called "cpu" or "cuda"; "auto" is CUDA if available, otherwise the CPU.
-    Raises ValueError for another name, and for "cuda" if there is no CUDA device."""
+    """Return the device for a name. "auto" is the CUDA device if there is one, otherwise the CPU.
+
+    name: "auto", "cpu" or "cuda". Raises ValueError for any other name, and for "cuda" if there is
+    no CUDA device.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: expected auto, cpu or cuda, got {name!r}")
     there = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Compare ways to run trained models for inference, beside other models."""
+"""Benchmark the ways to run a config's model and other models for inference on a CPU."""
 
 import logging
 import tempfile
@@ -53,12 +53,13 @@ PLAIN_CPU = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False", "EVAL.FAS
 
 
 class DeploySettings(NamedTuple):
-    """Settings of a benchmark of paths.
+    """Settings of a `DeployBenchmark`. A path is one way to run a model for inference.
 
-    paths: keys of `vil.bench.deploy.PATHS`. batches: batch sizes. rounds: measurements of each.
-    images: number of test images on which predictions are compared. least_agreement: percentage of
-    them below which a path is refused. calibration: folder of images for static int8, by default
-    training images. tune: time the attention backends first.
+    paths: keys of `vil.bench.deploy.PATHS`. batches: batch sizes. rounds: measurements of each path
+    and batch size. images: number of test images on which predictions are compared.
+    least_agreement: a path is not timed if it predicts the same class as eager mode on a lower
+    percentage of these images. calibration: folder of images for static int8 quantization; None for
+    training images. tune: first find the fastest attention backends.
     """
 
     paths: Sequence[str]
@@ -73,9 +74,10 @@ class DeploySettings(NamedTuple):
 class DeployBenchmark:
     """Benchmark of the ways to run a config's model, and other models, for inference on the CPU.
 
-    cfg: with weights, or without for a model with random weights, of which only speed and memory
-    are measured. name: of the model in the results. beside: values of MODEL.ARCH of other models,
-    which get random weights. out: folder for the results. say: called with lines of progress.
+    cfg: config of the model. If it sets no weights, the model has random weights, and only speed
+    and memory are measured. name: name of the model in the results. class_names: names of the
+    model's classes. beside: values of MODEL.ARCH for other models, which have random weights. out:
+    folder for the results. say: called with each line of progress.
 
     Raises ConfigError for an unknown path, and for unusable calibration images.
     """
@@ -108,7 +110,7 @@ class DeployBenchmark:
         self.title = self.results.title(extent, settings.rounds)
 
     def run(self) -> list[Row]:
-        """Measure all paths of all models and write the results, with a plot of the accuracy and
+        """Measure all paths of all models, and write the results and a plot of accuracy against
         speed. Returns a row per model and path."""
         settings = self.settings
         with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +129,8 @@ class DeployBenchmark:
         return rows
 
     def open_model(self, folder: Path) -> Subject:
-        """Load the config's model with its weights, or build it with random weights."""
+        """Load the config's model with its weights. If the config sets no weights, build the model
+        with random weights. folder: folder for exported files."""
         cfg = self.cfg
         if not cfg.MODEL.MODEL_PATH and not cfg.MODEL.PRETRAINED:
             return self.open_other(self.name, folder, cfg)
@@ -144,7 +147,8 @@ class DeployBenchmark:
         return Subject(self.name, inference.model, size, calibration, folder, images, targets)
 
     def open_other(self, name: str, folder: Path, cfg: CfgNode | None = None) -> Subject:
-        """Build a model with random weights."""
+        """Build a model with random weights. name: name of the model in the results. folder: folder
+        for exported files. cfg: config of the model; None for that of the model in `beside`."""
         cfg = cfg or self.others[name]
         torch.manual_seed(cfg.SEED)
         device = configure_device(cfg)
@@ -155,8 +159,8 @@ class DeployBenchmark:
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
 
     def select_backends(self, model: nn.Module) -> None:
-        """Select the attention backends of a model for all precisions and batch sizes, and time
-        those that are not tuned yet."""
+        """Select the attention backends of a model for all precisions and batch sizes. If the
+        setting `tune` is True, calls that are not in the tuning cache are timed first."""
         chosen: dict[str, str] = {}
         if self.settings.tune:
             self.say("selecting the attention backends of each stage and batch size")
@@ -178,8 +182,8 @@ class DeployBenchmark:
 
 
 def published_top1(name: str, cfg: CfgNode) -> float | None:
-    """Return the published top-1 of a model on ImageNet in percent; None if it is not known, or if
-    the config changes the model or its image size."""
+    """Return the published top-1 of a model on ImageNet in percent. Returns None if it is unknown,
+    or if the config changes the model or the image size."""
     if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
         return None
     if not name.startswith("timm/"):
@@ -190,8 +194,8 @@ def published_top1(name: str, cfg: CfgNode) -> float | None:
 
 
 def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
-    """Yield batches (B, c, H, W) of training images, at most `count`, evenly spaced in the set and
-    preprocessed for inference."""
+    """Yield batches (B, c, H, W) of training images, preprocessed for inference. There are at most
+    `count` images in total, evenly spaced in the training set."""
     dataset = task.open_split()
     total = min(count, len(dataset))
     chosen = Selection(dataset, [number * len(dataset) // total for number in range(total)])
@@ -201,7 +205,8 @@ def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
 
 
 class Selection:
-    """Some images of a dataset, see `vil.data.datasets.image_list.Images`."""
+    """Subset of the images of a dataset, with the interface of
+    `vil.data.datasets.image_list.Images`."""
 
     def __init__(self, dataset, indices: Sequence[int]):
         self.dataset, self.indices = dataset, indices
@@ -218,7 +223,7 @@ class Selection:
 
 def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:
     """Return the first `count` images (N, c, H, W) of the first test set, and their classes (N,).
-    Raises ConfigError if there are none."""
+    Raises ConfigError if no image can be read."""
     name, loader = next(iter(task.test_sets.items()))
     images: list[Tensor] = []
     targets: list[Tensor] = []
@@ -229,5 +234,5 @@ def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:
             if sum(map(len, images)) >= count:
                 break
     if not images:
-        raise ConfigError(f"the test set {name} has no readable image")
+        raise ConfigError(f"none of the images in the test set {name!r} can be read")
     return torch.cat(images)[:count], torch.cat(targets)[:count]

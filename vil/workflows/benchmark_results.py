@@ -12,7 +12,7 @@ from vil.utils.output_paths import make_folder
 
 
 class ResultFolder:
-    """Folder for the results of one benchmark, created on construction.
+    """Folder for the results of one benchmark. Constructing the object creates the folder.
 
     out: path, by default benchmarks/results/<what>-<machine>-<time>. what: name of the benchmark
     and of its result files, such as "attention" for attention.csv.
@@ -33,8 +33,8 @@ class ResultFolder:
         )
 
     def write(self, rows: list[dict]) -> None:
-        """Write the rows to <what>.csv, and to <what>.json together with a description of the
-        machine. <what>: the name of the benchmark."""
+        """Write the rows to <what>.csv, and the rows with a description of the machine to
+        <what>.json. <what> is the name of the benchmark."""
         text = to_json({"machine": self.machine, "rows": rows}, indent=1)
         replace_text(self.folder / f"{self.what}.json", text + "\n")
         self.write_csv(self.what, rows)

@@ -1,8 +1,8 @@
-"""Calibrate the probabilities of a run's checkpoint, and find its calibration again.
+"""Calibrate the probabilities that a run's checkpoint predicts, and apply a stored calibration.
 
-The calibration of one checkpoint is stored in the run's folder, in calibration.json: the result of
-`Task.calibrate`, such as {"temperature": 1.3} or {"thresholds": {"cat": 0.4}}, and the name of the
-checkpoint.
+The calibration of one checkpoint is stored in calibration.json in the run's folder. The file has
+the result of `Task.calibrate`, such as {"temperature": 1.3} or {"thresholds": {"cat": 0.4}}, and
+the name of the checkpoint.
 """
 
 import json
@@ -29,20 +29,23 @@ SHOWN = ("loss", "ece", "macro_f1")  # metrics that a calibration changes
 
 
 class RunCheckpoint(NamedTuple):
-    """A checkpoint in the folder of a run."""
+    """Checkpoint in the folder of a run. run: this folder. name: such as "step-00000220"."""
 
     run: Path
     name: str  # step-00000220
 
     @property
     def file(self) -> Path:
-        """The file with the calibration of one of the run's checkpoints."""
+        """Path of the run's calibration.json, which may belong to another checkpoint of the run."""
         return self.run / FILE
 
 
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
-    """Return the checkpoint that MODEL.MODEL_PATH names, which is RUN/checkpoints/CHECKPOINT or a
-    file in it. Returns None for other weights, and if FINETUNE.HEAD changes the head."""
+    """Return the run's checkpoint to which MODEL.MODEL_PATH points.
+
+    Returns None if MODEL.MODEL_PATH is neither RUN/checkpoints/CHECKPOINT nor a file in this
+    folder, and if FINETUNE.HEAD changes the head.
+    """
     path = Path(cfg.MODEL.MODEL_PATH)
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
         if is_name(folder.name) and folder.parent.name == "checkpoints":
@@ -53,8 +56,9 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
 def apply_stored(cfg: CfgNode, task: Task) -> str:
     """Apply the stored calibration of the config's checkpoint to the task, if there is one.
 
-    Returns a text that says so, or that the calibration is of another checkpoint; "" without a
-    calibration. Raises CheckpointError if the file is not valid.
+    Returns a text for the log: which calibration is applied, or that the stored one belongs to
+    another checkpoint. Returns "" if there is no calibration. Raises CheckpointError if
+    calibration.json is invalid.
     """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None or not checkpoint.file.is_file():
@@ -70,14 +74,14 @@ def apply_stored(cfg: CfgNode, task: Task) -> str:
 
 
 def describe(calibration: Mapping[str, Any]) -> str:
-    """Return a calibration in words: its temperature, or the number of its thresholds."""
+    """Describe a calibration in a few words: its temperature, or the number of its thresholds."""
     if "temperature" in calibration:
         return f"temperature {calibration['temperature']:.4f}"
     return f"{len(calibration['thresholds'])} thresholds"
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read a calibration. Raises CheckpointError if the file is not valid."""
+    """Read a calibration.json. Raises CheckpointError if the file is invalid."""
     try:
         stored = json.loads(file.read_text("utf-8"))
         name = stored["checkpoint"]
@@ -91,12 +95,12 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def _remedy(reason: object) -> str:
-    return f"{reason!s:.80}; delete it, or make it again with vil {COMMAND}"
+    return f"{reason!s:.80}; delete the file, or write a new one with vil {COMMAND}"
 
 
 def check(cfg: CfgNode) -> RunCheckpoint:
-    """Return the checkpoint to calibrate. Raises ConfigError if the weights are not a checkpoint of
-    a run, or if the task cannot be calibrated."""
+    """Return the checkpoint to calibrate. Raises ConfigError if MODEL.MODEL_PATH is not a
+    checkpoint of a run, or if the task cannot be calibrated."""
     refuse_without(cfg, COMMAND)
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
@@ -105,9 +109,9 @@ def check(cfg: CfgNode) -> RunCheckpoint:
 
 
 def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> list[str]:
-    """Calibrate the model on the validation images, apply the result to the task, and store it in
-    the run's folder. Returns lines that state the metrics before and after. Raises ConfigError as
-    `check` does.
+    """Calibrate the model on the validation images, apply the calibration to the task, and store
+    it in the run's folder. Returns lines with the metrics before and after calibration. Raises
+    ConfigError if the weights or the task cannot be calibrated.
     """
     checkpoint = check(cfg)
     loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))

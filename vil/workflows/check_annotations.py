@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def check_annotations(
     annotations: str | Path, images: str | Path | None = None
 ) -> "AnnotationCheck":
-    """Check an annotation file in COCO format for invalid entries. Returns them with a summary of
-    the file. images: folder of the images; if given, also check the size in each image's header."""
+    """Check an annotation file in COCO format. Returns the invalid entries and a summary of the
+    file. images: folder of the images; if given, the size in each image's header is checked too."""
     as_config_error(TASKS.entry)("detection")  # raises ConfigError if the task is not installed
     from vil.tasks.detection.data.find_invalid import find_invalid
 

@@ -1,4 +1,4 @@
-"""Check the datasets of a config before training: contents, broken images, leaks, useful keys."""
+"""Check the datasets of a config before training: contents, unreadable images and leaks."""
 
 import logging
 from collections.abc import Sequence
@@ -46,7 +46,8 @@ MOST_WORKERS = 8
 
 @dataclass
 class SplitCheck:
-    """What a split contains: its images, their targets, and its dataset."""
+    """Result of checking one split. images: statistics of the images. targets: summary of the
+    targets. dataset: the dataset of the split."""
 
     images: Inspection
     targets: TargetSummary
@@ -55,11 +56,13 @@ class SplitCheck:
 
 @dataclass
 class DataCheck:
-    """The result of `check_data`.
+    """Result of `check_data`.
 
-    splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be
-    used, one text each, which may draw the expected folders. warnings: what may spoil a result.
-    suggestions: {config key: value}.
+    splits: {name of a split: its result}, where the names are "train", "val/<set>" and
+    "test/<set>". duplicates: images that occur several times. problems: reasons why the data cannot
+    be used, one text per reason; a text may show the expected folders. warnings: reasons why
+    metrics may be misleading. suggestions: {config key: value} that fit the data better than those
+    of the config.
     """
 
     task: str
@@ -74,7 +77,7 @@ class DataCheck:
         return not self.problems
 
     def raise_if_unusable(self) -> None:
-        """Raise DataError, with all problems, if the data cannot be used for training."""
+        """Raise DataError if the data cannot be used for training. The message has all problems."""
         if self.problems:
             raise DataError("; ".join(self.problems))
 
@@ -162,7 +165,8 @@ class DataCheck:
         )
 
     def draw(self, file: str | Path) -> None:
-        """Draw a contact sheet, a few images per class of each split, to a PNG file."""
+        """Draw a contact sheet with a few images per class of each split, and save it as a PNG
+        file."""
         rows = [
             (f"{name}: {caption}", read_examples(split.dataset, indices))
             for name, split in self.splits.items()
@@ -180,11 +184,11 @@ def check_data(
     max_images: int | None = None,
     imports: Sequence[str] = (),
 ) -> DataCheck:
-    """Read all datasets of a config, and return what they contain and what is wrong with them.
+    """Read all datasets of a config, and report their contents, problems and warnings.
 
-    config, overrides, data, imports: see `vil.train`. max_images: open only this many images of
-    each split, evenly spaced. Raises ConfigError if the config is invalid, DataError if there is no
-    folder DATA.PATH.
+    config, overrides, data, imports: see `vil.train`. max_images: number of images to open in each
+    split, evenly spaced; None for all. Raises ConfigError if the config is invalid, and DataError
+    if the folder DATA.PATH does not exist.
     """
     cfg = make_config(config, overrides, data=data, imports=imports)
     task = task_for(with_any_classes(cfg), torch.device("cpu"))
@@ -214,14 +218,14 @@ def check_data(
 
 
 def with_any_classes(cfg: CfgNode) -> CfgNode:
-    """Return the config with a number for DATA.NUM_CLASSES auto. Any number does, since
-    `Task.open_split` ignores it."""
+    """Return the config. If DATA.NUM_CLASSES is "auto", it is replaced by 1; the number has no
+    effect, because `Task.open_split` ignores it."""
     return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
 
 
 def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
-    """Return (label, name of the dataset or None for training, part) of each split of a config, see
-    `Task.open_split`."""
+    """List the splits of a config as (label, name, part). The name of the dataset and the part are
+    arguments of `Task.open_split`; the name is None for the training split."""
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
     return [(TRAIN, None, ""), *held_out]
@@ -232,7 +236,8 @@ def is_by_position(cfg: CfgNode) -> bool:
 
 
 def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
-    """Return why training or evaluation would stop at a split, one line per reason."""
+    """Return the reasons why training or evaluation on a split would fail, one line per reason.
+    name: label of the split."""
     images, problems = split.images, []
     if not len(images.indices):
         return [f"{name}: none of the {images.num_opened} images can be read"]
@@ -246,8 +251,8 @@ def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
 
 
 def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list[str]:
-    """Return what may spoil a result, one line each: leaks, duplicates, images in several classes,
-    blank images, and classes without images."""
+    """Return lines of text about data that may distort metrics: leaks, duplicates, images in
+    several classes, blank images, and classes without images."""
     lines = []
 
     def say(text: str, pairs: Any) -> None:
@@ -284,7 +289,8 @@ def plural(count: int, one: str, several: str) -> str:
 
 
 def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
-    """Describe each image that several classes have, in any split, by the files of two of them."""
+    """Find images that occur in several classes, in any splits. Returns a text for each image, with
+    a file from each of two of the classes."""
     splits = [split for split in splits if getattr(split.dataset, "target_type", "") == "class"]
     digests = [split.images.digests for split in splits]
     contents, counts = np.unique(np.concatenate(digests or [[]]), return_counts=True)
@@ -301,8 +307,11 @@ def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
 def suggest(
     cfg: CfgNode, task: Task, splits: dict[str, SplitCheck], missing: list[str]
 ) -> dict[str, Any]:
-    """Return {config key: value} of keys that fit the data better than the config's values. Keys
-    that this version lacks are left out."""
+    """Suggest config values that fit the data better than those of the config.
+
+    missing: labels of splits that cannot be opened. Returns {config key: value}, without keys that
+    this version of vil does not have.
+    """
     found: dict[str, Any] = {}
     train = splits.get(TRAIN)
     can_split = getattr(task, "has_splits", False) and not cfg.DATA.VAL_FRACTION
@@ -331,9 +340,9 @@ def suggest(
 
 
 def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
-    """Return INPUT.MEAN and INPUT.STD as measured on the images.
+    """Suggest values of INPUT.MEAN and INPUT.STD: those measured on the images.
 
-    A key is left out if the config's value is within 0.02 of the measured one in every channel.
+    A key is omitted if the config's value is within 0.02 of the measured value in every channel.
     """
     found = {}
     for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
@@ -344,8 +353,8 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
 
 
 def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
-    """Suggest the largest of SIDES that half of the images have, unless the config's image size is
-    within a third of it."""
+    """Suggest a value of INPUT.IMAGE_SIZE: the largest item of SIDES that is not above the median
+    shorter side of the images. Returns {} if the config's value is between 3/4 and 4/3 of this."""
     shorter = float(np.median(images.sizes.min(1)))
     side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
     near = 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3
@@ -353,8 +362,8 @@ def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
 
 
 def imbalance(counts: dict[str, int]) -> float | None:
-    """Return the number of images of the largest class over that of the smallest with images. None
-    for less than two such classes."""
+    """Return the number of images in the largest class, divided by that in the smallest class that
+    is not empty. Returns None if fewer than two classes have images."""
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
 
@@ -378,7 +387,7 @@ def split_to_dict(split: SplitCheck) -> dict[str, Any]:
 
 
 def read_examples(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read images of a dataset, without those that cannot be read."""
+    """Read images of a dataset. Images that cannot be read are skipped."""
     images = []
     for index in indices:
         try:

@@ -1,6 +1,6 @@
 """Derive a config from the description inside a weight file that `vil convert` wrote.
 
-A command that uses such weights needs no config file, only `MODEL.MODEL_PATH FILE`.
+A command that loads this weight file needs no config file, only the option `MODEL.MODEL_PATH FILE`.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Read the description of a model in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
-    Returns (options, class_names): config options that build the model, as KEY=VALUE strings, and a
-    list of names or None. Without a weight file, or without a description in it, returns ([],
-    None). Raises ConfigError if no config can express the description.
+    Returns (options, class_names): config options for the model, as KEY=VALUE strings, and a list
+    of names or None. Returns ([], None) if `opts` sets no weight file, or if the file has no
+    description. Raises ConfigError if a config cannot represent the described model.
     """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 
@@ -52,12 +52,12 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     sides = [sides] if isinstance(sides, int) else sides
     if len(set(sides)) > 1:
         raise ConfigError(
-            f"{file} describes a model for images of {sides} pixels, but a config made from it can "
-            "only have square images: add --config-file"
+            f"{file} describes a model for images of {sides} pixels, but a config made from this "
+            "file supports only square images: add --config-file"
         )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
-            f"{file} needs images resized by {transform['interpolation']!r}, but a config can name "
+            f"{file} needs the interpolation {transform['interpolation']!r}, but a config supports "
             f"only {', '.join(INTERPOLATION)}: add --config-file"
         )
     model = {**model, "img_size": sides[0]}

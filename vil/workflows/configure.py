@@ -1,4 +1,4 @@
-"""Make a config from a file, overrides, the folder of a run, or a weight file."""
+"""Make a config from a file and overrides, from the folder of a run, or from a weight file."""
 
 import logging
 import os
@@ -36,14 +36,14 @@ class Options(NamedTuple):
 
 
 class ConfigWithClasses(NamedTuple):
-    """A config, and the names of the classes that its weights were trained on, if known."""
+    """Config, with the names of the classes that its weights were trained on; () if unknown."""
 
     cfg: CfgNode
     class_names: Sequence[str] = ()
 
 
 def as_options(overrides: Overrides | None) -> list[str]:
-    """Convert {KEY: value}, or KEY=VALUE strings, to a list of KEY=VALUE strings."""
+    """Convert a dict {KEY: value} or a list of KEY=VALUE strings to a list of KEY=VALUE strings."""
     if overrides is None:
         return []
     if isinstance(overrides, Mapping):
@@ -62,10 +62,14 @@ def make_config(
     imports: Sequence[str] = (),
     preset: str | None = None,
 ) -> CfgNode:
-    """Make a frozen config from a file or CfgNode (None: the defaults) and overrides. output_dir,
-    data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which may
-    register components; ignored if `config` is a CfgNode. preset: name of a preset below the file
-    and the overrides; its keys are logged. Raises ConfigError for a preset below a CfgNode."""
+    """Make a frozen config.
+
+    config: a file or a CfgNode; None for the defaults. overrides: changes to the config.
+    output_dir, data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which
+    may register components; ignored if `config` is a CfgNode. preset: name of a preset, which the
+    file and the overrides override; the keys that it sets are logged. Raises ConfigError if a
+    preset is used with a CfgNode.
+    """
     flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
     options = Options(as_options(overrides), flags, imports, preset)
     if not isinstance(config, CfgNode):
@@ -75,16 +79,18 @@ def make_config(
         return cfg
     if preset:
         raise ConfigError(
-            f"preset {preset!r} has no effect on a CfgNode, which sets every key: give the config "
-            "as a file, or make the CfgNode with the preset"
+            f"preset {preset!r} has no effect on a CfgNode, because a CfgNode sets every key: pass "
+            "the config as a file, or use the preset when you make the CfgNode"
         )
     return override(config, options.words, set_flags(options))
 
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
-    """Make a config from a file, options and environment variables. Returns (cfg, sources): the
-    frozen config, and {key: source of its value, such as file:line} for keys that one of them
-    sets."""
+    """Make a config from a file, options and environment variables.
+
+    Returns (cfg, sources): the frozen config, and {key: where its value comes from, such as
+    file:line}. Keys that have the default value are not in `sources`.
+    """
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(
         config_file, options.words, found, set_flags(options), options.imports, options.preset
@@ -92,24 +98,24 @@ def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[st
 
 
 def set_flags(options: Options) -> dict[str, str]:
-    """Return {config key: value as a string} of the flags in `options` that are not None."""
+    """Return {config key: value as a string} for the flags in `options` that are not None."""
     return {key: str(value) for key, value in options.flags.items() if value is not None}
 
 
 def run_config(
     folder: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses:
-    """Return the config of a run, with MODEL.MODEL_PATH set to a checkpoint of the run, and the
-    run's class names.
+    """Return the config and the class names of a run, with MODEL.MODEL_PATH set to a checkpoint.
 
-    folder: the run's folder. checkpoint: "best" or "last". Raises ConfigError if the
-    folder has no config.yaml, CheckpointError if the run has no such checkpoint.
+    folder: the run's folder. options: changes to the config. checkpoint: "best" or "last". Raises
+    ConfigError if the folder has no config.yaml, and CheckpointError if the run does not have the
+    checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
 
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"--run {folder}: no config.yaml there, so it is not a run's folder")
+        raise ConfigError(f"--run {folder}: expected a run's folder, but it has no config.yaml")
     check_run_folder(folder)
     path = resolve_link(folder / "checkpoints", checkpoint)
     if path is None:
@@ -122,10 +128,10 @@ def run_config(
 
 
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
-    """Make a config from `config_file` and `options`, with no class names.
+    """Make a config from a config file and options or, without a config file, from a weight file.
 
-    If `config_file` is None, use the config and the class names recorded in the weight file that
-    `options` sets as MODEL.MODEL_PATH.
+    If `config_file` is None, the model and the class names are those described in the weight file
+    that `options` sets as MODEL.MODEL_PATH. If a config file is given, there are no class names.
     """
     class_names = None
     if not config_file:
@@ -144,8 +150,8 @@ def read_class_names(file: Path) -> list[str]:
 
 
 def read_class_file(file: str | Path, num_classes: int) -> list[str]:
-    """Read class names from a file with one name per line. Raises ConfigError if the number of
-    lines is not `num_classes`."""
+    """Read class names from a file with one name per line. Raises ConfigError if the file cannot be
+    read or does not have `num_classes` lines."""
     try:
         with open(file, encoding="utf-8", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]

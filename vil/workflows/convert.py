@@ -39,13 +39,14 @@ def convert(
 
     source: the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
     target: path that ends in .safetensors, or a folder.
-    cfg: config of the model. Without it, the model is the one named `model_name`, or is described
-    in the checkpoint, or is inferred from the shapes of the tensors, in this order.
+    cfg: config of the model. If it is None, the model is taken from `model_name`, else from the
+    description in the checkpoint, else it is inferred from the shapes of the tensors.
     class_names, class_file: names of the model's classes, or a file with one name per line.
     rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
 
-    Returns lines of text: which model was inferred, and which weights were loaded, resized or
-    ignored. Raises ConfigError or CheckpointError.
+    Returns lines of text that state which model was inferred, and which weights were loaded,
+    resized or ignored. Raises ConfigError for invalid arguments, and CheckpointError if the
+    checkpoint cannot be read or does not fit the model.
     """
     if not str(target):
         raise ConfigError("TARGET is an empty path: expected a .safetensors file or a folder")
@@ -85,23 +86,24 @@ def convert(
 def _build(
     cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
-    """Build a checkpoint's model from the first of these that is given: the config `cfg`, the name
-    `model_name`, the description `known` in the checkpoint, the shapes of its weights `state`.
+    """Build the model of a checkpoint.
 
-    source: the checkpoint's path, for a message. Returns (model, lines): if the shapes were used,
+    The model is defined by the first of these that is given: the config `cfg`, the name
+    `model_name`, the description `known` in the checkpoint, and the shapes of the weights `state`.
+    source: path of the checkpoint, for messages. Returns (model, lines): if the shapes were used,
     the lines state which model was inferred.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()
         if not hasattr(model, "specs"):
             raise ConfigError(
-                f"MODEL.ARCH {cfg.MODEL.ARCH}: only vil's own models are converted: use msvit"
+                f"MODEL.ARCH {cfg.MODEL.ARCH!r} cannot be converted: expected msvit, a model of vil"
             )
         return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
-            f"{source} is a detector, and only classifiers are converted: use the file as "
-            "MODEL.MODEL_PATH"
+            f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "
+            "to this file instead"
         )
     if model_name:
         return _named(model_name), []

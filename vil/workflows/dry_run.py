@@ -32,11 +32,12 @@ SIZES = 32  # images per dataset whose size is read
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What a dataset of a config holds.
+    """Contents of one dataset of a config.
 
     split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts:
     {class: number of images or objects}; empty if the dataset has no classes. sizes: (width,
-    height) in pixels of evenly spaced images. unreadable: how many of those could not be read.
+    height) in pixels of a sample of evenly spaced images. unreadable: number of images in this
+    sample that could not be read.
     """
 
     name: str
@@ -49,18 +50,19 @@ class DatasetSummary:
 
     @property
     def size_range(self) -> list[tuple[int, int]]:
-        """The smallest, median and largest of `sizes`; [] if there are none."""
+        """The smallest, median and largest item of `sizes`, or [] if `sizes` is empty."""
         return size_range(self.sizes)
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What the datasets of a config hold.
+    """Contents of the datasets of a config.
 
-    steps_per_epoch: training steps in an epoch. counted: what `class_counts` counts, such as
-    "images". note: how the datasets differ from those of a run, if they do. example: image file
-    that shows the first images of training, augmented, and their targets; None if it was not
-    written. learned_settings: config values that the task derived from the training set.
+    steps_per_epoch: training steps in an epoch. counted: plural noun for the things that
+    `class_counts` counts, such as "images". note: how the datasets differ from those of a training
+    run; "" if they do not. example: image file that shows the first augmented training images and
+    their targets; None if it was not written. learned_settings: config values that the task derived
+    from the training set.
     """
 
     datasets: list[DatasetSummary]
@@ -75,9 +77,10 @@ class DataSummary:
 class DryRun:
     """Result of a dry run.
 
-    num_images: images in the synthetic training step. loss: loss of that step. memory_mb: peak
-    memory in MiB. num_parameters: parameters of the model. warnings: warnings of building and
-    training. log: all lines that a run would log; empty on ranks other than 0.
+    data: contents of the datasets. num_images: number of synthetic images in the training step.
+    loss: loss of this step. memory_mb: peak memory in MiB. num_parameters: number of parameters of
+    the model. warnings: warnings from building and training. log: all lines that a run would log;
+    empty on ranks other than 0.
     """
 
     data: DataSummary
@@ -100,10 +103,10 @@ def dry_run(
     The step runs in a temporary folder. OUTPUT_DIR is not created.
 
     example: image file to write, see `DataSummary`; by default `<OUTPUT_DIR>.dry-run.png`. show:
-    called with the summary before the training step.
+    function that is called with the data summary before the training step.
 
-    Raises DataError or ConfigError if the data are missing or invalid, or if the file cannot be
-    written.
+    Raises DataError or ConfigError if the data are missing or invalid, or if the example file
+    cannot be written.
     """
     with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)
@@ -127,7 +130,8 @@ def dry_run(
 
 @contextmanager
 def _collect_warnings(distinct: DistinctWarnings) -> Iterator[list[str]]:
-    """Yield a list, to which the package's warnings in a `with` block are added."""
+    """Collect the package's warnings in a `with` block. Yields the list of their messages.
+    distinct: filter that drops repeated warnings."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -162,7 +166,8 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
 
 
 def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
-    """Return the file of the example images: `given`, or a file next to OUTPUT_DIR."""
+    """Return the path of the file for the example images: `given` or, if it is None, a path next to
+    OUTPUT_DIR."""
     if given is not None:
         return output_file(given, "--example", (".png",))
     file = Path(f"{Path(cfg.OUTPUT_DIR)}.dry-run.png")
@@ -171,7 +176,7 @@ def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
 
 
 def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
-    """Describe one dataset. note: see `DataSummary`; classes are not counted if it is set."""
+    """Describe one dataset. note: see `DataSummary`; if it is not "", classes are not counted."""
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:

@@ -36,7 +36,8 @@ COLUMNS = ("row", "file", "error")
 
 
 class FeatureBatch(NamedTuple):
-    """Features (n, D) of the images with the given indices; NaN for images that cannot be read."""
+    """Features of a batch of n images. indices: numbers of the images. features: (n, D), NaN for
+    images that cannot be read."""
 
     indices: Sequence[int]
     features: np.ndarray
@@ -45,7 +46,7 @@ class FeatureBatch(NamedTuple):
 
 @dataclass
 class ProbeResult:
-    """Result of probing features. num_features: D. num_images: {"train" or test set: number of
+    """Result of `probe`. num_features: D. num_images: {"train" or name of a test set: number of
     images}. probes: the classifiers and their accuracies. report: which weights were loaded."""
 
     num_features: int
@@ -62,10 +63,12 @@ def embed(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> np.ndarray:
-    """Return the features (N, D) float32 of images: the pooled output of a model before its head.
+    """Return the features of images, an array (N, D) float32: the pooled output of a model before
+    its head.
 
-    source, images: see `vil.predict`, but one model. The row of an image that cannot be read is
-    NaN. Raises DataError if there are no images, or if none can be read.
+    source: as in `vil.predict`, but only one model. images, overrides, batch_size, num_workers: see
+    `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if there are no
+    images, or if none can be read.
     """
     model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
     check_embed(model.cfg)
@@ -74,14 +77,14 @@ def embed(
 
 
 def check_embed(cfg: CfgNode) -> None:
-    """Raise ConfigError if the config's task has no features per image, CheckpointError if the
-    config names no weights."""
+    """Raise ConfigError if the config's task has no feature vector per image. Raise CheckpointError
+    if the config sets no weights."""
     refuse_unless_defined(cfg, "embed", "vil embed needs a model with one feature vector per image")
     refuse_random_weights(cfg, needs_head=False)
 
 
 def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
-    """Load the model of a config; its head may have random weights."""
+    """Load the model of a config. Unlike other weights, those of the head may be random."""
     check_embed(cfg)
     return load_model(cfg, class_names, needs_head=False)
 
@@ -93,7 +96,7 @@ def iter_features(
     num_workers: int | None = None,
 ) -> Iterator[FeatureBatch]:
     """Yield the features of all images in order, in batches. A batch in which no image can be read
-    has D = 0. batch_size, num_workers: by default those of the model's config."""
+    has D = 0. batch_size, num_workers: None for the values in the model's config."""
     task, loading = model.task, model.cfg.DATALOADER
     loader = iter_image_batches(
         images,
@@ -124,9 +127,13 @@ def collect_features(
     num_workers: int | None = None,
     file: Path | None = None,
 ) -> tuple[np.ndarray, list[str]]:
-    """Return (features, errors) of all images: an array (N, D) float32, and for each image why it
-    cannot be read, or "". file: .npy file to write the array to, which is then mapped into memory.
-    Raises DataError if no image can be read."""
+    """Return (features, errors) for all images.
+
+    features: an array (N, D) float32. errors: for each image, the reason why it cannot be read, or
+    "". file: .npy file to which the features are written; the returned array is then a memory map
+    of this file. batch_size, num_workers: None for the values in the model's config. Raises
+    DataError if no image can be read.
+    """
     features, errors = None, [""] * len(images)
     for batch in iter_features(model, images, batch_size, num_workers):
         if features is None and batch.features.shape[1]:
@@ -146,10 +153,10 @@ def collect_features(
 
 
 def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path) -> tuple:
-    """Write the features of images to a .npy file, and their names to a .csv file beside it.
+    """Write the features of images to a .npy file, and the names of the images to a .csv file.
 
-    The CSV has the columns row, file and error. Returns (shape of the features, number of images
-    that cannot be read).
+    The CSV file is next to the .npy file and has the columns row, file and error. Returns (shape of
+    the features, number of images that cannot be read).
     """
     collection = image_list(model.cfg, images)
     table = file.with_suffix(".csv")
@@ -172,18 +179,19 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
 
 
 def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
-    """Measure a model's features on the training and test sets of its config.
+    """Measure how well simple classifiers can use the features of a config's model.
 
-    Simple classifiers are fitted on the features of the training images, without augmentation, and
-    scored on each test set; see `vil.tasks.classification.probe`. Raises ConfigError if the targets
-    are not classes.
+    The classifiers are fitted to the features of the training images, without augmentation. Their
+    accuracy is measured on each test set. See `vil.tasks.classification.probe`. Raises ConfigError
+    if the targets are not classes.
     """
     with preserve_global_state():
         model = load_encoder(cfg, class_names)
         task: Any = model.task
         if getattr(task, "target_type", "") != "class" or cfg.DATA.TARGETMAP:
             raise ConfigError(
-                f"--probe needs one class per image, the same for all sets; TASK is {cfg.TASK}"
+                "--probe needs one class per image, and the same classes in all sets, but TASK is "
+                f"{cfg.TASK!r}"
                 + (" with DATA.TARGETMAP" if cfg.DATA.TARGETMAP else "")
             )
         train = task.open_train_set()
@@ -198,7 +206,7 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
 
 
 def _label(model: InferenceModel, dataset: Any) -> Labeled:
-    """Return the features and classes of the images of a dataset that can be read."""
+    """Return the features and the classes of those images of a dataset that can be read."""
     features, errors = collect_features(model, dataset)
     is_readable = np.array([not error for error in errors])
     return Labeled(features[is_readable], np.asarray(dataset.targets)[is_readable])

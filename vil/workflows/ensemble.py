@@ -1,4 +1,4 @@
-"""One or several trained models that predict together, with test-time augmentation.
+"""Average the predictions of one or several trained models, with test-time augmentation.
 
 Shapes: B images, V views.
 """
@@ -27,10 +27,10 @@ MAX_NAMES = 5  # class names in a message
 
 @dataclass
 class Ensemble:
-    """Models of the same classes whose outputs are averaged, each with its own input transform.
+    """One or several models with the same classes, whose outputs are averaged.
 
-    models: one or several. views: views of each image to average over, see `vil.data.views`; ()
-    for the evaluation transform alone.
+    models: each model has a separate input transform. views: views of each image to average over,
+    see `vil.data.views`; () for only the view of the evaluation transform.
     """
 
     models: Sequence[InferenceModel]
@@ -38,7 +38,7 @@ class Ensemble:
 
     @property
     def task(self) -> Task:
-        """The task that decodes the averaged outputs: that of the first model."""
+        """The task of the first model, which decodes the averaged outputs."""
         return self.models[0].task
 
     @property
@@ -55,14 +55,16 @@ class Ensemble:
         return "\n".join(model.report for model in self.models)
 
     def preprocess(self, image: Image.Image) -> list[Any]:
-        """Convert an RGB image to the input of each model: a tensor, or one per view."""
+        """Convert an RGB image to the input of each model. Returns a list with an item per model: a
+        tensor or, if there are views, a tensor per view."""
         if not self.views:
             return [model.transform(image) for model in self.models]
         return [model.task.preprocess_views(image, self.views) for model in self.models]
 
     def run(self, inputs: Sequence[list[Any]]) -> Any:
-        """Compute the output for B preprocessed images: that of `Task.run`, averaged over models
-        and views in a fixed order. One batch of B images is computed at a time."""
+        """Return the output of `Task.run` for B preprocessed images, averaged over models and views
+        in a fixed order. inputs: results of `preprocess`. A model runs on B images at a time, one
+        view after the other."""
         outputs = []
         for number, member in enumerate(self.models):
             tensors = [each[number] for each in inputs]
@@ -77,7 +79,7 @@ class Ensemble:
 @as_config_error
 def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
     """Return the views of the test-time augmentation `tta`, see `parse_views`. Raises ConfigError
-    if there are several views or models, and the config's task cannot average them."""
+    if there are several views or models whose outputs the config's task cannot average."""
     views = parse_views(tta)
     if views or num_models > 1:
         why = (
@@ -89,16 +91,16 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
 
 
 def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None) -> Ensemble:
-    """Combine loaded models. tta: see `parse_views`. Raises ConfigError if their tasks, classes or
-    ways to read images differ."""
+    """Combine loaded models to an ensemble. tta: see `parse_views`. Raises ConfigError if the
+    models differ in the task, in the classes, or in the config keys of READING."""
     views = check_views(models[0].cfg, tta, len(models))
     check_same([model.cfg for model in models], [model.classes for model in models])
     return Ensemble(list(models), views)
 
 
 def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> None:
-    """Raise ConfigError unless all models have the task, the classes and the way to read images of
-    the first one. classes: the class names of each model, in order."""
+    """Raise ConfigError if a model differs from the first one in the task, in the classes, or in
+    the config keys of READING. configs, classes: config and class names of each model."""
     first = configs[0]
     for number, (cfg, names) in enumerate(zip(configs[1:], classes[1:]), start=2):
         where = f"model {number} ({cfg.MODEL.MODEL_PATH or cfg.MODEL.ARCH})"
@@ -130,10 +132,10 @@ def differences(ours: Sequence[str], theirs: Sequence[str]) -> str:
 
 
 def find_runs(words: Iterable[str | Path]) -> list[str]:
-    """Return the folders that words name: paths, or patterns such as "runs/fold*".
+    """Return the folders of runs. words: paths of folders, or patterns such as "runs/fold*".
 
-    A pattern stands for all folders that match it, with numbers in numeric order. Raises
-    ConfigError if nothing matches a pattern, or if a folder is named twice.
+    A pattern is replaced by all folders that match it, sorted so that fold10 comes after fold9.
+    Raises ConfigError if no folder matches a pattern, or if a folder occurs twice.
     """
     found: list[str] = []
     for word in map(str, words):
@@ -152,6 +154,6 @@ def find_runs(words: Iterable[str | Path]) -> list[str]:
 
 
 def _numeric(path: str) -> list[tuple[int, int, str]]:
-    """Return a sort key by which fold10 comes after fold9."""
+    """Return a sort key that puts fold10 after fold9."""
     parts = re.split(r"(\d+)", path)
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

@@ -33,7 +33,8 @@ class EvaluationResult:
     metrics: {test set: {name of a metric: value}}. report: text that states which weights were
     loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
     results.json; None on ranks other than 0. images: {test set: image files with drawn errors}.
-    calibration: lines that state how the probabilities are calibrated, [] if they are not.
+    calibration: lines that state how the probabilities are calibrated; [] if they are not
+    calibrated.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -86,10 +87,10 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors. part: see `evaluate`. calibrate: first
-    calibrate the model, see `vil.workflows.calibration`. Raises CheckpointError if the model or its
-    head would keep random weights.
+    class_names: names of the classes that the weights were trained on. num_worst: number of images
+    to draw in each test set, those with the most errors. part: see `evaluate`. calibrate: first
+    calibrate the model, see `vil.workflows.calibration`. Raises CheckpointError if no weights would
+    be loaded into the model or into its head.
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")
@@ -127,7 +128,7 @@ def evaluate_config(
 
 
 def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
-    """Build the task's loaders of the sets in DATA.TEST (part "test") or DATA.VAL ("val"). Without
-    DATA.VAL both are DATA.TEST. options: further arguments of `Task.test_loaders`."""
+    """Build the task's data loaders for the sets in DATA.TEST (part "test") or DATA.VAL ("val"). If
+    DATA.VAL is empty, both parts are DATA.TEST. options: more arguments of `Task.test_loaders`."""
     # a task of a plug-in may not know the argument `part`
     task.test_loaders(dist, **options, **({"part": part} if cfg.DATA.VAL else {}))

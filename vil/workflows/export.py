@@ -1,4 +1,4 @@
-"""Export a trained model to files, and compare the metrics of files and model on the test sets."""
+"""Export a trained model to files, and compare their metrics on test sets with the model's."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ from vil.workflows.quantization_images import find_calibration_images, iter_cali
 class ExportResult(NamedTuple):
     """Result of an export.
 
-    report: text that states which weights were loaded. differences: for each input shape tried, how
-    much the outputs of the exported file and of the model differ. files: the exported file and, if
-    requested, a second file with int8 linear layers. num_int8: number of these layers, 0 without a
-    second file. model: the model, on the CPU.
+    report: text that states which weights were loaded. differences: for each tested input shape,
+    the difference between the outputs of the exported file and of the model. files: the exported
+    file and, if requested, a second file with int8 linear layers. num_int8: number of int8 layers;
+    0 if there is no second file. model: the model, on the CPU.
     """
 
     report: str
@@ -54,11 +54,11 @@ def export_config(
 ) -> ExportResult:
     """Load the config's model and weights, and export the model to the file `out`.
 
-    int8: also write a second file with int8 linear layers. calibration: folder of images from which
-    the ranges of their inputs are chosen, see `find_calibration_images`; without it, they are those
-    of each call. options: format, size, dynamic and opset of `vil.export.export_model`. Raises
-    ConfigError if the model cannot be exported, ExportError if the outputs of the file differ from
-    the model's.
+    int8: also write a second file with int8 linear layers. calibration: folder of images that
+    determine the input ranges of the int8 layers (static quantization), see
+    `find_calibration_images`; None to compute the ranges in each call (dynamic quantization).
+    options: format, size, dynamic and opset of `vil.export.export_model`. Raises ConfigError if the
+    model cannot be exported, and ExportError if the outputs of the file and of the model differ.
     """
     refuse_without(cfg, "export")
     names, images = list(class_names) or recorded_classes(cfg), []
@@ -86,7 +86,7 @@ def export_config(
 @contextmanager
 def _as_config_error(out: Path) -> Iterator[None]:
     """Convert a ValueError, ImportError or OSError in a `with` block to ConfigError. out: the file
-    that the block writes, named in the message for an OSError."""
+    that the block writes; the message for an OSError includes the path."""
     try:
         with os_error_as(ConfigError, f"--out {out}"):
             yield
@@ -95,7 +95,8 @@ def _as_config_error(out: Path) -> Iterator[None]:
 
 
 def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
-    """Return the metadata of an exported file as text: model, input transform and class names."""
+    """Return the metadata of an exported file, {name: text}: model, input transform and class
+    names."""
     notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
     notes |= {"classes": list(class_names)} if class_names else {}
     return {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
@@ -106,9 +107,9 @@ def compare_on_test_sets(
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Evaluate the model, then each exported file, on the config's test sets on the CPU.
 
-    format: format of the files, such as "onnx". class_names: of the model; by default those
-    recorded with the weights. Yields (test set, name, metrics), where the name is "model" or the
-    file's name.
+    format: format of the files, such as "onnx". class_names: names of the model's classes; by
+    default those recorded with the weights. Yields (test set, name, metrics), where `name` is
+    "model" or the name of a file.
     """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():

@@ -1,7 +1,7 @@
 """Evaluate the best checkpoint of a finished run on its test sets.
 
-The validation sets selected this checkpoint, so its metrics on them are too optimistic. The test
-sets had no influence on the run.
+The checkpoint was selected on the validation sets, so its metrics on these sets are too optimistic.
+The test sets had no influence on the run.
 """
 
 import json
@@ -28,8 +28,10 @@ def evaluate_best(
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
     The averaged weights are used, if the run has any. The metrics are logged and written to
-    test_results.json. If that file has the results of this checkpoint already, returns these. All
-    ranks call this function and get the same metrics. between: called before each batch.
+    test_results.json. If this file already has results of the same checkpoint, they are returned
+    without an evaluation. All ranks must call this function, and all get the same metrics.
+    class_names: names of the model's classes. between: called before each batch. Returns {} if the
+    run has no best checkpoint.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
@@ -48,7 +50,7 @@ def evaluate_best(
 
 
 def read_results(run: RunDir, checkpoint: str) -> dict[str, dict[str, Any]] | None:
-    """Return the metrics in test_results.json, or None if it has none of this checkpoint."""
+    """Return the metrics in test_results.json, or None if the file has none of the checkpoint."""
     with suppress(OSError, ValueError, AttributeError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
         if saved.get("checkpoint") == checkpoint:

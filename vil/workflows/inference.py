@@ -39,10 +39,10 @@ from vil.workflows.configure import (
 class InferenceModel:
     """A trained model in eval mode on `task.device`, with its transform, class names and config.
 
-    transform: function from an RGB PIL image to an input tensor of the model. classes: names of the
-    classes that the model predicts. task: runs the model and decodes its outputs. report: text that
-    states which weight file was loaded, how many weights were loaded or ignored, and which
-    calibration of the probabilities is applied.
+    transform: function that converts an RGB PIL image to an input tensor of the model. classes:
+    names of the classes that the model predicts. task: runs the model and decodes its outputs.
+    report: text that states which weight file was loaded, how many weights were loaded or ignored,
+    and which calibration of the probabilities is applied.
     """
 
     model: nn.Module
@@ -83,8 +83,8 @@ def load_for_inference(
 
 
 def shipped_weights() -> tuple[str, list[str]]:
-    """Return (config, options) for the weights that are shipped with the package: the name of the
-    packaged config file, and the config options that load these weights."""
+    """Return (config, options) for the weights that are included in the package: the name of a
+    packaged config file, and config options that load the weights."""
     recipe = DIGITS.meta["recipe"].removeprefix("configs/")
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
 
@@ -95,8 +95,8 @@ def load_model(
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the classes that the weights were trained on; by default the names
-    recorded with the weights, or numbers if there are none. Raises CheckpointError if the
-    model or, if `needs_head`, its head would keep random weights.
+    recorded with the weights, or numbers if there are none. Raises CheckpointError if the config
+    sets no weights. If `needs_head`, also raises it if the config sets a new random head.
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
@@ -109,7 +109,7 @@ def load_model(
 
 
 class Loaded(NamedTuple):
-    """A task and a model with trained weights.
+    """Result of `load_for_evaluation`: a task, and a model with trained weights.
 
     report: which weights were loaded. calibration: which stored calibration is applied, or "".
     """
@@ -130,9 +130,9 @@ def load_for_evaluation(
 ) -> Loaded:
     """Build the config's task and model, load the weights, and select attention backends.
 
-    class_names: names of the classes that the weights were trained on, by default the names
-    recorded with the weights. calibrated: apply the calibration that the weights' run has stored
-    for them, if any. The model is on the device.
+    The model is moved to the device. class_names: names of the classes that the weights were
+    trained on; by default the names recorded with the weights. calibrated: if the weights are a
+    checkpoint of a run, also apply the calibration of this checkpoint that the run has stored.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
@@ -150,8 +150,8 @@ def load_for_evaluation(
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
-    """Build the model on the CPU and load its weights. Returns (model, report): the report states
-    which weights were loaded."""
+    """Build the model on the CPU and load its weights. Returns (model, report), where the report
+    states which weights were loaded."""
     model = task.build_model(load_pretrained=not cfg.MODEL.MODEL_PATH)
     if not cfg.MODEL.MODEL_PATH:
         return model, f"published weights of {cfg.MODEL.ARCH}"
@@ -180,8 +180,8 @@ def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
 
 
 def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
-    """Raise CheckpointError if the config names no weights to load or, if `needs_head`, asks for a
-    new random head (FINETUNE.HEAD new)."""
+    """Raise CheckpointError if the config sets no weights. If `needs_head`, also raise it if the
+    config sets a new random head (FINETUNE.HEAD new)."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if needs_head and cfg.FINETUNE.HEAD == "new":

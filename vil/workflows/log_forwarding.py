@@ -1,7 +1,7 @@
-"""Buffer the package's log records until the run's log opens, then forward them to that log.
+"""Buffer the package's log records until the run's log opens, then forward them to this log.
 
-Within a run, and within a command, a warning is logged once, however often a stage, a loader or a
-second pass over the same config repeats it.
+Within a run, and within a command, each warning is logged only once, even if several stages or
+loaders repeat it, or if the same config is processed again.
 """
 
 import logging
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 
 class DistinctWarnings:
-    """Logging filter that rejects a warning of this package if another record had its message."""
+    """Logging filter that drops a warning of this package if an earlier record had the same
+    message."""
 
     def __init__(self) -> None:
         self.first: dict[str, logging.LogRecord] = {}  # message -> its first record
@@ -45,8 +46,8 @@ def log_warnings_once() -> Iterator[DistinctWarnings]:
 class LogForwarder(logging.Handler):
     """Logging handler that passes messages to the function given to `open`.
 
-    buffer: whether to keep the records that arrive before `open` is called, or to drop them.
-    distinct: filter of the records that are not dropped.
+    buffer: whether records that arrive before `open` is called are buffered; otherwise, they are
+    dropped. distinct: filter that drops repeated warnings.
     """
 
     def __init__(self, buffer: bool, distinct: DistinctWarnings) -> None:

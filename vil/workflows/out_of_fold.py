@@ -1,4 +1,4 @@
-"""Predict each image of a cross-validation by the run that was not trained on it."""
+"""Predict each image of a cross-validation with the run that was not trained on this image."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,9 @@ from vil.workflows.predict import iter_predictions
 
 
 class Fold(NamedTuple):
-    """A run, {name: dataset} of the images that it was not trained on, and the names of its
-    training images, as `sample_names` yields them."""
+    """Fold of a cross-validation. run: folder of the run. held_out: {name: dataset} with the images
+    that the run was not trained on. trained_on: names of its training images, see `sample_names`.
+    """
 
     run: str
     cfg: CfgNode
@@ -40,11 +41,12 @@ def predict_out_of_fold(
 ) -> Iterator[Any]:
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
-    runs: the folders of one run per fold, or a pattern such as "runs/fold*". Each run predicts its
-    test sets, of datasets that are in DATA.TRAIN of one of the runs. overrides: changes to the
-    configs. checkpoint: "best" or "last". tta: see `vil.predict`. Raises ConfigError if a fold is
-    missing or given twice, or if an image is in two test sets, in none, or in a run's own training
-    set.
+    Each run predicts those of its test sets whose dataset is in DATA.TRAIN of any of the runs.
+
+    runs: folders with one run per fold, or a pattern such as "runs/fold*". overrides: changes to
+    the configs. checkpoint: "best" or "last". tta, batch_size, num_workers: see `vil.predict`.
+    Raises ConfigError if a fold is missing or occurs twice, if a training image is not in exactly
+    one test set, or if a run was trained on an image of its test set.
     """
     words = [runs] if isinstance(runs, str | Path) else runs
     options = Options(as_options(overrides))
@@ -54,8 +56,8 @@ def predict_out_of_fold(
 
 
 def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None) -> list[Fold]:
-    """Open the training and test sets of each run, and check that the test sets together are the
-    training images. runs: {folder of a run: its config and class names}."""
+    """Open the training and test sets of each run, and check that each training image is in exactly
+    one test set. runs: {folder of a run: its config and class names}. tta: see `vil.predict`."""
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0], tta)
     why = "it cannot be predicted out of fold"
@@ -69,17 +71,19 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
 
 
 def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[str]) -> Fold:
-    """Open the datasets of a run. names: of the datasets that one of the runs was trained on."""
+    """Open the datasets of a run. names: names of the training datasets of all runs."""
     if cfg.DATA.TARGETMAP:
         raise ConfigError(
-            f"{run} has DATA.TARGETMAP: its test set has other classes than it predicts"
+            f"{run} sets DATA.TARGETMAP, so the classes of its test set are not those that it "
+            "predicts: use runs without DATA.TARGETMAP"
         )
     task = task_for(cfg, torch.device("cpu"))
     task.class_names = list(class_names)
     held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
     if not held_out:
         raise ConfigError(
-            f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, and no run was trained on one"
+            f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, but no run was trained on any of "
+            "these datasets"
         )
     several = len(cfg.DATA.TRAIN) > 1  # a concatenation, whose names begin with that of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
@@ -88,14 +92,16 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
 
 
 def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
-    """Yield <name of the dataset>/<name of the sample> of each image of a dataset."""
+    """Yield "<name of the dataset>/<name of the sample>" for each image of a dataset."""
     prefix = f"{name}/" if name else ""
     return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
 
 
 def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
-    """Raise ConfigError if runs have different values of DATA.FOLDS, the same DATA.FOLD, or do not
-    have all folds. Runs without folds are not checked. configs: {folder of a run: its config}."""
+    """Raise ConfigError unless the runs have the same DATA.FOLDS, and each DATA.FOLD exactly once.
+
+    If no run sets DATA.FOLDS, nothing is checked. configs: {folder of a run: its config}.
+    """
     counts = {run: cfg.DATA.get("FOLDS", 0) for run, cfg in configs.items()}
     if not any(counts.values()):
         return
@@ -106,7 +112,10 @@ def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
     for run, cfg in configs.items():
         number = cfg.DATA.FOLD
         if number in run_of:
-            raise ConfigError(f"{run_of[number]} and {run} are both fold {number} (DATA.FOLD)")
+            raise ConfigError(
+                f"{run_of[number]} and {run} are both fold {number} (DATA.FOLD): give one run for "
+                "each fold"
+            )
         run_of[number] = run
     if missing := sorted(set(range(total)) - set(run_of)):
         numbers = ", ".join(map(str, missing))
@@ -117,7 +126,8 @@ def check_coverage(folds: Sequence[Fold]) -> None:
     """Raise ConfigError unless each training image of the runs is in the test set of exactly one
     run, and no run was trained on an image of its test set.
 
-    A test image may be in no training set: the other runs may have validated on it.
+    A test image need not be in a training set, because the other runs may have used it for
+    validation.
     """
     run_of: dict[str, str] = {}
     for fold in folds:
@@ -148,10 +158,11 @@ def iter_out_of_fold(
     num_workers: int | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Any]:
-    """Yield the predictions of each fold's test images by its run, with their true targets.
+    """Yield predictions for the test images of each fold, with their true targets.
 
-    One model is loaded at a time. batch_size, num_workers: by default those of each run's config.
-    settings: attributes to set on each run's task, such as {"top": 1}.
+    The run of a fold predicts its test images. One model is loaded at a time. tta: see
+    `vil.predict`. batch_size, num_workers: None for the values in each run's config. settings:
+    attributes to set on each run's task, such as {"top": 1}.
     """
     for fold in folds:
         with preserve_global_state():

@@ -45,18 +45,19 @@ def predict(
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in the order of the images.
 
-    source: an InferenceModel, or the `source` of `vil.load_for_inference`. The outputs of a list of
-    them, or of the runs that match a pattern such as "runs/fold*", are averaged. images: one or
-    several files, folders (all images below them), PIL images or uint8 arrays (H, W, 3). For a
-    model of other channels than gray or RGB, arrays (H, W, INPUT.CHANNELS) of any type of numbers.
-    tta: test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
-    `vil.data.views.parse_views`.
+    source: an InferenceModel, or a `source` of `vil.load_for_inference`. If `source` is a list, or
+    a pattern such as "runs/fold*" that matches several runs, the outputs of the models are
+    averaged. images: one or several files, folders (all images below them), PIL images or uint8
+    arrays (H, W, 3). If the model's images are neither gray nor RGB, arrays (H, W, INPUT.CHANNELS)
+    with any numeric type. overrides: changes to the config. tta: test-time augmentation: "hflip",
+    "crops", "crops+hflip" or a number of views, see `vil.data.views.parse_views`. batch_size: None
+    for DATALOADER.BSZ of the config.
 
-    The prediction of a classifier has `file`, `classes`: (index, probability) pairs, the most
-    probable first, and `names`, the names of these classes. The prediction of a detector has
-    `file`, `size` (H, W) and `detections`. If an image cannot be read, its prediction's `error` is
-    the reason, otherwise "". Raises DataError if there are no images, ConfigError if the models
-    have different classes.
+    The prediction of a classifier has the attributes `file`, `classes` ((index, probability) pairs,
+    the most probable first) and `names` (names of these classes). The prediction of a detector has
+    `file`, `size` (H, W) and `detections`. Both have `error`: the reason why the image cannot be
+    read, or "". Raises DataError if there are no images, and ConfigError if the models have
+    different classes.
     """
     ensemble = make_ensemble(load_models(source, overrides), tta)
     collection = image_list(ensemble.cfg, open_images(images, ensemble.cfg.INPUT.CHANNELS))
@@ -81,13 +82,16 @@ def load_models(
 
 
 def image_list(cfg: CfgNode, images: Sequence[ImageSource]) -> ImageList:
-    """Return images to read as the config says."""
+    """Return a list of images to be read with the config's value range and number of channels."""
     return ImageList(list(images), cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
 
 
 def open_images(images: Images, channels: int = 3) -> list[ImageSource]:
-    """Return the images that files, folders, PIL images or arrays are, see `predict`. channels:
-    INPUT.CHANNELS. Raises DataError if there are none."""
+    """Return sources for images that are given as files, folders, PIL images or arrays.
+
+    images: see `predict`. channels: value of INPUT.CHANNELS. Raises DataError if there are no
+    images.
+    """
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
     sources = [picture for each in images for picture in _open(each, channels)]
@@ -118,9 +122,10 @@ def find_images(
 ) -> tuple[list[ImageSource], list[str]]:
     """Return the images that `words` specify or, if `sample`, the package's sample images.
 
-    words: files, folders, or "-" for the image file whose content `read_stdin` returns. channels:
-    INPUT.CHANNELS. Returns (images, classes): `classes` has the class names of the sample images,
-    and is empty for other images. Raises DataError if there are no images, or none of them exists.
+    words: files, folders, or "-" for an image file whose content `read_stdin` returns. channels:
+    value of INPUT.CHANNELS. Returns (images, classes), where `classes` has the class names of the
+    sample images, and is empty for other images. Raises DataError if there are no images, or if
+    none of them exists.
     """
     if sample:
         return read_demo_digits()
@@ -140,11 +145,11 @@ def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
 def task_settings(
     cfg: CfgNode, output_format: str | None, top: int | None, threshold: float | None
 ) -> dict[str, Any]:
-    """Return {attribute of the task: value} for predictions in a format.
+    """Return {attribute of the task: value} for predictions in an output format.
 
-    top: number of classes per image, by default TOP. threshold: smallest probability of a class.
-    A format that needs every class sets both. Raises ConfigError for a setting that the task or the
-    format does not support.
+    top: number of classes per image, by default TOP. threshold: smallest probability of a predicted
+    class. Neither can be set for a format that includes all classes. Raises ConfigError for a
+    setting that the task or the format does not support.
     """
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}
@@ -183,8 +188,8 @@ def predict_files(
     drawing: PredictionFolder | None = None,
     targets: Sequence[str] = (),
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, in order. drawing: folder in which to save copies of the
-    images with the predictions drawn on them. targets: true class of each image, if known."""
+    """Yield a prediction for each image, in order. drawing: folder for copies of the images on
+    which the predictions are drawn. targets: true class of each image, if known."""
     cfg, task = ensemble.cfg, ensemble.task
     originals = image_list(cfg, images)
     predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
@@ -203,8 +208,8 @@ def iter_predictions(
     batch_size: int | None,
     num_workers: int,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, in order. batch_size: by default DATALOADER.BSZ of the
-    first model's config."""
+    """Yield a prediction for each image, in order. batch_size: None for DATALOADER.BSZ of the first
+    model's config."""
     task = ensemble.task
     loader = iter_image_batches(
         images,

@@ -1,4 +1,4 @@
-"""Read the images from which static int8 quantization chooses the ranges of activations."""
+"""Read the images with which static int8 quantization determines the ranges of activations."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,11 +19,12 @@ BATCH = 16
 def find_calibration_images(
     folder: str | Path, class_names: Sequence[str], channels: int
 ) -> list[ImageSource]:
-    """Return the images below a folder, at most `MOST`, evenly spaced in the order of their paths.
+    """Return at most `MOST` images below a folder, evenly spaced in the order of their paths.
 
-    The folder has images, or folders of images that are named after some of the model's classes.
-    class_names: of the model; [] if they are not known. channels: of the images. Raises ConfigError
-    if the folder is missing, has fewer than `LEAST` images, or has folders of other classes.
+    The folder has images, or subfolders of images. A subfolder must be named after a class of the
+    model. class_names: names of the model's classes; [] if unknown. channels: number of channels of
+    the images. Raises ConfigError if the folder is missing, has fewer than `LEAST` images, or has a
+    subfolder with another name.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -31,15 +32,16 @@ def find_calibration_images(
     images = images_at(str(root), channels)
     if len(images) < LEAST:
         raise ConfigError(
-            f"--calibration {root}: {len(images)} images are too few, give at least {LEAST}"
+            f"--calibration {root}: expected a folder with at least {LEAST} images, got "
+            f"{len(images)}"
         )
     parts = (Path(image.name).relative_to(root).parts for image in images)
     folders = dict.fromkeys(first for first, *rest in parts if rest)
     other = [name for name in folders if name not in class_names]
     if class_names and other:
         raise ConfigError(
-            f"--calibration {root}: the model, of {_listing(class_names)}, has no classes with the "
-            f"names of the folders {_listing(other)}"
+            f"--calibration {root}: the subfolders {_listing(other)} are not named after classes of "
+            f"the model, which are {_listing(class_names)}"
         )
     count = min(len(images), MOST)
     return [images[number * len(images) // count] for number in range(count)]
@@ -63,4 +65,7 @@ def iter_calibration_batches(
             count += len(batch.samples)
             yield torch.stack([sample[0] for sample in batch.samples])
     if count < LEAST:
-        raise DataError(f"--calibration: only {count} of {len(images)} images can be read")
+        raise DataError(
+            f"--calibration: only {count} of {len(images)} images can be read, but at least "
+            f"{LEAST} are needed"
+        )

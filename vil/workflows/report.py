@@ -32,8 +32,8 @@ def write_report(
 ) -> None:
     """Write the HTML report of the run in `folder` to the file `out`.
 
-    options: config changes with which a checkpoint is evaluated on the first test set; the report
-    then includes the results. If None, nothing is evaluated. checkpoint: "best" or "last".
+    options: changes to the config for an evaluation on the first test set, whose results are added
+    to the report; None for no evaluation. checkpoint: the checkpoint to evaluate, "best" or "last".
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))
@@ -64,7 +64,7 @@ def write_report(
 
 
 def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
-    """Evaluate a checkpoint of the run. Returns the parts of the report that show the results."""
+    """Evaluate a checkpoint of the run. Returns the parts of the report with the results."""
     try:
         cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
@@ -79,8 +79,8 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values as YAML text. An item also has the default value if
-    the config has another value."""
+    """List all config keys with their values as YAML text. If a value is not the default, the item
+    also has the default."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)
@@ -89,13 +89,13 @@ def settings(cfg: CfgNode) -> list[Setting]:
 
 
 def as_yaml(value: object) -> str:
-    """Format a config value as the text that a YAML config file would have."""
+    """Format a config value as YAML text."""
     return dump(CfgNode({"value": value})).partition(":")[2].strip()
 
 
 def model_cost(cfg: CfgNode) -> ModelCost | str:
-    """Return the parameters and MACs of the config's model, or a sentence on why these are
-    unknown."""
+    """Return the number of parameters and MACs of the config's model, or a sentence that gives the
+    reason why they are unknown."""
     if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
         return why.format(cfg=cfg)
     try:

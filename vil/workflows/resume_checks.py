@@ -52,9 +52,12 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config. If OUTPUT_DIR has a run, replace unresolved values by those that the run
-    has saved: "auto" of the keys in RULES, and () of the keys that the task learns from its data
-    ("learned" in its registry entry)."""
+    """Return the config with unresolved values replaced by those that the run in OUTPUT_DIR saved.
+
+    Unresolved are the value "auto" of the keys in RULES, and the value () of the keys that the task
+    derives from its data ("learned" in its registry entry). If OUTPUT_DIR has no run, returns `cfg`
+    unchanged.
+    """
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
         return cfg
@@ -87,16 +90,16 @@ def check_changes(cfg: CfgNode) -> list[str]:
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:
-    """Return whether `names` has the config key or a section that contains the key."""
+    """Return whether `names` includes the config key, or a section that contains the key."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute and RUN.ALLOW_CHANGES False. If `model` is given, its values are
-    saved for the LayerNorm epsilon and for RULES (keys that are "auto" until weights are loaded),
-    because the model may have them from its initial weights.
+    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, the
+    LayerNorm epsilon and the keys in RULES are set to the values of the model, which may come from
+    its initial weights. (The keys in RULES may be "auto" until weights are loaded.)
     """
     kept = cfg.clone()
     kept.defrost()
