@@ -192,7 +192,9 @@ def test_a_run_that_another_one_overtook(monkeypatch):
     monkeypatch.setattr(training, "task_for", overtaken)
     ended = vil("train", *TINY, "OPTIM.EPOCHS=9", "--output_dir", "used")
     assert (ended.code, ended.err.count("\n")) == (USAGE, 1), ended.err
-    assert "used was written by another run meanwhile: choose another --output_dir" in ended.err
+    assert (
+        "used was written by another run in the meantime: choose another --output_dir" in ended.err
+    )
     assert '"step": 8' in Path("used/status.json").read_text()
 
 

@@ -63,7 +63,7 @@ def test_a_detector_of_ours_is_not_converted(model):
     torch.save(state, "ours.pth")
     ended = vil("convert", "ours.pth", "out.safetensors")
     assert ended.code == USAGE
-    assert "ours.pth is a detector, and only classifiers are converted" in ended.err
+    assert "ours.pth is a detector, and only classifiers can be converted" in ended.err
     assert not Path("out.safetensors").exists()
 
 
@@ -171,7 +171,7 @@ def test_for_another_size_and_attention():
         (
             "best.pth o.safetensors MODEL.ARCH=resnet18",
             USAGE,
-            "only vil's own models are converted",
+            "cannot be converted: expected msvit",
         ),
         ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),

@@ -124,11 +124,11 @@ def test_command_lines_that_cannot_be(run, words, code, said):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"": 15}, "--calibration images: 15 images are too few, give at least 16"),
+        ({"": 15}, "--calibration images: expected a folder with at least 16 images, got 15"),
         (
             {"hue 0": 10, "hue 90": 8, "owl": 1},
-            "--calibration images: the model, of hue 0, hue 90, hue 180, hue 270, has no classes "
-            "with the names of the folders owl",
+            "--calibration images: the subfolders owl are not named after classes of the model, "
+            "which are hue 0, hue 90, hue 180, hue 270",
         ),
     ],
 )

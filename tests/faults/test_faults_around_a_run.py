@@ -107,7 +107,8 @@ def test_f24_a_run_that_was_overtaken(whole, tmp_path):
     gate.touch()
     seconds_to_end(slow)
     line = said(folder).splitlines()[-1]
-    refused = slow.returncode == USAGE and "was written by another run meanwhile: choose" in line
+    told = "was written by another run in the meantime: choose" in line
+    refused = slow.returncode == USAGE and told
     record("F24", "one that was overtaken is refused", refused, True)
     assert outcome(folder) == outcome(whole)
 

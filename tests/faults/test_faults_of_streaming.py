@@ -120,7 +120,7 @@ def test_another_process_in_the_folder(image, tmp_path):
     with paused(first):
         code, line = end(begin(image, tmp_path))
     assert code == USAGE
-    assert "another process streams there" in line
+    assert "another process streams the same image" in line
     assert end(first)[0] == 0
 
 

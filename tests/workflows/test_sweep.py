@@ -137,7 +137,7 @@ WRONG = [
     ("SEED=[0,-1]", "SEED: expected between 0 and"),
     ("SEED=[]", "SEED: expected a list of values, got []"),
     ("SEED=[1,1]", "SEED: '1' is given twice"),
-    ("SEED=3", "holds no sweep yet, and there is nothing to sweep over"),
+    ("SEED=3", "has no sweep yet, and there is nothing to sweep over"),
     ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR: not allowed, as --output sets the"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),

@@ -84,7 +84,7 @@ def check_embed(cfg: CfgNode) -> None:
 
 
 def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
-    """Load the model of a config. Unlike other weights, those of the head may be random."""
+    """Load the model of a config. The weights of the head may be random."""
     check_embed(cfg)
     return load_model(cfg, class_names, needs_head=False)
 
@@ -191,8 +191,7 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
         if getattr(task, "target_type", "") != "class" or cfg.DATA.TARGETMAP:
             raise ConfigError(
                 "--probe needs one class per image, and the same classes in all sets, but TASK is "
-                f"{cfg.TASK!r}"
-                + (" with DATA.TARGETMAP" if cfg.DATA.TARGETMAP else "")
+                f"{cfg.TASK!r}" + (" with DATA.TARGETMAP" if cfg.DATA.TARGETMAP else "")
             )
         train = task.open_train_set()
         task.class_names = train.classes  # of the data, not of the model's head

@@ -1,7 +1,7 @@
 """Predict one image of any size in bounded memory: `vil predict --stream`.
 
-The image keeps its resolution and is only normalized. With a scratch folder the work can be
-interrupted: the next call with the same arguments continues it and gives the same bytes.
+The image is normalized but not resized. If a scratch folder is set, the work can be interrupted.
+The next call with the same arguments then resumes it, and the result is the same bit for bit.
 
 Shapes: H W image size, c channels, K outputs of the model.
 """
@@ -43,10 +43,11 @@ Report = Callable[[float, float], None]  # takes the share that is done, and the
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How to stream an image.
+    """Settings for streaming an image.
 
-    memory: limit of tensor bytes, see `vil.stream`. scratch: folder from which an interrupted run
-    resumes; None for none. save: {output: file} of maps.
+    memory: limit on the memory of tensors in bytes or as text, see `vil.stream`. scratch: folder
+    for intermediate files, from which an interrupted run resumes; None if runs cannot resume. save:
+    {name of an output that is a map: file to save it to}.
     """
 
     memory: int | str = "1GiB"
@@ -55,20 +56,23 @@ class StreamSettings:
 
 
 class ImageStream:
-    """A trained model and one image, ready to be streamed.
+    """Stream of one image through a trained model. Call `predict` to run it.
 
-    source: the trained model. image: path of the image, or an array (H, W, c). Raises ConfigError
-    or DataError, before any work, if the task, model, image or settings do not fit.
+    source: the trained model. image: path of the image, or an array (H, W, c). The constructor
+    raises ConfigError or DataError if the task, the model, the image or a setting is not supported.
     """
 
     @as_config_error
     def __init__(self, source: InferenceModel, image: Any, settings: StreamSettings) -> None:
         self.source, self.image, self.settings = source, image, settings
         if settings.scratch is not None and not isinstance(image, str | Path):
-            raise ConfigError("only an image file can be resumed: give its path, or no scratch")
+            raise ConfigError(
+                "a scratch folder needs an image file: give the path of the image, or no scratch"
+            )
         if not isinstance(source.task, ImageTask):
             raise ConfigError(
-                f"TASK {source.cfg.TASK} does not stream: use vil.stream on its backbone for maps"
+                f"TASK {source.cfg.TASK} cannot be streamed: call vil.stream on the backbone to "
+                "compute its maps"
             )
         limit = parse_bytes(settings.memory)
         for path in settings.save.values():
@@ -82,7 +86,9 @@ class ImageStream:
             maps = self.prepared.shapes
             for name in settings.save:
                 if name not in maps:
-                    raise ConfigError(f"--save {name}: this output is a vector, not a map")
+                    raise ConfigError(
+                        f"--save {name}: this output is a vector, expected an output that is a map"
+                    )
             self.prepared.planner.output_bytes = 0  # maps are mapped from files
             resumable = settings.scratch is not None
             self.plan = self.prepared.planner.choose(limit, on_disk=resumable)
@@ -93,11 +99,12 @@ class ImageStream:
             )
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast of the task."""
+        """Return the autocast context manager of the task."""
         return autocast(self.source.task.device, self.source.task.amp_dtype)
 
     def predict(self, report: Report = lambda share, seconds: None) -> Any:
-        """Stream the image, save its maps, and return the prediction of the task."""
+        """Stream the image and save its maps. Returns the prediction of the task. report: called
+        with (fraction of the work that is done, estimated remaining seconds)."""
         name = str(self.image) if isinstance(self.image, str | Path) else "array"
         meta = ImageMeta(name, self.prepared.size)
         task, save = self.source.task, self.settings.save
@@ -123,23 +130,24 @@ class ImageStream:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the scratch folder holds the work of an earlier process."""
+        """Whether the scratch folder has results of an earlier process, from which this one
+        resumes."""
         scratch = self.settings.scratch
         return scratch is not None and self._journal(Path(scratch, self._name)).is_resumed
 
     @property
     def _name(self) -> str:
-        """The name of the folder in the scratch folder."""
+        """The name of this stream's subfolder in the scratch folder."""
         return f"vil-stream-{self.fingerprint[:16]}"
 
     def _dtype_of(self, output: str) -> np.dtype:
         return np.dtype(FLOATS.get(self.prepared.dtype_of(output), np.float32))
 
     def check_crop(self) -> float:
-        """Compare a crop from the image's center with the plain model, which runs it at once.
+        """Compare streaming with a normal forward pass, on a crop from the center of the image.
 
-        The crop is streamed in the lowest strips. Returns the largest difference of the logits,
-        relative to the largest logit.
+        The crop is streamed in strips of the smallest height. Returns the largest difference of the
+        logits, relative to the largest absolute logit.
         """
         model: MsViT = self.prepared.model
         height, width = self.prepared.size
@@ -155,7 +163,7 @@ class ImageStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Text that differs for other weights, images, plans and versions of torch."""
+        """Hash of the weights, the image, the plan, the settings and the torch version, as text."""
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -171,9 +179,10 @@ class ImageStream:
 
     @contextmanager
     def _folder(self) -> Iterator[tuple[Path, bool]]:
-        """Yield (folder for files, whether it is kept when the work is interrupted).
+        """Create a folder for files in a `with` block. Yields (folder, is_kept).
 
-        It is removed at the end, and, unless the work resumes from it, also after an error.
+        The folder is removed at the end of the block. After an error, it is removed only if
+        `is_kept` is False; otherwise, the next run resumes from it.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:
@@ -196,13 +205,16 @@ class ImageStream:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ConfigError(f"--scratch {scratch}: another process streams there") from None
+                raise ConfigError(
+                    f"--scratch {scratch}: another process streams the same image to this folder"
+                ) from None
             yield path, True
             shutil.rmtree(path, ignore_errors=True)
 
 
 class StreamedModel(nn.Module):
-    """Stands for the model in `Task.run`: returns the logits (1, K) of the streamed image."""
+    """Replacement for the model in `Task.run` that returns the logits (1, K) of the streamed
+    image."""
 
     def __init__(
         self,
@@ -222,7 +234,10 @@ class StreamedModel(nn.Module):
 
 
 class Clock:
-    """Estimate the remaining seconds from the share of the work that is done."""
+    """Clock that reports progress, with the remaining seconds estimated from the work done so far.
+
+    report: called with (fraction of the work that is done, estimated remaining seconds).
+    """
 
     def __init__(self, report: Report) -> None:
         self.report, self.began, self.first = report, time.monotonic(), 0.0
@@ -236,13 +251,14 @@ class Clock:
 
 
 def describe_save(words: Sequence[str]) -> dict[str, Path]:
-    """Parse OUTPUT=FILE words. Raises ConfigError for other words, and for a repeated output."""
+    """Parse words OUTPUT=FILE into {output: file}. Raises ConfigError for words of another form,
+    and if an output occurs twice."""
     save: dict[str, Path] = {}
     for word in words:
         name, equals, file = word.partition("=")
         if not (name and equals and file):
             raise ConfigError(f"--save {word}: expected OUTPUT=FILE, such as stages.2=map.npy")
         if name in save:
-            raise ConfigError(f"--save {name}: is given twice")
+            raise ConfigError(f"--save {name}: this output is given twice: give one file for it")
         save[name] = Path(file)
     return save

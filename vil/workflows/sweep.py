@@ -1,4 +1,4 @@
-"""Train every combination of settings of a grid, and compare the results in one table."""
+"""Train a model for every combination of settings in a grid, and compare the results in a table."""
 
 import logging
 import signal
@@ -32,8 +32,9 @@ Say = Callable[[str], None]
 class SweepResult:
     """Result of a sweep.
 
-    status: "finished", "failed" if a run failed, "interrupted" by Ctrl-C, or "unfinished". code:
-    exit code of the command `vil sweep`. folder: the sweep's folder. table: results of all runs.
+    status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
+    "unfinished". code: exit code of the command `vil sweep`. folder: the sweep's folder. table:
+    results of all runs.
     """
 
     status: str
@@ -66,18 +67,18 @@ def sweep(
     num_processes: int = 1,
     say: Say = log.info,
 ) -> SweepResult:
-    """Train all combinations of variants and values, each in a process of `vil train`.
+    """Train a model for each combination of a variant and values, in a process of `vil train`.
 
     config, overrides, data, imports: the config that all runs share, as in `vil.train`. grid:
     {config key: values to try}. variants: {name: {key: value}}, for keys that change together; the
-    key _BASE_ is a config file in place of `config`. file: a grid file, see docs/guides/sweep.md.
-    output_dir: folder of the sweep. jobs: number of runs to train at a time. num_processes:
-    processes of each run. say: called with a line of text when a run begins or ends.
+    key _BASE_ is a config file that replaces `config`. file: a grid file, see docs/guides/sweep.md.
+    output_dir: folder of the sweep. jobs: number of runs to train at a time. num_processes: number
+    of processes of each run. say: called with a line of text when a run begins or ends.
 
-    Runs of `output_dir` that have finished are not repeated, others resume. A run that fails is
-    recorded and does not end the sweep. On Ctrl-C the runs save their state and the status is
-    "interrupted". On SIGTERM and SIGUSR1, StoppedError is raised. Raises ConfigError before the
-    first run starts, if the config of any run is not valid.
+    Runs in `output_dir` that have finished are not repeated, and other runs resume. A run that
+    fails is recorded and does not end the sweep. On Ctrl-C, the runs save their state and the
+    status is "interrupted". On SIGTERM and SIGUSR1, StoppedError is raised. If the config of any
+    run is invalid, ConfigError is raised before the first run starts.
     """
     made = make_grid(
         config, overrides, file=file, axes=grid, variants=variants,
@@ -89,10 +90,11 @@ def sweep(
 
 
 def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
-    """Check that the model of every run can be built, and return the models' sizes.
+    """Check that the model of every run can be built, and return the sizes of the models.
 
-    Returns {group: size}, where a group is the runs that differ only in their seed. No weights are
-    allocated. Raises ConfigError if a model cannot be built, or if runs have different metrics.
+    Returns {name of a group: size of its model}. A group consists of the runs that differ only in
+    their seed. No weights are allocated. Raises ConfigError if a model cannot be built, or if runs
+    have different metrics.
     """
     sizes, metrics = {}, {}
     with log_warnings_once():
@@ -126,8 +128,9 @@ def run_sweep(
 ) -> SweepResult:
     """Train the unfinished runs of a sweep, and write the table of results to the sweep's folder.
 
-    sizes: {group of runs: size of the model}, see `check_models`. only: train just this run, while
-    other processes train the others. jobs, num_processes, say: see `sweep`.
+    sizes: {name of a group of runs: size of the model}, see `check_models`. only: run to train,
+    while other processes train the other runs; None for all runs. jobs, num_processes, say: see
+    `sweep`.
     """
     if only is None:
         make_folder(plan.folder, "--output")
@@ -150,9 +153,9 @@ def run_sweep(
 def train_runs(
     plan: SweepPlan, runs: Sequence[SweepRun], jobs: int, num_processes: int, say: Say
 ) -> int:
-    """Train those of `runs` that have not finished, `jobs` at a time. say: called with a line of
-    text when a run begins or ends. Returns the number of the signal that stopped the training, or
-    0."""
+    """Train the unfinished runs in `runs`, `jobs` at a time. say: called with a line of text when a
+    run begins or ends. Returns the number of the signal that stopped the training, or 0 if there
+    was none."""
     metric, numbers = metric_of(runs[0]), {run.name: i for i, run in enumerate(plan.runs, start=1)}
     waiting = [run for run in runs if read_state(run).state != "finished"]
     if len(runs) > len(waiting) > 0:
@@ -175,10 +178,10 @@ def train_runs(
 
 
 def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
-    """Return the status and the exit code of a sweep whose runs have the given rows.
+    """Return the status and the exit code of a sweep. rows: a row for each run.
 
-    The exit code is that of the first failed run or, if no run failed, of the first interrupted
-    run.
+    The exit code is that of the first failed run or, if no run failed, that of the first
+    interrupted run. It is 0 if all runs are finished.
     """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:

@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 class TrainResult:
     """Result of a training run.
 
-    status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. step:
-    number of training steps done. best: best value of the task's metric, reached at step
-    `best_step`; None if there was no evaluation. model: the model after the last step, on its
-    device. metrics: {test set: {name: value}} of the last evaluation. reason: why the run stopped
-    early (RUN.PATIENCE), else "". test_metrics: the metrics of the best checkpoint on DATA.TEST, if
-    DATA.VAL is set and the run is finished, else {}.
+    status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. folder:
+    the run's folder. step: number of finished training steps. best: best value of the task's
+    metric, reached at step `best_step`; None if there was no evaluation. model: the model after the
+    last step, on its device. metrics: {test set: {name: value}} of the last evaluation. reason: why
+    the run stopped early (RUN.PATIENCE), or "". test_metrics: metrics of the best checkpoint on
+    DATA.TEST, if DATA.VAL is set and the run is finished; otherwise {}.
     """
 
     status: str
@@ -73,8 +73,8 @@ class TrainResult:
     test_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
-        """Return the logged metrics of the run, a dict per logged step or evaluation. split:
-        "train", "val/<set>" or "test/<set>"."""
+        """Return the logged metrics of the run, with a dict for each logged step or evaluation.
+        split: "train", "val/<set>" or "test/<set>"."""
         points = metrics(self.run_dir / "metrics.jsonl")
         return [point for point in points if point["split"] == split]
 
@@ -104,11 +104,11 @@ def train(
     config: a file, a packaged config such as "digits/vil_nano.yaml", or a CfgNode.
     overrides: changes to the config: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"].
     output_dir, data: values for OUTPUT_DIR and DATA.PATH.
-    resume: continue from the newest checkpoint in `output_dir`, if any. The default of `config` is
-    then the config saved in that folder.
+    resume: resume from the newest checkpoint in `output_dir`, if there is one. If `config` is None,
+    the config saved in this folder is used.
     imports: Python files that register components.
-    preset: "finetune", "small_data" or "scratch": values for keys that neither `config` nor
-    `overrides` set. The files in configs/_presets_ give the reasons.
+    preset: "finetune", "small_data" or "scratch". A preset has values for keys that neither
+    `config` nor `overrides` set. The files in configs/_presets_ explain the values.
 
     Under torchrun, every process calls this function. Before returning, it restores the process's
     global state: seeds, threads, logging and signal handlers.
@@ -156,8 +156,8 @@ def run_training(
     """Train from a config, and resume if OUTPUT_DIR has checkpoints.
 
     OUTPUT_DIR is created after all objects are built, so an error while building leaves no folder.
-    max_steps: stop after this many steps. synthetic: {"train": dataset, "val": dataset}, used
-    instead of the config's datasets.
+    max_steps: number of steps after which to stop; None for no limit. synthetic: {"train": dataset,
+    "val": dataset}, used instead of the config's datasets.
     """
     check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
@@ -240,8 +240,8 @@ def _build(
     cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
 ) -> tuple[nn.Module, TrainLoader]:
     """Build the model and the training loader, and open the task's test sets. Returns (model,
-    training loader). resuming: do not load initial weights. synthetic: {"train": dataset, "val":
-    dataset} instead of the config's datasets, or {}."""
+    training loader). resuming: whether the run resumes, so that no initial weights are loaded.
+    synthetic: {"train": dataset, "val": dataset} instead of the config's datasets, or {}."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     if not synthetic:
         check_extras(cfg)
@@ -271,20 +271,20 @@ def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
 
 
 def _check_folder(run: RunDir, resuming: bool) -> None:
-    """Raise RunInUseError on all ranks if another run has written checkpoints since this one looked
-    for them. Log a warning if an earlier run left none."""
+    """Raise RunInUseError on all ranks if another run has written checkpoints since this run
+    started. Log a warning if an earlier run in this folder ended without a checkpoint."""
     if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
         raise RunInUseError(
-            f"{run.folder} was written by another run meanwhile: choose another --output_dir, or "
-            "add --resume to continue that one"
+            f"{run.folder} was written by another run in the meantime: choose another "
+            "--output_dir, or add --resume to continue the other run"
         )
     if not resuming and next(metrics(run.folder / "metrics.jsonl"), None):
         run.log.say("WARNING an earlier run ended before its first checkpoint: starting at step 0")
 
 
 def loop_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the arguments of the training loop that config keys set. The policy says when a run
-    evaluates the model, and saves and removes checkpoints."""
+    """Return the arguments of the training loop that are set by config keys. They include the
+    policy, which determines when a run evaluates, saves checkpoints and removes checkpoints."""
     policy = CheckpointPolicy(
         eval_every=cfg.RUN.EVAL_EVERY,
         save_every=cfg.RUN.SAVE_EVERY,
@@ -335,8 +335,8 @@ def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
 
 
 def refuse_other_bytes(cfg: CfgNode) -> None:
-    """Raise ConfigError if a config value cannot be encoded as UTF-8, because the config file that
-    the run saves could not be read again."""
+    """Raise ConfigError if a config value cannot be encoded as UTF-8. The config file that the run
+    saves would otherwise be unreadable."""
     for key, value in leaves(cfg).items():
         try:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()

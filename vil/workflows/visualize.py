@@ -40,9 +40,9 @@ class Selection(NamedTuple):
     """Selection of the attention maps to draw.
 
     token: "row,col" of a pixel in the transformed image, by default the center; the token that
-    covers this pixel is the query. stage, block: numbers from 1, by default all stages, and the
-    last block of each stage. only: "token" omits the maps of the global tokens as queries, "global"
-    draws only these.
+    covers this pixel is the query. stage, block: numbers from 1, by default all stages and the last
+    block of each stage. only: "global" to draw only the maps with a global token as the query,
+    "token" to omit these maps; None for all maps.
     """
 
     token: str | None = None
@@ -62,9 +62,10 @@ def visualize_attention(
 ) -> tuple[str, list[str]]:
     """Draw attention maps for an image to the file `out`.
 
-    image: a file, or "test:N" for image N of the first test set. stdin: content of an image file to
-    use instead; then `image` is only its name. Returns (report, left_out): text that states which
-    weights were loaded, and a line with the reason for each stage whose maps cannot be drawn.
+    image: a file, or "test:N" for image N of the first test set. class_names: names of the model's
+    classes. stdin: content of an image file to use instead; `image` is then only the title. Returns
+    (report, left_out): text that states which weights were loaded, and a line with the reason for
+    each stage whose maps cannot be drawn.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
@@ -97,8 +98,8 @@ def visualize_attention(
 def _read(
     task: Task, word: str, stdin: bytes | None, value_range: Sequence[float], channels: int
 ) -> Image.Image | BandImage:
-    """Read an image. word: "test:N" for image N of the first test set, otherwise a file. stdin:
-    content of an image file to read instead of a file, or None. value_range, channels: see
+    """Read an image. word: a file, or "test:N" for image N of the first test set. stdin: content of
+    an image file, which is read instead of the file `word`; or None. value_range, channels: see
     `read_image`. Raises DataError if the image cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
@@ -107,14 +108,14 @@ def _read(
             return read_image(source, value_range, channels)
         name, loader = next(iter(task.test_loaders(DistInfo()).items()))
         if int(numbered[1]) >= len(loader.dataset):
-            raise DataError(f"{word}: {name} has images 0 to {len(loader.dataset) - 1}")
+            raise DataError(f"{word}: the set {name} has images 0 to {len(loader.dataset) - 1}")
         return loader.dataset.image(int(numbered[1]))
     except UnreadableImage as error:
         raise DataError(f"{word} cannot be read: {error}") from error
 
 
 def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
-    """Return the (stage, block) indices, from 0, of the blocks whose attention is to be drawn.
+    """Return the indices (stage, block), counted from 0, of the blocks whose attention is drawn.
     Raises ConfigError if a selected stage or block does not exist."""
     if not isinstance(model, MsViT):
         raise ConfigError("MODEL.ARCH is an external model, but attention is drawn only for msvit")
@@ -140,11 +141,13 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
 def rows_of(
     model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
 ) -> list[Row]:
-    """Return the figure's rows for one block: one for the query token, then one per global token.
+    """Return the rows of the figure for one block: a row for the query token, then a row for each
+    global token.
 
-    batch: (1, c, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
-    the query token. only: "token" or "global" to return only that kind of row. Raises ValueError if
-    no token covers the pixel, or if this type of attention has no maps.
+    batch: (1, c, H, W). stage, block: indices from 0. pixel: (row, col) of a pixel, which selects
+    the query token. only: "token" to return only the row of the query token, "global" to return
+    only the rows of global tokens. Raises ValueError if no token covers the pixel, or if this type
+    of attention has no maps.
     """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
@@ -182,11 +185,12 @@ def visualize_pattern(
 ) -> None:
     """Draw one or several attention patterns to the file `out`, each in a panel.
 
-    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk, the square
-    block of tokens by which local attention divides the grid. masks, modes: values of the config
-    keys SW_EXACT and MODE, which set what a query attends to. tokens: "row,col" of the queries, by
-    default the middle token. patterns: drawn instead of `window`, `masks` and `modes`, see
-    `vil.ops.patterns`. Panel i uses item i of each list; a one-item list applies to all panels.
+    grid: rows and columns of tokens, such as "12x17", or "14" for 14 x 14. window: side of a chunk
+    in tokens; local attention divides the grid into square chunks. masks, modes: values of the
+    config keys SW_EXACT and MODE, which determine the tokens that a query attends to. tokens:
+    "row,col" of the queries, by default the middle token. patterns: attention patterns to draw
+    instead of `window`, `masks` and `modes`, see `vil.ops.patterns`. Panel i uses item i of each
+    list. A list with one item applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
@@ -201,7 +205,8 @@ def visualize_pattern(
 
 
 def grid_of(text: str) -> tuple[int, int]:
-    """Parse '12x17' as (12, 17) and '14' as (14, 14). Raises ConfigError for an invalid grid."""
+    """Parse the size of a grid: "12x17" as (12, 17), and "14" as (14, 14). Raises ConfigError for
+    an invalid grid."""
     found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
     if not found:
         raise ConfigError(f"--grid {text}: expected rows and columns, such as 12x17 or 14")
@@ -212,8 +217,8 @@ def grid_of(text: str) -> tuple[int, int]:
 
 
 def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
-    """Parse '3,4' as (3, 4). Raises ConfigError for other text and for a position outside of
-    `size`. unit: "tokens" or "pixels", for the message."""
+    """Parse a position: "3,4" as (3, 4). Raises ConfigError for invalid text, and for a position
+    outside of `size`. unit: unit of `size` for the message, "tokens" or "pixels"."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
     if not found:
         raise ConfigError(f"--token {text}: expected a row and a column from 0, such as 3,4")
@@ -227,7 +232,7 @@ def paired(lists: dict[str, list]) -> list[list]:
     """Extend each one-item list to the length of the longest list by repeating its item.
 
     lists: {command-line flag: items}. Raises ConfigError if a list with several items is shorter
-    than the longest.
+    than the longest list.
     """
     most = max(map(len, lists.values()))
     for flag, items in lists.items():
@@ -274,6 +279,6 @@ def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
 
 
 def _titled(title: str, keys: Sequence[tuple[int, int]], grid: tuple[int, int]) -> str:
-    """Return a panel's title with a second line: how many of the grid's tokens are attended to.
-    keys: (row, col) of the attended tokens, possibly repeated. grid: rows and columns."""
+    """Return the title of a panel with a second line, the number of attended tokens. keys: (row,
+    col) of the attended tokens; a token may occur several times. grid: rows and columns."""
     return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, plus the global tokens"

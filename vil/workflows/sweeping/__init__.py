@@ -1,1 +1,4 @@
-"""Train the combinations of a grid of settings: plan and start the runs, and tabulate results."""
+"""Parts of a sweep, which trains all combinations in a grid of settings.
+
+The modules plan the runs, start them, and write tables of the results.
+"""

@@ -1,7 +1,7 @@
-"""The grid of a sweep: a base config, and the settings in which the runs differ.
+"""Grid of a sweep: a base config, and the settings in which the runs differ.
 
 An axis is a config key with a list of values. A variant is a named set of settings. A cell of the
-grid is one run: a variant, if the grid has any, with one value for each axis.
+grid defines one run, by one value for each axis and, if the grid has variants, one variant.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ LONGEST = 40  # characters of a value in a folder's name
 
 
 class Variant(NamedTuple):
-    """A named set of settings of a sweep. base: config file to use instead of the grid's base
-    config; "" to use the latter."""
+    """Named set of settings of a sweep. base: config file that replaces the base config of the
+    grid; "" for no replacement."""
 
     name: str
     settings: tuple[Setting, ...] = ()
@@ -33,8 +33,8 @@ class Variant(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One run of a grid. values: one setting for each axis, which is a config key with a list of
-    values."""
+    """Cell of a grid, which defines one run. variant: the run's variant, if the grid has variants.
+    values: one setting for each axis."""
 
     variant: Variant | None
     values: tuple[Setting, ...]
@@ -47,10 +47,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings of a sweep, which runs each variant with each combination of axis values.
+    """Settings of a sweep, which trains each variant with each combination of axis values.
 
     config: the base config; None for the defaults. fixed: settings of all runs. axes: {config key:
-    one setting for each value}. variants: named sets of settings. flags, imports: see
+    a list with a setting for each value}. variants: named sets of settings. flags, imports: see
     `vil.workflows.configure.Options`.
     """
 
@@ -62,7 +62,7 @@ class Grid:
     imports: tuple[str, ...] = ()
 
     def cells(self) -> Iterator[Cell]:
-        """Yield the cell of each run, the last axis varying fastest. Yield nothing if the grid has
+        """Yield the cell of each run. The last axis varies fastest. Yields nothing if the grid has
         neither axes nor variants."""
         if not (self.axes or self.variants):
             return
@@ -98,8 +98,8 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over. If one value of the config key
-    is itself a list, only a list that contains lists counts."""
+    """Return whether a setting has a list of values to sweep over. For a config key whose values
+    are lists, this must be a list of lists."""
     default = KEYS[setting.key].default if setting.key in KEYS else None
     if not isinstance(setting.value, list):
         return False
@@ -108,8 +108,8 @@ def is_axis(setting: Setting) -> bool:
 
 
 def with_fixed(grid: Grid, setting: Setting) -> Grid:
-    """Return a copy of the grid in which all runs have a setting. An axis with the same config key
-    is removed."""
+    """Return a copy of the grid in which all runs have the given setting. An axis with the same
+    config key is removed."""
     if setting.key == "OUTPUT_DIR":
         raise ConfigError(
             f"{setting.where}: OUTPUT_DIR: not allowed, as --output sets the folder of all runs"
@@ -119,8 +119,8 @@ def with_fixed(grid: Grid, setting: Setting) -> Grid:
 
 
 def with_axis(grid: Grid, setting: Setting) -> Grid:
-    """Return a copy of the grid with an axis for the config key of a setting, whose value is the
-    list of values. A fixed value of the same key is removed."""
+    """Return a copy of the grid with an additional axis. A fixed setting of the same config key is
+    removed. setting: its key is the config key of the axis, and its value is the list of values."""
     key, values, where = setting
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}: {key}: expected a list of values, got {values!r:.80}")
@@ -132,9 +132,11 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError if a variant's name has characters that are not allowed, if a variant sets
-    a key that is an axis, or if a setting in `grid.fixed` has no effect because every variant
-    overrides it."""
+    """Raise ConfigError if the grid has a contradiction.
+
+    This is the case if the name of a variant has invalid characters, if a variant sets a key that
+    is an axis, or if a setting in `grid.fixed` has no effect because every variant overrides it.
+    """
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):
             raise ConfigError(
@@ -160,8 +162,8 @@ def check_grid(grid: Grid) -> None:
 
 
 def short_key(key: str, keys: Sequence[str]) -> str:
-    """Shorten a dotted config key to its last words, as few as distinguish it from the other keys.
-    For example, OPTIM.LR becomes LR."""
+    """Shorten a dotted config key to the fewest last parts that differ from those of other keys.
+    For example, OPTIM.LR becomes LR. keys: all config keys of the sweep."""
     words = key.split(".")
     for length in range(1, len(words)):
         end = ".".join(words[-length:])

@@ -1,4 +1,4 @@
-"""The runs of a sweep, and the folder that records them.
+"""Plan the runs of a sweep, and record them in the sweep's folder.
 
     <sweep>/sweep.json            the runs, in order: name, variant, and value of each axis
             base.yaml             the config that all runs share
@@ -7,8 +7,8 @@
             output/<run>.txt      what the run printed
             output/<run>.json     how the last attempt to train the run ended
 
-A run is identified by its config. So if the same grid, or a larger one, is given again, no run is
-trained twice.
+A run is identified by its config. Therefore, if the same grid or a larger one is given again, no
+run is trained twice.
 """
 
 import json
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a sweep.
+    """Run of a sweep.
 
-    sweep: the sweep's folder. name: the run's name, also of its folder. group: the name without the
-    seed; runs that differ only in their seed have the same group. variant: the variant's name, or
-    "". settings: {config key: value as the user wrote it} of the axes. cfg: the complete config.
+    sweep: the sweep's folder. name: name of the run and of its folder. group: the name without the
+    seed; runs that differ only in their seed have the same group. variant: name of the variant, or
+    "". settings: {config key: value as the user wrote it} for the axes. cfg: the complete config.
     """
 
     sweep: Path
@@ -93,7 +93,7 @@ class SweepPlan:
 
     @property
     def groups(self) -> dict[str, list[SweepRun]]:
-        """{group name: its runs, which differ only in their seed}, in the order of `runs`."""
+        """{name of a group: runs that differ only in their seed}, in the order of `runs`."""
         groups: dict[str, list[SweepRun]] = {}
         for run in self.runs:
             groups.setdefault(run.group, []).append(run)
@@ -101,10 +101,11 @@ class SweepPlan:
 
 
 def plan_sweep(grid: Grid, folder: str | Path) -> SweepPlan:
-    """List the runs that a sweep's folder records and the runs of a grid. Writes nothing.
+    """Plan the runs of a grid, in addition to the runs that the sweep's folder records already.
 
-    If the grid has no base config, the base config in the folder is used. Raises ConfigError if the
-    config of a run is not valid, or if the grid contradicts the runs in the folder.
+    No files are written. If the grid has no base config, the base config in the folder is used.
+    Raises ConfigError if the config of a run is invalid, or if the grid contradicts the runs in the
+    folder.
     """
     with log_warnings_once():
         return _plan(grid, Path(folder))
@@ -119,7 +120,7 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
     if known is None:
         if not planned:
             raise ConfigError(
-                f"{folder} holds no sweep yet, and there is nothing to sweep over: give "
+                f"{folder} has no sweep yet, and there is nothing to sweep over: give "
                 '"KEY=[a, b]" or a file with --grid'
             )
         return SweepPlan(folder, base, merge([], planned, []))
@@ -130,8 +131,8 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
 
 
 def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
-    """Make the run of one cell of a grid, in the sweep's folder. Raises ConfigError for an invalid
-    config."""
+    """Make the run of one cell of a grid. folder: the sweep's folder. Raises ConfigError if the
+    config of the run is invalid."""
     name = grid.name(cell)
     try:
         cfg = grid.resolve(cell)
@@ -143,9 +144,9 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 
 
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
-    """Raise ConfigError if a sweep continues with another base config than its folder records. Keys
-    that an axis or a variant sets, and LOCAL keys (paths, logging, checkpoints), may differ.
+    """Raise ConfigError if the base config of a grid differs from the one in the sweep's folder.
 
+    Keys that an axis or a variant sets, and LOCAL keys (paths, logging, checkpoints), may differ.
     known: the plan read from the folder. base, planned: base config and runs of the new grid.
     """
     own = {*LOCAL, *known.keys, *(key for run in planned for key in run.settings)}
@@ -161,10 +162,10 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
 def merge(
     known: Sequence[SweepRun], planned: Sequence[SweepRun], local: Sequence[Setting]
 ) -> list[SweepRun]:
-    """Add the planned runs of a grid to the known runs of a sweep, and return all runs.
+    """Add the planned runs of a grid to the known runs of a sweep. Returns all runs.
 
     A planned run that has the same config as a known run is not added. local: new values of LOCAL
-    keys (paths, logging, checkpoints), to set in the known runs.
+    keys (paths, logging, checkpoints), which are also set in the known runs.
     """
     runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
     by_config = {identify(run.cfg): run.name for run in known}
@@ -186,8 +187,9 @@ def merge(
 def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
     """Return the run, renamed if another run has the same name.
 
-    taken: {name: run}, the other runs. Raises ConfigError if the other run has the same variant and
-    the same values on all axes, so that the two differ only in settings that are not swept over.
+    taken: {name: run} for the other runs. Raises ConfigError if the run with the same name also has
+    the same variant and the same values on all axes. The two runs then differ only in settings that
+    are not swept over.
     """
     other = taken.get(run.name)
     if other is None:
@@ -204,8 +206,8 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
 
 
 def identify(cfg: CfgNode, *without: str) -> str:
-    """Return a text that is the same for two configs if they differ only in LOCAL keys
-    (paths, logging, checkpoints). without: more keys to ignore."""
+    """Return a text that identifies a config, except for LOCAL keys (paths, logging, checkpoints).
+    without: more keys to ignore."""
     ignored = LOCAL.union(without)
     return repr(sorted(item for item in leaves(cfg).items() if item[0] not in ignored))
 
@@ -214,9 +216,9 @@ def identify(cfg: CfgNode, *without: str) -> str:
 
 
 def read_plan(folder: Path) -> SweepPlan | None:
-    """Read the runs that a sweep's folder records. Returns None if the folder holds no sweep.
+    """Read the runs that a sweep's folder records. Returns None if the folder has no sweep.
 
-    Raises ConfigError if it is the folder of a single run, or if its sweep.json is not valid.
+    Raises ConfigError if the folder is that of a single run, or if its sweep.json is invalid.
     """
     file = folder / "sweep.json"
     if (folder / "config.yaml").is_file():

@@ -1,7 +1,7 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
-A run that crashes does not end the others. A signal to stop the sweep is passed to the runs, which
-save their state and end. If the process of the sweep is killed, runs without torchrun notice this
+If a run crashes, the other runs continue. A signal to stop the sweep is passed to the runs, which
+save their state and exit. If the process of the sweep is killed, runs without torchrun detect this
 and stop.
 """
 
@@ -33,7 +33,7 @@ LOCKED_SECONDS = 60.0
 
 @dataclass
 class Attempt:
-    """A training process of one run of a sweep. began: the start time, from `time.time`."""
+    """Training process of one run of a sweep. began: the start time, from `time.time`."""
 
     run: SweepRun
     process: subprocess.Popen
@@ -41,11 +41,13 @@ class Attempt:
 
 
 class RunPool:
-    """Trainer of a sweep's runs, `jobs` at a time, each with an equal share of the CPU cores.
+    """Pool that trains the runs of a sweep, `jobs` at a time. Each gets an equal share of the CPU
+    cores.
 
-    num_processes: processes of each run, started by torchrun if there are several. devices: GPU
-    names for CUDA_VISIBLE_DEVICES, divided among the runs that train at the same time; if empty,
-    this variable is not changed. on_begin, on_end: called with each run when it begins or ends.
+    num_processes: number of processes of each run; several processes are started by torchrun.
+    devices: GPUs for CUDA_VISIBLE_DEVICES, divided among the runs that train at the same time; if
+    empty, this variable is not changed. on_begin, on_end: functions that are called with a run when
+    it begins or ends.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class RunPool:
         self.signal = 0  # the first signal that was received
 
     def train(self, runs: Sequence[SweepRun]) -> int:
-        """Train or resume runs. Returns the number of the signal that stopped the training, or 0.
+        """Train or resume runs. Returns the number of the signal that stopped the training, or 0 if
+        there was none.
 
         A run whose folder is locked by another process is tried again after the other runs. It is
         skipped if the folder is still locked after LOCKED_SECONDS.
@@ -105,9 +108,12 @@ class RunPool:
             return Attempt(run, subprocess.Popen(command, **words), began)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables of a run's process. They set the number of threads, the
-        GPUs and, without torchrun, this process's id, so that the run stops if this process dies.
-        slot: the run's place, from 0, among the `jobs` runs that train at the same time."""
+        """Return the environment variables of a run's process.
+
+        They set the number of threads and the GPUs. Without torchrun, they also set the id of this
+        process, so that the run stops if this process is killed. slot: index of the run, from 0,
+        among the `jobs` runs that train at the same time.
+        """
         own = {}
         if self.jobs * self.num_processes > 1:
             given = os.environ.get("OMP_NUM_THREADS", "")
@@ -124,7 +130,7 @@ class RunPool:
         return {**os.environ, **own}
 
     def _reap(self) -> bool:
-        """Record the results of runs whose processes have exited. Returns whether any did."""
+        """Record the results of runs whose processes have exited. Returns whether there are any."""
         ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
         for slot in ended:
             attempt = self.active.pop(slot)
@@ -137,8 +143,8 @@ class RunPool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass the signals in SIGNALS on to the active runs, inside a `with` block. Outside of the
-        main thread, do nothing, because Python allows no signal handlers there."""
+        """Forward the signals in SIGNALS to the active runs in a `with` block. In other threads
+        than the main thread, do nothing, because Python allows no signal handlers there."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._forward) for number in SIGNALS}
@@ -161,15 +167,15 @@ class RunPool:
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs that this process may use: the items of CUDA_VISIBLE_DEVICES or, if it is not
-    set, the indices of all GPUs."""
+    """Return the GPUs that this process may use. These are the items of CUDA_VISIBLE_DEVICES or, if
+    this variable is not set, the indices of all GPUs."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
 
 
 def train_command(run: SweepRun, num_processes: int = 1) -> list[str]:
-    """Return the command line, as a list of words, that trains or resumes a run. num_processes:
-    with several, the command starts them with torchrun."""
+    """Return the command line, as a list of words, that trains or resumes a run. num_processes: if
+    there are several, the command uses torchrun."""
     launcher = [sys.executable]
     if num_processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone"]

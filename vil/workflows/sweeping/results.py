@@ -31,7 +31,8 @@ from vil.workflows.sweeping.state import read_state
 
 
 class ModelSize(NamedTuple):
-    """Number of a model's parameters, and its multiply-accumulates for one image. None: unknown."""
+    """Size of a model: number of parameters, and multiply-accumulates for one image. None if
+    unknown."""
 
     parameters: int | None = None
     macs: int | None = None
@@ -43,8 +44,8 @@ def metric_of(run: SweepRun) -> Metric:
 
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
-    """Read the results of all runs of a sweep into a table. sizes: {group of runs that differ only
-    in their seed: size of their model}; a group without a size has empty cells in the table."""
+    """Read the results of all runs of a sweep into a table. sizes: {name of a group of runs: size
+    of its model}; the sizes of other groups are empty in the table."""
     metric = metric_of(plan.runs[0])
     rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
     groups = [
@@ -58,8 +59,8 @@ def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
 
 
 def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
-    """Read the state and the logged results of a run into a table row. keys: config keys whose
-    values are added to the row."""
+    """Read the state and the logged results of a run into a table row. metric: metric by which runs
+    are compared. keys: config keys whose values are added to the row."""
     state, values = read_state(run), leaves(run.cfg)
     row = RunRow(
         run.name, run.group, {key: values.get(key) for key in keys}, values[SEED], state.state,

@@ -1,7 +1,7 @@
-"""Run a sweep as a SLURM job array: write the batch script, and submit it.
+"""Write the batch script that runs a sweep as a SLURM job array, and submit the script.
 
-Each task of the array calls `vil sweep --task N`, which trains run N. Two minutes before the task's
-time limit, or when the task is preempted, the run saves its state and the task is requeued.
+Each task of the array calls `vil sweep --task N`, which trains run N. Two minutes before the time
+limit of the task, or when the task is preempted, the run saves its state and the task is requeued.
 """
 
 import os
@@ -54,9 +54,9 @@ def format_script(
     """Return the text of the sbatch script that trains a sweep's runs as a job array.
 
     folder: the sweep's folder. tasks: numbers of the runs to train. options: options of sbatch,
-    such as "--gres=gpu:1 --time=2:00:00". jobs: largest number of tasks at a time; None for no
-    limit. num_processes: processes of each run. Raises ConfigError if `options` has a word that
-    is neither an option nor a value.
+    such as "--gres=gpu:1 --time=2:00:00". jobs: maximum number of tasks that run at the same time;
+    None for no limit. num_processes: number of processes of each run. Raises ConfigError if
+    `options` has a word that is neither an option nor a value.
     """
     folder = folder.resolve()
     command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]
@@ -109,7 +109,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def submit(script: Path) -> str | None:
     """Submit a SLURM script with sbatch. Returns the job number, or None if this machine has no
-    sbatch. Raises ConfigError with the error message of sbatch if it fails."""
+    sbatch. If sbatch fails, raises ConfigError with the error message of sbatch."""
     if shutil.which("sbatch") is None:
         return None
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)

@@ -40,12 +40,12 @@ def make_grid(
 ) -> Grid:
     """Make a grid from Python values and a file.
 
-    config: the base config. overrides: settings of all runs. A list for a config key that takes one
-    value, or a list of lists for a key that takes a list, is swept over. file: YAML file, see
-    `read_grid`; the other arguments override its settings. axes: {config key: values to sweep
-    over}. variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces
-    `config`. flags: {config key: value or None}, which override all. imports: Python files to run.
-    Raises ConfigError for invalid or contradictory settings.
+    config: the base config. overrides: settings of all runs. If a config key takes one value and is
+    set to a list, or takes a list and is set to a list of lists, it becomes an axis. file: YAML
+    file, see `read_grid`; the other arguments override its settings. axes: {config key: values to
+    sweep over}. variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces
+    `config`. flags: {config key: value or None}, which override all other settings. imports: Python
+    files to run first. Raises ConfigError for invalid or contradictory settings.
     """
     grid = read_grid(file) if file else Grid()
     if config is not None and grid.config is not None:

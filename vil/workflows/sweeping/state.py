@@ -1,4 +1,4 @@
-"""The state of a sweep's runs, read from their folders and from records of how they last ended."""
+"""Read the state of a sweep's runs from their folders and from records of their last attempts."""
 
 import json
 import re
@@ -63,9 +63,10 @@ def begin_attempt(run: SweepRun) -> float:
 
 
 def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
-    """Write how an attempt to train a run ended to the run's `outcome_file`.
+    """Record how an attempt to train a run ended, in the run's `outcome_file`.
 
-    returncode: of the process; negative if a signal killed it. began: result of `begin_attempt`.
+    returncode: return code of the process; negative if a signal killed it. began: result of
+    `begin_attempt`.
     """
     code, reason = describe_end(run, returncode, began)
     outcome = {"code": code, "reason": reason, "time": now()}
@@ -75,9 +76,10 @@ def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
 def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
-    torchrun exits with 1 after any failure. So the code and reason of a failure are read from the
-    run's status.json, if it is not older than the time `began` of this attempt. If they are not
-    there, they are derived from `returncode` and the last error message in the run's output.
+    torchrun exits with code 1 after any failure. Therefore, the code and the reason of a failure
+    are read from the run's status.json, unless this file is older than the start `began` of the
+    attempt. Otherwise, they are derived from `returncode` and the last error message in the run's
+    output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
@@ -103,12 +105,12 @@ def last_error(file: Path) -> str:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of a text by spaces, and cut it after 500 characters."""
+    """Join the lines of a text by spaces, and truncate it to 500 characters."""
     return " ".join(text.split())[:500]
 
 
 def read_json(file: Path) -> dict:
-    """Read the dict in a JSON file. Returns {} if there is no such file or it holds no dict."""
+    """Read the dict in a JSON file. Returns {} if the file is missing or has no dict."""
     try:
         found = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):
