@@ -104,7 +104,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     [
         ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
         ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
-        ("test:64", DATA, "test:64: fake has images 0 to 63"),
+        ("test:64", DATA, "test:64: the set fake has images 0 to 63"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside of 32 x 32 pixels"),
         ("photo.png --token 3", USAGE, "--token 3: expected a row and a column from 0"),
         ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),

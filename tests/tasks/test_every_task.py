@@ -106,7 +106,7 @@ def test_a_calibration_is_stored_and_used(task, root):
         (run / "calibration.json").write_text(json.dumps(stored))
         ended = vil("evaluate", "--run", run)
         assert ended.code == 4
-        assert "is of another model" in ended.err
+        assert "belongs to another model" in ended.err
 
 
 @pytest.mark.long

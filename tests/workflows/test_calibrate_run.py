@@ -53,7 +53,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     text = json.dumps({"temperature": 2.0, "checkpoint": "step-00000001"})
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)
-    assert "calibration.json is of step-00000001, so it is not used" in ended.err
+    assert "calibration.json belongs to step-00000001, so it is not used" in ended.err
     assert package.load_for_inference(run).task.temperature is None
 
 

@@ -138,7 +138,7 @@ WRONG = [
     ("SEED=[]", "SEED: expected a list of values, got []"),
     ("SEED=[1,1]", "SEED: '1' is given twice"),
     ("SEED=3", "has no sweep yet, and there is nothing to sweep over"),
-    ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR: not allowed, as --output sets the"),
+    ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR is not allowed, because --output sets the"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
     pytest.param(

@@ -128,8 +128,8 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass to time of `name`, a baseline (key of BESIDE) or a
-    backend (key of BACKENDS)."""
+    """Return the forward and backward pass of a baseline or backend as a candidate to time. name: a
+    key of BESIDE (baselines) or BACKENDS."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))

@@ -141,7 +141,7 @@ def compile_case(case: Case, target: str, names: Iterable[str] | None = None) ->
     """
     if interpreted():
         raise RuntimeError(
-            "cannot compile kernels, because TRITON_INTERPRET=1 interprets them: unset it"
+            "cannot compile kernels while TRITON_INTERPRET is 1: unset TRITON_INTERPRET"
         )
     from triton.runtime import driver
 

@@ -170,7 +170,7 @@ def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> l
 
 
 def _lines_in_loops(successors: list[list[int]]) -> set[int]:
-    """Return the indices of the lines inside loops, that is, of lines that can run again."""
+    """Return the indices of the lines that are inside loops."""
     targets = {to for at, following in enumerate(successors) for to in following if to != at + 1}
     targets |= {at + 1 for at, following in enumerate(successors) if following != [at + 1]}
     starts = sorted((targets | {0}) & set(range(len(successors))))

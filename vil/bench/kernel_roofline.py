@@ -141,7 +141,7 @@ def _group(limits: Mapping[str, str]) -> str:
 
 
 def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
-    """Count the work of a kernel on a case. The kernel uses blocks of `queries` x `keys` tokens."""
+    """Count the work of a kernel on a case, in blocks of `queries` x `keys` tokens."""
     pairs = count_blocks(kernel, case.window, queries, keys) * queries * keys
     if kernel == "global":
         pairs = case.window.length * max(16, next_power_of_2(case.num_global))

@@ -148,7 +148,7 @@ class DeployBenchmark:
 
     def open_other(self, name: str, folder: Path, cfg: CfgNode | None = None) -> Subject:
         """Build a model with random weights. name: name of the model in the results. folder: folder
-        for exported files. cfg: config of the model; None for that of the model in `beside`."""
+        for exported files. cfg: config of the model; None if `name` is an item of `beside`."""
         cfg = cfg or self.others[name]
         torch.manual_seed(cfg.SEED)
         device = configure_device(cfg)

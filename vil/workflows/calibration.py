@@ -65,11 +65,13 @@ def apply_stored(cfg: CfgNode, task: Task) -> str:
         return ""
     stored = read(checkpoint.file)
     if stored["checkpoint"] != checkpoint.name:
-        return f"{checkpoint.file} is of {stored['checkpoint']}, so it is not used"
+        return f"{checkpoint.file} belongs to {stored['checkpoint']}, so it is not used"
     try:
         task.apply_calibration(stored)
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint.file} is of another model: {_remedy(error)}") from None
+        raise CheckpointError(
+            f"{checkpoint.file} belongs to another model: {_remedy(error)}"
+        ) from None
     return f"calibrated with {describe(stored)} of {checkpoint.file}"
 
 

@@ -91,7 +91,7 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
 
 
 def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None) -> Ensemble:
-    """Combine loaded models to an ensemble. tta: see `parse_views`. Raises ConfigError if the
+    """Combine loaded models into an ensemble. tta: see `parse_views`. Raises ConfigError if the
     models differ in the task, in the classes, or in the config keys of READING."""
     views = check_views(models[0].cfg, tta, len(models))
     check_same([model.cfg for model in models], [model.classes for model in models])
@@ -144,7 +144,7 @@ def find_runs(words: Iterable[str | Path]) -> list[str]:
             continue
         folders = [folder for folder in glob.glob(word) if Path(folder).is_dir()]
         if not folders:
-            raise ConfigError(f"--run {word}: no folder matches")
+            raise ConfigError(f"--run {word}: no folder matches this pattern")
         found += sorted(folders, key=_numeric)
     real = [Path(folder).resolve() for folder in found]
     for number, folder in enumerate(found):

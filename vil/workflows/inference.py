@@ -95,8 +95,9 @@ def load_model(
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the classes that the weights were trained on; by default the names
-    recorded with the weights, or numbers if there are none. Raises CheckpointError if the config
-    sets no weights. If `needs_head`, also raises it if the config sets a new random head.
+    recorded with the weights, or numbers if there are none. needs_head: whether a new random head
+    (FINETUNE.HEAD new) is an error. Raises CheckpointError for this error, and if the config sets
+    no weights.
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
@@ -180,8 +181,8 @@ def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
 
 
 def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
-    """Raise CheckpointError if the config sets no weights. If `needs_head`, also raise it if the
-    config sets a new random head (FINETUNE.HEAD new)."""
+    """Raise CheckpointError if the config sets no weights. needs_head: also raise it if the config
+    sets a new random head (FINETUNE.HEAD new)."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if needs_head and cfg.FINETUNE.HEAD == "new":

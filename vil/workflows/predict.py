@@ -154,7 +154,7 @@ def task_settings(
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):
-        raise ConfigError(f"--format {output_format} has every class: leave out --{names[0]}")
+        raise ConfigError(f"--format {output_format} includes every class: remove --{names[0]}")
     if threshold is None:
         return {"top": None if complete else top or TOP}
     refuse_without(cfg, "predict --threshold")
@@ -170,8 +170,9 @@ class PredictionFolder:
         self.originals = {Path(image.name).resolve() for image in images}
 
     def save(self, name: str, image: Image.Image) -> Path:
-        """Save an image as NAME.png, or as NAME-2.png etc. if this would overwrite an earlier save
-        or an original image. name: file name of the original image. Returns the file."""
+        """Save an image as NAME.png. If this would overwrite a file that was saved earlier or an
+        original image, use NAME-2.png and so on. name: file name of the original image. Returns the
+        path of the saved file."""
         stem = "stdin" if name == STDIN else Path(name).stem
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))

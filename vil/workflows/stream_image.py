@@ -67,7 +67,8 @@ class ImageStream:
         self.source, self.image, self.settings = source, image, settings
         if settings.scratch is not None and not isinstance(image, str | Path):
             raise ConfigError(
-                "a scratch folder needs an image file: give the path of the image, or no scratch"
+                "an array cannot be streamed with a scratch folder: give the path of an image "
+                "file, or set no scratch folder"
             )
         if not isinstance(source.task, ImageTask):
             raise ConfigError(
@@ -95,7 +96,7 @@ class ImageStream:
         if self.plan.scratch_bytes and settings.scratch is None:
             raise ConfigError(
                 f"--memory {settings.memory} is too little to keep {self.plan.scratch_bytes} bytes "
-                "of tokens: add --scratch DIR, or a higher limit"
+                "of tokens: add --scratch DIR, or raise --memory"
             )
 
     def autocast(self) -> torch.autocast:

@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """{config key: value as the user wrote it} for all axes."""
+        """Settings of the run on all axes, as {config key: value as the user wrote it}."""
         return {setting.key: setting.value for setting in self.values}
 
 
@@ -112,7 +112,8 @@ def with_fixed(grid: Grid, setting: Setting) -> Grid:
     config key is removed."""
     if setting.key == "OUTPUT_DIR":
         raise ConfigError(
-            f"{setting.where}: OUTPUT_DIR: not allowed, as --output sets the folder of all runs"
+            f"{setting.where}: OUTPUT_DIR is not allowed, because --output sets the folder of all "
+            "runs"
         )
     axes = {key: values for key, values in grid.axes.items() if key != setting.key}
     return replace(grid, fixed=(*grid.fixed, setting), axes=axes)
@@ -132,10 +133,10 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError if the grid has a contradiction.
+    """Raise ConfigError if the name of a variant has invalid characters, or if settings conflict.
 
-    This is the case if the name of a variant has invalid characters, if a variant sets a key that
-    is an axis, or if a setting in `grid.fixed` has no effect because every variant overrides it.
+    Settings conflict if a variant sets a key that is an axis, or if a setting in `grid.fixed` has
+    no effect because every variant overrides it.
     """
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):

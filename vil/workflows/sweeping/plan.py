@@ -93,7 +93,8 @@ class SweepPlan:
 
     @property
     def groups(self) -> dict[str, list[SweepRun]]:
-        """{name of a group: runs that differ only in their seed}, in the order of `runs`."""
+        """Groups of runs that differ only in their seed, as {name of the group: its runs}, in the
+        order of `runs`."""
         groups: dict[str, list[SweepRun]] = {}
         for run in self.runs:
             groups.setdefault(run.group, []).append(run)
