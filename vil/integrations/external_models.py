@@ -104,7 +104,8 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
         head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
             log.warning(
-                "%s: these weights have other shapes than the published ones and stay random: %s",
+                "%s: the published weights of these parameters have other shapes, so the parameters "
+                "are initialized randomly: %s",
                 name,
                 ", ".join(head),
             )

@@ -1,4 +1,6 @@
-"""Replace the attention modules of a timm vision transformer by those of vil, with equal weights.
+"""Replace the attention modules of a timm vision transformer by those of vil.
+
+The weights of the model do not change.
 
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
