@@ -66,5 +66,5 @@ def test_stems_of_timm_models(name):
 
 
 def test_torchvision_models_take_three_channels():
-    with torch.device("meta"), pytest.raises(ValueError, match=r"3 channels, not 4.*timm"):
+    with torch.device("meta"), pytest.raises(ValueError, match=r"3 channels, got 4.*timm"):
         build_external("resnet18", num_classes=3, img_size=64, in_chans=4)

@@ -37,7 +37,7 @@ def test_wrong_channels_are_refused(changes, message):
     ("options", "message"),
     [
         (["DATA.TRAIN=[digits]", "DATA.NUM_CLASSES=10"], "digits has RGB images only"),
-        (["MODEL.ARCH=resnet18"], "3 channels, not 4"),
+        (["MODEL.ARCH=resnet18"], "3 channels, got 4"),
         pytest.param(
             ["DETECTION.MODEL=mask_rcnn", "TASK=detection"],
             "detectors take RGB images only",

@@ -104,7 +104,7 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
         head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
             log.warning(
-                "%s: the published weights of these parameters have other shapes, so the parameters "
+                "%s: the published weights of these parameters have other shapes, so they "
                 "are initialized randomly: %s",
                 name,
                 ", ".join(head),
