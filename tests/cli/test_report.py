@@ -203,7 +203,7 @@ def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
     ("words", "code", "message"),
     [
         ("nowhere", USAGE, "there is no folder nowhere: expected the folder of a run"),
-        (".", USAGE, ".: no config.yaml there, so it is not a run's folder"),
+        (".", USAGE, ".: expected a run's folder, but it has no config.yaml"),
         ("RUN --out no/where.html", USAGE, "--out no/where.html: there is no folder no"),
         ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
         ("RUN --out .", USAGE, "--out .: expected a name"),

@@ -230,7 +230,8 @@ def predict(run: Run, images: Tensor, batch: int) -> Tensor:
 def check_predictions(
     row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
 ) -> None:
-    """Set the agreement and the accuracy of a row, and a reason if the agreement is too low.
+    """Set the agreement and the accuracy of a row, and a reason if the agreement is too low or a
+    logit is not finite.
 
     logits: (N, K) of the row's path. expected: classes (N,) that the path "eager" predicts; None if
     that path failed. targets: true classes (N,). least: lowest allowed agreement in percent.
@@ -240,7 +241,9 @@ def check_predictions(
     if expected is None:
         return
     row.agreement = 100 * (predicted == expected).double().mean().item()
-    if not (row.agreement >= least and logits.isfinite().all()):
+    if not logits.isfinite().all():
+        row.reason = "not timed: some logits are not finite"
+    elif row.agreement < least:
         row.reason = (
             f"not timed: predicts the same class as {PLAIN} on {row.agreement:.1f} % of "
             f"{len(logits)} images, less than {least:g} %"

@@ -10,9 +10,9 @@ AOTInductor), onnx, onnx+int8 (dynamic) and onnx+int8+static (onnxruntime). The 
 take turns, for each batch size.
 
 The predicted classes of each path are compared with those of eager on test images. A path that
-disagrees on more than a few of them is refused: its speed is not measured. A model without weights,
-and all of --beside, get random weights: only speed, memory and size are measured. Memory is the
-resident memory of the process, with weights, that loading and a batch add.
+agrees on fewer than --agreement percent of them is not timed. A model without weights, and all of
+--beside, get random weights: only speed, memory and size are measured. Memory is the resident
+memory of the process, with weights, that loading and a batch add.
 
 Static int8 chooses ranges from --calibration, a folder of images, or from training images. On first
 use, attention backends are timed, as vil tune does. Writes deploy.json, deploy.csv and a plot of

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.run)
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder}: no config.yaml there, so it is not a run's folder")
+        raise ConfigError(f"{folder}: expected a run's folder, but it has no config.yaml")
     if args.config_file:
         raise ConfigError("leave --config-file out: the run has its own")
     if args.opts and Path(args.opts[0], "config.yaml").is_file():
