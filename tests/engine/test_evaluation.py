@@ -53,4 +53,5 @@ def test_training_mode_is_restored_and_operations_stay_in_float32():
     with evaluating(model):
         assert not model.training
         assert model(torch.randn(4, 6)).dtype == torch.float32
-    assert model.training and torch.is_grad_enabled()
+    assert model.training
+    assert torch.is_grad_enabled()
