@@ -1,4 +1,4 @@
-"""`python -m vil COMMAND ...`, the same as `vil COMMAND ...`."""
+"""Entry point of `python -m vil COMMAND ...`, which is the same as `vil COMMAND ...`."""
 
 import sys
 

@@ -152,7 +152,7 @@ def test_models_without_weights():
     ("words", "said"),
     [
         (("--paths", "onnx+int9"), "path 'onnx+int9'"),
-        (("--batches", "0"), "--batches: expected a whole number from 1 up, got '0'"),
+        (("--batches", "0"), "--batches: expected an integer of at least 1, got '0'"),
         (("--agreement", "101"), "--agreement: expected a number from 0 to 100, got 101"),
         (("--calibration", "no"), "--calibration: there is no folder no"),
         (("TASK=multilabel",), "vil benchmark deploy measures only classifiers"),

@@ -111,7 +111,7 @@ def test_settings_that_cannot_be(name):
     ("words", "pattern"),
     [
         ("trian", r"unknown command 'trian'; did you mean train\?"),
-        ("frobnicate", r"unknown command .frobnicate.; there are train, sweep, evaluate, "),
+        ("frobnicate", r"unknown command .frobnicate.; commands: train, sweep, evaluate, "),
         ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
         ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
         ("train --cfg run.py", r"run\.py: a config must end in \.yaml"),

@@ -133,7 +133,7 @@ REFUSED = {
     "mode": ("--modes 9", r"mode must be -1 .* or 1\.\.8 .*, got 9"),
     "negative mode": ("--modes=-2", r"--modes: .* from -1 up, got '-2'"),
     "exact with a mode": ("--masks exact --modes 1", r"the exact window .* needs all nine"),
-    "window": ("--window 0", r"--window: .* from 1 up, got '0'"),
+    "window": ("--window 0", r"--window: .* of at least 1, got '0'"),
     "grid": ("--grids 0", r"--grids: .* at least 1, got '0'"),
     "grid of three": ("--grids 2x3x4", r"--grids: .*'2x3x4'"),
     "a word": ("--grids small", r"--grids: .*'small'"),

@@ -66,7 +66,7 @@ def test_the_profile_names_modules_and_writes_traces(result):
     [
         (("--ways", "fp32+nhvc"), "unknown way 'nhvc'; did you mean 'nhwc'?"),
         (("--backends", "blockd"), "unknown backend 'blockd'; did you mean 'blocked'?"),
-        (("--rounds", "0"), "--rounds: expected a whole number from 1 up"),
+        (("--rounds", "0"), "--rounds: expected an integer of at least 1"),
         (("--ways", ","), "--ways: expected names"),
     ],
 )

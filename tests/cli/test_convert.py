@@ -167,7 +167,7 @@ def test_for_another_size_and_attention():
         ("best.pth out.pth", USAGE, r"TARGET out.pth: expected a .safetensors file or a folder"),
         ("best.pth out.safetensors --model vil_tny", USAGE, "did you mean 'vil_tiny'"),
         ("best.pth out.safetensors --model vil_small", CHECKPOINT, "more mismatched"),
-        ("best.pth o.safetensors --model vil_tiny SEED=1", USAGE, "leave the config out"),
+        ("best.pth o.safetensors --model vil_tiny SEED=1", USAGE, "leave out --config-file"),
         (
             "best.pth o.safetensors MODEL.ARCH=resnet18",
             USAGE,

@@ -240,7 +240,7 @@ def test_nothing_could_be_read(run):
         ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs come before"),
         ("predict --output file file", USAGE, "--output file: File exists"),
         ("predict empty", DATA, "no images in empty"),
-        ("evaluate --pictures many", USAGE, "expected a whole number from 0 up, got 'many'"),
+        ("evaluate --pictures many", USAGE, "expected an integer of at least 0, got 'many'"),
     ],
 )
 def test_command_lines_that_cannot_be(run, words, code, pattern):

@@ -47,7 +47,7 @@ def test_the_prediction_and_the_maps_of_the_whole_image(photo, shipped, tmp_path
     words = ["--format", "json", "--top", "all", "--scratch", scratch, "--memory", "32MiB"]
     ended = vil("predict", photo, "--stream", "--check", *words, *save)
     assert ended.code == 0, ended.err
-    assert "a crop streamed differs from the plain model by" in ended.err
+    assert "a streamed crop differs from a plain forward by" in ended.err
     (row,) = json.loads(ended.out)
     found = {each["index"]: each["probability"] for each in row["classes"]}
     probabilities, maps = whole(shipped, photo)
@@ -87,8 +87,8 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "--stream takes one image file": [photo, photo, "--stream"],
         "--memory needs --stream": [photo, "--memory", "1GiB"],
         "--check needs --stream": [photo, "--check"],
-        "has no use for --tta": [photo, "--stream", "--tta", "hflip"],
-        "has no use for --output": [photo, "--stream", "--output", tmp_path],
+        "cannot be combined with --tta": [photo, "--stream", "--tta", "hflip"],
+        "cannot be combined with --output": [photo, "--stream", "--output", tmp_path],
         "memory must be a number of bytes": [photo, "--stream", "--memory", "much"],
         "the least that works is": [photo, "--stream", "--memory", "9KiB"],
         "expected OUTPUT=FILE": [photo, "--stream", "--save", "map.npy"],

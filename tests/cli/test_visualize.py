@@ -57,7 +57,7 @@ def test_a_file_a_stream_and_a_picture_of_the_test_set(run, photo, monkeypatch):
 
 def test_the_shipped_weights_where_nothing_is_said(photo):
     _, said = drawn("attention", photo)
-    assert said.startswith("the shipped vil_nano, which knows the digits 0 to 9\nweights of ")
+    assert said.startswith("the shipped vil_nano, which recognizes the digits 0 to 9\nweights of ")
 
 
 def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):

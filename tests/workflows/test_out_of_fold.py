@@ -109,8 +109,8 @@ def test_probabilities_and_views(runs):
         (["--run", "fold0", "--run", "few"], "the first has 3, and there are 2"),
         (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),
-        (["--run", "fold*", "--sample"], "predicts the runs' own images: leave out --sample"),
-        (["--run", "fold*", "photos"], "predicts the runs' own images: leave out images"),
+        (["--run", "fold*", "--sample"], "predicts the runs' test images: leave out --sample"),
+        (["--run", "fold*", "photos"], "predicts the runs' test images: leave out images"),
         (["--run", "fold*", "--output", "drawn"], "leave out --output"),
     ],
 )

@@ -150,7 +150,7 @@ WRONG = [
     ('SEED=[1] --slurm=--comment="a', "--slurm '--comment=\"a': No closing quotation"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),
-    ("SEED=[1] --jobs 0", "expected a whole number from 1 up, got '0'"),
+    ("SEED=[1] --jobs 0", "expected an integer of at least 1, got '0'"),
     ("--grid none.yaml", "none.yaml: no such config file"),
 ]
 

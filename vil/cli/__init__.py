@@ -1,8 +1,8 @@
 """The command line: `vil COMMAND ...`.
 
-Each command is a module of this package. Its docstring is the command's help, and it has the
-functions `add_arguments(parser)` and `run(args)`, which returns the exit code. This file finds the
-module of a command and converts errors to exit codes.
+Each command is a module of this package. The docstring of the module is the command's help text.
+The module defines `add_arguments(parser)` and `run(args)`, which returns the exit code. This file
+finds the module of a command and converts errors to exit codes.
 """
 
 import argparse
@@ -40,21 +40,21 @@ COMMANDS = {
     "train": "train from a config, or resume a run",
     "sweep": "train every combination of settings, and compare the results in one table",
     "evaluate": "evaluate weights on the test sets",
-    "predict": "predict what images show",
-    "embed": "features of images; how well simple classifiers do on them",
-    "data check": "what the data of a config contain: classes, sizes, broken images, leaks",
+    "predict": "predict the classes of images, or the objects in them",
+    "embed": "compute features of images, or measure how well they separate classes",
+    "data check": "check the data of a config: classes, sizes, broken images, leaks",
     "convert": "convert a checkpoint to a self-describing safetensors file",
-    "export": "export a model as ONNX, int8 ONNX, or a file of torch.export or AOTInductor",
-    "tune": "find the fastest attention backend of each stage, by trying all",
-    "benchmark attention": "time and memory of attention, every backend in one run",
-    "benchmark model": "images per second and memory of whole models, in turns; and a profile",
-    "benchmark deploy": "ways to run a model for inference: speed, memory, int8, predictions",
+    "export": "export a model as ONNX, int8 ONNX, a torch.export program or an AOTInductor package",
+    "tune": "find the fastest attention backend of each stage by timing all of them",
+    "benchmark attention": "measure time and memory of attention with each backend",
+    "benchmark model": "measure images per second and memory of models, and profile them",
+    "benchmark deploy": "compare ways to run a model for inference: speed, memory, predictions",
     "config": "print the resolved config, and where each value was set",
-    "info": "versions, devices, and which attention backend runs in each stage",
-    "visualize attention": "what a token of an image attends to, in each head and stage",
-    "visualize pattern": "the window of a token, for masks and modes",
-    "report": "a run as one HTML page: metrics, curves, confusions, images, config",
-    "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
+    "info": "print versions, devices, and which attention backend runs in each stage",
+    "visualize attention": "draw what a token of an image attends to, in each head and stage",
+    "visualize pattern": "draw the tokens that a query token attends to, for each mask and mode",
+    "report": "write an HTML report of a run: metrics, curves, confusions, images, config",
+    "analyze": "count parameters and MACs of each stage, or list memory layout copies",
 }
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
@@ -71,7 +71,7 @@ HIDDEN = "\0"  # begins no word of a command line
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code. The error classes in `vil.utils.errors` list the
-    codes. argv: the words after `vil`, by default those in sys.argv."""
+    codes. argv: the command-line arguments after `vil`, by default from sys.argv."""
     words = list(sys.argv[1:] if argv is None else argv)
     with standard_streams():
         try:
@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command in `words` and return its exit code. An error is printed and determines the
-    code; only OutputError, for a standard stream that cannot be written, is raised."""
+    """Run the command line `words` and return the exit code. Errors are printed and converted to
+    exit codes, except OutputError, which is raised if standard output cannot be written."""
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
@@ -101,7 +101,7 @@ def run_command(words: list[str]) -> int:
             print(overview(group))
             return 0
         near = group or difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(COMMANDS)}"
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
@@ -132,8 +132,8 @@ def run_command(words: list[str]) -> int:
 
 
 def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """Parse the words of a command line, with options and other words in any order. A word after
-    `--` is never an option."""
+    """Parse command-line arguments. Options and positional arguments may come in any order, and an
+    argument after `--` is never an option."""
     end = words.index("--") if "--" in words else len(words)
     # argparse parses options after `--` too if it may mix them: hide the dash from it
     hidden = [f"{HIDDEN}{word}" for word in words[end + 1 :]]
@@ -147,8 +147,10 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def check_runs(runs: str | Sequence[str]) -> None:
-    """Raise ConfigError if the folder of a run does not exist, before slow imports. runs: value of
-    the argument `run` of a command, which may have patterns."""
+    """Raise ConfigError if the folder of a run does not exist. Called before slow imports.
+
+    runs: the paths in a command's argument `run`. Paths with glob patterns are not checked.
+    """
     for run in [runs] if isinstance(runs, str) else runs:
         if not (os.path.isdir(run) or glob.has_magic(run)):
             raise ConfigError(f"there is no folder {run:.200}: expected the folder of a run")
@@ -164,9 +166,9 @@ class CommandParser(argparse.ArgumentParser):
 def report_error(program: str, error: Exception, run: str | None = None) -> int:
     """Print an error as one line and return its exit code.
 
-    program: beginning of the line, such as "vil train". run: the run's folder, if known. If the
-    error is unexpected, which means that it has no attribute `exit_code`, the traceback is written
-    to a file in the run's folder or, if there is no such folder, in the user's cache folder.
+    program: beginning of the line, such as "vil train". run: the run's folder, if known. The
+    traceback of an unexpected error (one without an attribute `exit_code`) is written to a file in
+    the run's folder or, if there is no such folder, in the user's cache folder.
     """
     rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
     if hasattr(error, "exit_code"):
@@ -190,9 +192,10 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
 
 
 def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
-    """Return the help of a task's alias for a command, such as `vil detect train` for `vil train`.
+    """Return the help text of a task's alias for a command, such as "detect train" for "train".
 
-    It has the task's examples, followed by the help of the command. module: the command's module.
+    The task's examples come first, then the help text of the command. name: the alias. module: the
+    command's module.
     """
     examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
     command, noun = SPELLINGS[name][0], task.facts["noun"]
@@ -209,6 +212,7 @@ def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def overview(names: Iterable[str] = COMMANDS) -> str:
-    """Return a help text that lists commands with their descriptions. names: by default, all."""
+    """Return a help text that lists commands and their descriptions. names: the commands to list,
+    by default all."""
     lines = [f"  {name:19} {COMMANDS[name]}" for name in names]
     return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

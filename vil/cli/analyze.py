@@ -8,7 +8,7 @@ vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhw
 MACs are for one image of INPUT.IMAGE_SIZE. --layout runs a training step in the config's precision
 and memory format, and lists the copies that change a tensor's memory layout, by module, pass
 (forward or backward) and operator, with their bytes and share of the time. Copies inside attention
-backends are not seen.
+backends are not listed.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from vil.cli.arguments import at_least, config_arguments, resolve
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--layout", action="store_true", help="list the copies that change a tensor's layout")
+    add("--layout", action="store_true", help="list copies that change a tensor's memory layout")
     add("--batch", type=at_least(1), default=4, metavar="B", help="batch size for --layout (4)")
 
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_copies(copies: list) -> None:
-    """Print a table of layout copies: a line per module and operator, and a line with the sums."""
+    """Print a table of layout copies: one line per module and operator, and a line of totals."""
     print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
     for row in copies:
         print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))

@@ -1,7 +1,7 @@
 """Command-line flags shared by several commands, and the config made from these flags.
 
-All command lines of the original 2021 code work. Further spellings of flags are taken from Swin,
-timm and detectron2.
+All command lines of the original 2021 code work. Flags can also be spelled as in Swin, timm and
+detectron2.
 """
 
 import argparse
@@ -34,38 +34,39 @@ def config_arguments(
     output: help text of --output_dir, for commands that do not create a run.
     """
     add = parser.add_argument
-    text = "YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml"
+    text = "YAML config file, or the path of a packaged config, such as imagenet/vil_tiny.yaml"
     add("--config-file", "--config_file", "--cfg", metavar="FILE", help=text)
     names = ("--data", "--data-path", "--data_path", "--data-dir", "--data_dir")
     add(*names, metavar="DIR", help="root folder of the data (DATA.PATH)")
     add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
-    add("--seed", metavar="N", help="seed of every random draw (SEED)")
+    add("--seed", metavar="N", help="random seed (SEED)")
     import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
-    text = "set any key, as KEY VALUE or KEY=VALUE; docs/reference/config.md lists them"
+    text = "set config keys as KEY VALUE or KEY=VALUE; docs/reference/config.md lists all keys"
     add("opts", nargs="*", action="extend", metavar="KEY VALUE", help=text)
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --import, for Python files that register components."""
-    text = "run a Python file first, which may register components (docs/guides/plugins.md)"
+    text = "run a Python file first, for example to register components (docs/guides/plugins.md)"
     names = dict(dest="imports", metavar="FILE", help=text)
     parser.add_argument("--import", action="append", default=[], **names)
 
 
 def preset_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --preset, for values of keys that the file and KEY VALUE do not set."""
-    text = "finetune, small_data or scratch: keys that the file and KEY VALUE override; prints them"
+    """Add the flag --preset, which sets config keys that the file and KEY VALUE do not set."""
+    text = (
+        "set and print the keys of a preset: finetune, small_data or scratch; "
+        "keys in the config file and KEY VALUE pairs take precedence"
+    )
     parser.add_argument("--preset", metavar="NAME", help=text)
 
 
 def fast_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --fast, for commands that only run a model."""
-    text = (
-        "optimize the model for inference: weights packed, nothing kept for gradients (EVAL.FAST)"
-    )
+    text = "optimize the model for inference: pack weights, store nothing for gradients (EVAL.FAST)"
     parser.add_argument("--fast", action="store_const", const="True", help=text)
 
 
@@ -74,7 +75,7 @@ def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> 
     whether --run may be repeated, so that its value is a list."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
-    text = "the folder of a run: its config and one of its checkpoints"
+    text = "folder of a run, whose config and checkpoint are loaded"
     own = {}
     if several:
         own = dict(action="append", default=[])
@@ -99,14 +100,13 @@ def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, s
 
 
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
-    """Make the config, and find the class names, for a command that uses trained weights.
+    """Return the config and the class names for a command that uses trained weights.
 
-    The config comes from --run, --config-file, or the description in a weight file of `vil
-    convert`. The class names come from --classes or, without this flag, are the names recorded with
-    the weights.
+    The config comes from --run, --config-file, or the model card in a weight file that `vil
+    convert` wrote. The class names come from --classes or, by default, from the weights.
     """
     if args.run and args.config_file:
-        raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
+        raise ConfigError(f"--run {args.run}: leave --config-file out, the run's config is used")
     if args.run:
         found = configure.run_config(args.run, options_of(args), checkpoint=args.checkpoint)
     else:
@@ -145,9 +145,10 @@ def options_of(args: argparse.Namespace) -> configure.Options:
 
 
 def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
-    """List the existing files that a command's arguments name, which its output must not overwrite.
+    """List the existing files in a command's arguments, which the output must not overwrite.
 
-    A folder that contains weights counts as all files in it. outputs: names of arguments to ignore.
+    If an argument is a folder that contains weights, all files in it are listed. outputs: names of
+    arguments to ignore.
     """
     values = [value for name, value in vars(args).items() if name not in outputs]
     words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)
@@ -169,7 +170,7 @@ def at_least(smallest: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text) or int(text) < smallest:
             raise argparse.ArgumentTypeError(
-                f"expected a whole number from {smallest} up, got {text!r}"
+                f"expected an integer of at least {smallest}, got {text!r}"
             )
         return int(text)
 
@@ -177,13 +178,13 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 
 def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
-    """Return a function that parses text with commas, such as 'a,b', as a list without duplicates.
-    item: function that parses one item."""
+    """Return a function that parses comma-separated text, such as 'a,b', and returns a list without
+    duplicates. item: function that parses one item."""
 
     def items(text: str) -> list:
         words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
         if not words:
-            raise ValueError(f"expected names or numbers joined by commas, got {text!r}")
+            raise ValueError(f"expected names or numbers separated by commas, got {text!r}")
         return [item(word) for word in words]
 
     return items
@@ -200,10 +201,10 @@ def height_width(text: str) -> tuple[int, int]:
 
 
 def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
-    """Parse the text of some arguments, and replace it in `args` by the values.
+    """Parse the text of some arguments, and store the values in `args`.
 
     parsers: {argument name: parser of its text}. Returns {argument name: value}; the value of an
-    argument that is not given is None. Raises ConfigError, with the flag, for invalid text.
+    argument that is not given is None. Raises ConfigError, which names the flag, for invalid text.
     """
     values = vars(args)
     for name, parse in parsers.items():

@@ -7,10 +7,10 @@
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
 A case is a combination of grid, window, number of heads and dtype, with a mask and a mode or, if
---pattern is given, with a pattern. These candidates take turns on each case: the backends; sdpa
-(full attention, no bias); sdpa_masked (full attention with the pattern as mask, no bias); natten
-(if installed; CUDA, exact window, no bias); and floor, a lower bound on the time: only the GEMMs of
-the attended query-key pairs.
+--pattern is given, with a pattern. These candidates run alternately on each case: the backends;
+sdpa (full attention, no bias); sdpa_masked (full attention with the pattern as mask, no bias);
+natten (if installed; CUDA, exact window, no bias); and floor, a lower bound on the time: only the
+GEMMs of the attended query-key pairs.
 
 The table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
 backward time divided by that of the backend chunk_handgrad, of sdpa and of floor. A star marks the
@@ -26,18 +26,18 @@ from vil.config.plugins import run_imports
 
 # flag: (default, parser, help)
 LISTS = {
-    "grids": ("14,28,56,112", height_width, "feature maps, 14 or 14x20"),
-    "window": ("7", at_least(1), "w, the side of a chunk and the radius of the exact window"),
-    "heads": ("3", at_least(1), "number of heads"),
-    "dtype": ("float32", str, "of float32, bfloat16, float16, float64"),
-    "masks": ("chunks", str, "of exact, chunks, cyclic"),
-    "modes": ("0", at_least(-1), "0 all nine chunks, 1 to 8 self and a neighbor, -1 self: 0,1,-1"),
+    "grids": ("14,28,56,112", height_width, "sizes of the token grid, such as 14 or 14x20"),
+    "window": ("7", at_least(1), "window sizes w: side of a chunk, and radius of the exact window"),
+    "heads": ("3", at_least(1), "numbers of heads"),
+    "dtype": ("float32", str, "dtypes: float32, bfloat16, float16, float64"),
+    "masks": ("chunks", str, "masks: exact, chunks, cyclic"),
+    "modes": ("0", at_least(-1), "modes: 0 all 9 chunks, 1 to 8 self and one neighbor, -1 self"),
 }
 NUMBERS = {
-    "head-dim": ("32", at_least(1), "channels of a head"),
-    "batch": ("2", at_least(1), "images"),
-    "num-global": ("1", at_least(0), "global tokens"),
-    "rounds": ("9", at_least(1), "measurements of each, one more warms up"),
+    "head-dim": ("32", at_least(1), "channels per head"),
+    "batch": ("2", at_least(1), "images per batch"),
+    "num-global": ("1", at_least(0), "number of global tokens"),
+    "rounds": ("9", at_least(1), "measurements of each candidate, after a warm-up"),
 }
 
 
@@ -47,17 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar = "A,B" if flag in LISTS else "N"
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
     add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns instead of windows")
-    add("--bias", action=argparse.BooleanOptionalAction, default=True, help="learned biases")
-    add("--backends", metavar="A,B", help="backends to measure, also sdpa, natten (all)")
+    add("--bias", action=argparse.BooleanOptionalAction, default=True, help="use learned biases")
+    add("--backends", metavar="A,B", help="backends to measure, or sdpa, natten (all)")
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
+    text = "output folder (benchmarks/results/attention-<machine>-<time>)"
+    add("--out", metavar="DIR", help=text)
     add(
         "--max-bytes",
         metavar="N",
-        help="memory limit of a backend, such as 4e9 (0.8 of free memory)",
+        help="memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)",
     )
     import_argument(parser)
-    add("--plot", metavar="FILE", help="plot a result again, in its folder or in --out")
+    add("--plot", metavar="FILE", help="plot the results in FILE again, to its folder or --out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def number_of_bytes(text: str) -> float:
-    """Parse a positive number, such as 4e9."""
+    """Parse a positive number of bytes, such as 4e9."""
     with suppress(ValueError):
         if float(text) > 0:
             return float(text)
@@ -92,7 +93,7 @@ def number_of_bytes(text: str) -> float:
 
 
 def table(rows: list) -> str:
-    """Format the results of one case as a table, with a line per backend. rows: results of
+    """Format the results of one case as a table, with one line per backend. rows: results of
     `vil.bench.attention.measure`."""
     spec = rows[0].spec
     across, mode = (
@@ -111,8 +112,8 @@ def table(rows: list) -> str:
 
 
 def line(row) -> str:
-    """Format the results of one backend on a case as a line of a table, or the reason why there are
-    no results."""
+    """Format the results of one backend on a case as a line of a table. A backend that cannot run
+    has the reason instead of results."""
     name = f"  {row.backend + (' *' if row.auto else ''):20}"
     if row.total_ms is None:
         return f"{name}  {row.reason}"

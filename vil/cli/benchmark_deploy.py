@@ -6,17 +6,17 @@
 
 A path is a way to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized for
 inference, see --fast of vil evaluate), these with +compile (torch.compile), aoti (a package of
-AOTInductor), onnx, onnx+int8 (dynamic) and onnx+int8+static (onnxruntime). The models and paths
-take turns, for each batch size.
+AOTInductor), onnx, onnx+int8 (dynamic) and onnx+int8+static (onnxruntime). For each batch size, the
+models and paths are timed alternately.
 
-The predicted classes of each path are compared with those of eager on test images. A path that
-agrees on fewer than --agreement percent of them is not timed. A model without weights, and all of
---beside, get random weights: only speed, memory and size are measured. Memory is the resident
-memory of the process, with weights, that loading and a batch add.
+The predicted classes of each path are compared with those of eager on test images. If fewer than
+--agreement percent are equal, the speed of the path is not measured. A model without weights, and
+the models of --beside, get random weights: only speed, memory and size are measured. Memory is the
+increase in the resident memory of the process by loading the model and running a batch.
 
-Static int8 chooses ranges from --calibration, a folder of images, or from training images. On first
-use, attention backends are timed, as vil tune does. Writes deploy.json, deploy.csv and a plot of
-accuracy against speed, deploy.png, to --out.
+Static int8 chooses the ranges of activations from the images in the folder --calibration, or from
+training images. On first use, attention backends are tuned, as by vil tune. Writes deploy.json,
+deploy.csv and a plot of accuracy against speed, deploy.png, to --out.
 """
 
 import argparse
@@ -45,16 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     add = parser.add_argument
-    add("--paths", default=PATHS, metavar="A,B", help="by default all; eager is always measured")
-    add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none")
+    text = "paths to measure (all); eager is always measured"
+    add("--paths", default=PATHS, metavar="A,B", help=text)
+    add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none (none)")
     add("--batches", default="1,16", metavar="A,B", help="batch sizes (1,16)")
-    add("--rounds", default="9", metavar="N", help="measurements of each, one more warms up (9)")
+    add("--rounds", default="9", metavar="N", help="measurements of each, after a warm-up (9)")
     add("--images", default="512", metavar="N", help="test images to compare predictions on (512)")
-    add("--agreement", type=float, default=97.0, metavar="P", help="least agreement in %% (97)")
-    add("--calibration", metavar="DIR", help="images from which static int8 chooses ranges")
-    add("--no-tune", action="store_true", help="do not time attention backends first")
-    add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
-    add("--out", metavar="DIR", help="benchmarks/results/deploy-<machine>-<time> by default")
+    text = "predictions that must agree with those of eager, in %% (97)"
+    add("--agreement", type=float, default=97.0, metavar="P", help=text)
+    add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
+    add("--no-tune", action="store_true", help="do not tune attention backends first")
+    add("--classes", metavar="FILE", help="file with class names (the run's classes.txt)")
+    add("--out", metavar="DIR", help="output folder (benchmarks/results/deploy-<machine>-<time>)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 def find_model(args: argparse.Namespace):
     """Return (config, name of the model in the table, class names) from the command line. The
-    config has no weights if neither the command line nor the config file names any."""
+    config has no weights if neither the command line nor the config file sets MODEL.MODEL_PATH."""
     if not args.run and args.config_file is None:
         args.config_file = DEFAULT
     if args.run:
@@ -101,8 +103,8 @@ def say(text: str) -> None:
 
 
 def table(rows: list, batches: list[int]) -> str:
-    """Format the results of `DeployBenchmark.run` as a table with a line per model and path. `x` is
-    the speed over that of the model's eager path."""
+    """Format the results of `DeployBenchmark.run` as a table with one line per model and path. The
+    column `x` is the speed divided by the speed of the model's eager path."""
     head = ["model", "path"]
     for batch in batches:
         head += [f"img/s at {batch}", "x"]

@@ -8,13 +8,13 @@
 A way is a combination of settings, such as bf16+nhwc. The table has these rows: the config's model
 in each of --ways; the same model in the first way, with each attention backend of --backends; and
 each other model of --beside (timm/<name> or torchvision's) in those --ways that only set a
-precision, such as bf16. The models take turns, step by step. A row has median speeds, tensor memory
-beyond weights and images, and the speed relative to the first row, or the reason why the model
-cannot run. Writes model.json and model.csv to --out.
+precision, such as bf16. The models run alternately, one step at a time. A row has median speeds,
+tensor memory beyond weights and images, and the speed relative to the first row, or the reason why
+the model cannot run. Writes model.json and model.csv to --out.
 
---profile then profiles a training step in each way that does not compile the model: it prints the
-ten costliest operations, and writes all of them to costs-<way>.csv and a trace for Perfetto to
-trace-<way>.json.gz.
+--profile then profiles a training step in each way that does not compile the model. It prints the
+ten most expensive operations, writes all operations to costs-<way>.csv, and writes a trace for
+Perfetto to trace-<way>.json.gz.
 """
 
 import argparse
@@ -33,14 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
     ways = "fp32,fp32+nhwc,bf16,bf16+nhwc,fp32+compile,bf16+compile"
-    add("--ways", default=ways, metavar="A,B", help=f"of {WAYS}, joined by + ({ways})")
-    add(
-        "--backends", default="all", metavar="A,B", help="pinned in the first way: all, none, names"
-    )
+    add("--ways", default=ways, metavar="A,B", help=f"{WAYS}, joined by + ({ways})")
+    add("--backends", default="all", metavar="A,B", help="backends to measure: all, none or names")
     add("--beside", default=BESIDE, metavar="A,B", help=f"other models, or none ({BESIDE})")
-    add("--rounds", default="9", metavar="N", help="measurements of each, one more warms up (9)")
-    add("--out", metavar="DIR", help="benchmarks/results/model-<machine>-<time> by default")
-    add("--profile", action="store_true", help="the costliest operations of each way, and a trace")
+    add("--rounds", default="9", metavar="N", help="measurements of each, after a warm-up (9)")
+    add("--out", metavar="DIR", help="output folder (benchmarks/results/model-<machine>-<time>)")
+    add("--profile", action="store_true", help="also profile a training step in each way")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list) -> str:
-    """Format the results of `ModelBenchmark.run` as a table, with a line per model and settings."""
+    """Format the results of `ModelBenchmark.run` as a table, with one line per result."""
     names = max(len(row.model) for row in rows)
     head = (
         f"\n  {'':{names}} {'':14} {'':22}{'images per second':>20}{'x the first':>16}{'MiB':>16}"

@@ -1,11 +1,11 @@
 """Print the resolved config, with the source of each value.
 
   vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the full tree, as YAML
-  vil config --config-file imagenet/vil_tiny.yaml --diff           what differs from the defaults
-  vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
+  vil config --config-file imagenet/vil_tiny.yaml --diff           only the keys that were changed
+  vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml the differences from this file
   vil config --docs docs/reference/config.md                       write the manual of all keys
 
-The printed YAML, also that of --diff, is a config itself: write it to a file to use as
+The printed YAML, also with --diff, is a valid config: it can be written to a file and used as
 --config-file.
 """
 
@@ -29,7 +29,7 @@ from vil.utils.output_paths import output_file, replacing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     preset_argument(parser)
-    text = "print only what differs from the defaults, or from another config"
+    text = "print only the keys that differ from the defaults, or from another config"
     parser.add_argument("--diff", nargs="?", const="", metavar="FILE", help=text)
     parser.add_argument("--docs", metavar="PATH", help="write the manual of all keys to PATH")
 
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Format a config as YAML, where each value that was set has a comment on its source.
-    sources: {key: text that names where its value was set}."""
+    """Format a config as YAML, with a comment on the source of each value that was set. sources:
+    {key: text that names where its value was set}."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -61,9 +61,11 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """Return YAML with a line for each key of `cfg` whose value differs from `other`. A comment has
-    the value in `other`, and where the value in `cfg` was set. sources: {key: text that names where
-    its value in `cfg` was set}."""
+    """Return YAML with a line for each key whose value in `cfg` differs from `other`.
+
+    A comment on each line has the value in `other` and the source of the value in `cfg`. sources:
+    {key: text that names where its value in `cfg` was set}.
+    """
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()
@@ -76,7 +78,7 @@ HEAD = """# Every key of the config
 <!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
-`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints what a command line amounts to.
+`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line.
 """
 
 
@@ -97,9 +99,9 @@ def manual() -> str:
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
     parts.append(_section("Without a section", "The run.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
-    parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
+    parts.append("## Keys that cannot be combined\n\n" + _table(["Keys", "Why"], rows))
     rows = [[_code(key.name), key.meaning] for key in defaults.KEYS.values() if key.ignored]
-    note = "Accepted, because old files hold them; setting one to anything else earns a warning."
+    note = "Accepted because old files contain them. Changing one has no effect and logs a warning."
     parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
     return "\n".join(parts)
 

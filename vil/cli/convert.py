@@ -11,9 +11,9 @@
 Reads .safetensors and .pt/.pth files of vil, of the 2021 code (classification and detection) and of
 timm, as well as runs and their checkpoints. Writes a .safetensors file. Its header has a description
 of the model, the name and SHA-256 of the source file, and the SHA-256 of the tensors, which is
-checked whenever the file is read. With a config or --model, weights of another size, window or
-attention are resized or converted, which is reported; weights that do not fit are an error. Load the
-result with `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`, MODEL.MODEL_PATH, or timm.
+checked whenever the file is read. With a config or --model, weights for another image size, window or
+attention are resized or converted, and these changes are printed. Weights that do not fit are an
+error. Load the result with `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`, MODEL.MODEL_PATH, or timm.
 """  # noqa: E501
 
 import argparse
@@ -25,8 +25,8 @@ from vil.utils.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="a file of weights, a checkpoint, or the folder of a run")
-    add("target", metavar="TARGET", help="a .safetensors file, or a folder")
+    add("source", metavar="SOURCE", help="a weight file, a checkpoint, or the folder of a run")
+    add("target", metavar="TARGET", help="the .safetensors file or the folder to write")
     config_arguments(parser)
     add("--model", metavar="NAME", help="the name of a model, or of published weights")
     add(
@@ -36,23 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of a run to convert",
     )
     text = (
-        "how position embeddings of another size are resized: linear, as in 2021 (default), "
-        "bicubic, or extend, which keeps relative ones at their distance in tokens"
+        "how to resize position embeddings: linear, as in the 2021 code (default), bicubic, "
+        "or extend, which keeps the value of each relative position"
     )
     add("--resize", choices=["linear", "bicubic", "extend"], dest="rule", help=text)
-    add("--classes", metavar="FILE", help="the names of the classes, one per line")
+    add("--classes", metavar="FILE", help="file with the class names, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.model and (args.config_file or args.opts):
-        raise ConfigError(f"--model {args.model}: leave the config out, the model has its own")
+        raise ConfigError(f"--model {args.model}: leave out --config-file and KEY VALUE pairs")
     from vil.workflows.configure import run_config
     from vil.workflows.convert import convert
 
     cfg, class_names = None, ()
     if not args.model and Path(args.source, "config.yaml").is_file():
         if args.config_file:
-            raise ConfigError(f"{args.source}: leave --config-file out, the run has its own")
+            raise ConfigError(f"{args.source}: leave --config-file out, the run's config is used")
         options = options_of(args)
         cfg, class_names = run_config(args.source, options, checkpoint=args.checkpoint)
     elif args.config_file or args.opts:

@@ -18,9 +18,9 @@ from vil.utils.output_paths import output_file, replacing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("annotations", metavar="ANNOTATIONS", help="the JSON file")
-    add("--images", metavar="DIR", help="folder of the images, to check them too")
-    add("--list", metavar="FILE", help="write all faults, one per line")
+    add("annotations", metavar="ANNOTATIONS", help="annotation file in COCO format")
+    add("--images", metavar="DIR", help="folder of the images, to check the images too")
+    add("--list", metavar="FILE", help="file to write all faults to, one per line")
 
 
 def run(args: argparse.Namespace) -> int:

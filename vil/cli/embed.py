@@ -8,16 +8,16 @@
   vil embed --data photos DATA.TRAIN folder DATA.TEST folder DATA.NUM_CLASSES 3 --probe \\
       MODEL.ARCH timm/resnet18 MODEL.PRETRAINED True
 
-The features of an image are the pooled output of the model before its head. --output-file is an
-array (N, D) float32 in NumPy's format, one row per image, and a table of the same name that ends in
-.csv lists the images: row, file, error. The row of an image that cannot be read is NaN; the exit
-code is 3 if no image could be read. Images are given as for `vil predict`.
+The features of an image are the pooled output of the model before its head. --output-file is
+written in NumPy's .npy format: a float32 array (N, D) with one row per image. A CSV file with the
+same name lists the images in the columns row, file and error. The row of an image that cannot be
+read is NaN; the exit code is 3 if no image could be read. Images are given as for `vil predict`.
 
 --probe fits simple classifiers on the features of the config's training images, and prints their
-accuracy on the test sets: nearest neighbors by cosine similarity, with k = 20 and with a k chosen
-on a fifth of the training images, and logistic regression on standardized features (a linear
-probe), whose C is chosen in the same way. The head is not used, so FINETUNE.HEAD new is allowed for
-weights of other classes.
+accuracy on the test sets. One is nearest neighbors by cosine similarity, with k = 20 and with a k
+chosen on a fifth of the training images. The other is logistic regression on standardized features
+(a linear probe), with C chosen in the same way. The head is not used, so FINETUNE.HEAD new is
+allowed for weights trained on other classes.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "files, folders, or - for standard input"
     add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
-    add("--sample", action="store_true", help="the digits that ship with the package")
-    add("--output-file", metavar="FILE", help="the features, a file that ends in .npy")
-    text = "accuracy of nearest neighbors and of a linear probe on the config's own data"
+    add("--sample", action="store_true", help="use the digit images that ship with the package")
+    add("--output-file", metavar="FILE", help=".npy file for the features")
+    text = "measure the accuracy of nearest neighbors and a linear probe on the config's data"
     add("--probe", action="store_true", help=text)
 
 
@@ -50,20 +50,21 @@ def run(args: argparse.Namespace) -> int:
     if args.probe:
         if words or args.sample or args.output_file:
             raise ConfigError(
-                "--probe measures on the config's own data: leave out images and files"
+                "--probe uses the config's data: leave out images, --sample and --output-file"
             )
         return run_probe(args)
     if bool(words) == args.sample:
         raise ConfigError(
-            "give images (files, folders, or - for standard input), --sample or --probe"
+            "expected images (files, folders, or - for standard input), --sample or --probe"
         )
     if not args.output_file:
-        raise ConfigError("give a file for the features: --output-file features.npy")
+        raise ConfigError("expected a file for the features: add --output-file features.npy")
     return run_embed(args, words)
 
 
 def run_embed(args: argparse.Namespace, words: list[str]) -> int:
-    """Write the features of images and the table of their names."""
+    """Write the features of images to --output-file, and the list of images to a CSV file. words:
+    paths of images or folders, or "-". Returns the exit code."""
     from vil.workflows import embed, predict
 
     cfg, class_names = with_weights(args)
@@ -83,7 +84,8 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
 
 
 def run_probe(args: argparse.Namespace) -> int:
-    """Print the accuracies of classifiers of the features."""
+    """Fit classifiers on features of the training images, and print their accuracy on the test
+    sets. Returns the exit code."""
     from vil.utils.text_table import align
     from vil.workflows import embed
 

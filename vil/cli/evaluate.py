@@ -13,26 +13,26 @@
 Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
 evaluated.
 
-For a classifier, the metrics are the loss and, in percent: top1 and, above five classes, top5;
-balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means over classes; up to
-100 classes auroc and average_precision, one class against the others; ece, the calibration error.
-With OUTPUT_PERCLASS_ACC True there is a line for each class, which begins with the numbers of
-correct predictions and of images. docs/guides/metrics.md explains them.
+For a classifier, the metrics are the loss and, in percent: top1; top5, for more than five classes;
+balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means over classes; auroc
+and average_precision of one class against the others, for up to 100 classes; ece, the expected
+calibration error. With OUTPUT_PERCLASS_ACC True, a line is printed for each class. It begins with
+the numbers of correct predictions and of images. docs/guides/metrics.md explains the metrics.
 
---calibrate fits a temperature, by which the logits are divided, on the first set in DATA.VAL, or in
-DATA.TEST if there is none, and writes it to RUN/calibration.json. `vil evaluate` and `vil predict`
-use it for the same checkpoint.
+--calibrate fits a temperature, which is a divisor of the logits, on the first set in DATA.VAL, or
+in DATA.TEST if DATA.VAL is empty. It writes the temperature to RUN/calibration.json. `vil evaluate`
+and `vil predict` use it for the same checkpoint.
 
 For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
 0.50 to 0.95; box_ap50 and box_ap75 are for one IoU; _s, _m and _l are for small, medium and large
 objects (below 32 x 32 pixels, below 96 x 96, others); box_ar100 is the recall of 100 detections per
-image; mask_... are the same for masks. A metric is nan, in results.json null, if the test set has
-no such object. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results format:
-<set>_bbox.json and <set>_segm.json.
+image; mask_... are the same for masks. A metric is nan (null in results.json) if the test set has
+no object of that size. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results
+format: <set>_bbox.json and <set>_segm.json.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
-OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class finds with a score
-and an IoU of at least 0.5, or a detection with such a score that finds no object.
+OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class matches with a score
+and an IoU of at least 0.5, or a detection with a score of at least 0.5 that matches no object.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     fast_argument(parser)
-    text = "draw the N images of each test set with the most errors (0); detectors only"
+    text = "draw the N images with the most errors of each test set (0); detectors only"
     about = "calibrate the probabilities of --run's checkpoint first; classifiers only"
     parser.add_argument("--calibrate", action="store_true", help=about)
     parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
@@ -81,9 +81,9 @@ def evaluate(
 ) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
-    class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors. part: "test" for the sets in DATA.TEST,
-    "val" for those in DATA.VAL. calibrate: calibrate the probabilities first.
+    class_names: names of the classes that the weights were trained on. num_worst: number of images
+    with the most errors to draw, for each test set. part: "test" for the sets in DATA.TEST, "val"
+    for the sets in DATA.VAL. calibrate: calibrate the probabilities first.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config

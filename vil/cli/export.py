@@ -1,7 +1,7 @@
 """Export a model as ONNX, a torch.export program or a package of AOTInductor.
 
   vil export --run runs/nano --out nano.onnx                   the best checkpoint of a run
-  vil export --run runs/nano --out nano.onnx --int8 --check    and nano.int8.onnx; both evaluated
+  vil export --run runs/nano --out nano.onnx --int8 --check    also int8; evaluate both
   vil export --run runs/nano --out nano.onnx --int8 --calibration photos      static int8
   vil export --run runs/nano --checkpoint last --out nano.pt2 --dynamic batch
   vil export --run runs/nano --out nano.pt2 --to aoti --dynamic batch         compiled for this CPU
@@ -9,12 +9,13 @@
 
 The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
 classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
-computes in float32 on the CPU, regardless of the precision of training. Its outputs are compared
-with those of the original model before the file is kept. --check also evaluates both on the test
-sets; use it with --int8, because the outputs of int8 layers differ. --calibration names a folder of
-at least 16 images, or of folders of some of the model's classes: --int8 then chooses the ranges of
-activations from them, instead of in each call. The file's metadata has the model, the class names,
-and the mean, standard deviation and size of the images; see docs/guides/exported_files.md.
+computes in float32 on the CPU, regardless of the precision of training. The file is kept only if
+its outputs agree with those of the original model. --check also evaluates both on the test sets;
+use it with --int8, because the outputs of int8 layers differ. --calibration is a folder with at
+least 16 images, which may be in subfolders named after classes of the model. --int8 then computes
+fixed ranges of the activations from these images, instead of new ranges in each call. The metadata
+of the file has the model, the class names, and the mean, standard deviation and size of the images;
+see docs/guides/exported_files.md.
 """
 
 import argparse
@@ -40,18 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     add = parser.add_argument
-    add("--out", required=True, metavar="FILE", help="the file to write: .onnx, or .pt2 of torch")
+    add("--out", required=True, metavar="FILE", help="file to write, which ends in .onnx or .pt2")
     text = "onnx (default for .onnx), torch (default for .pt2) or aoti (AOTInductor, also .pt2)"
     add("--format", "--to", choices=FORMATS, help=text)
     text = "image size (INPUT.IMAGE_SIZE); if the size is dynamic, only used to check the file"
     add("--size", type=height_width, metavar="N or HxW", help=text)
-    text = "dynamic axes: batch,size (default), batch, size, none; others are 1 and --size"
+    text = "dynamic axes: batch,size (default), batch, size or none; a fixed batch is 1 image"
     add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
-    add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
-    add("--calibration", metavar="DIR", help="images from which --int8 chooses ranges (static)")
-    add("--opset", type=int, metavar="N", help="opset of ONNX; by default torch's choice")
-    add("--check", action="store_true", help="evaluate model and files on the config's test sets")
-    add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
+    add("--int8", action="store_true", help="also write FILE.int8.onnx, with int8 linear layers")
+    add("--calibration", metavar="DIR", help="folder of images for static --int8")
+    add("--opset", type=int, metavar="N", help="ONNX opset (torch's default)")
+    add("--check", action="store_true", help="evaluate the model and the files on the test sets")
+    add("--classes", metavar="FILE", help="file with class names (the run's classes.txt)")
 
 
 def _open(text: str) -> tuple[str, ...]:
@@ -114,12 +115,12 @@ def choose_format(args: argparse.Namespace) -> None:
     ending = Path(args.out).suffix
     implied = [name for name, usual in FORMATS.items() if usual == ending]
     if not (args.format or implied):
-        raise ConfigError(f"--out {args.out}: ends with neither .onnx nor .pt2: add --format")
+        raise ConfigError(f"--out {args.out}: expected an ending .onnx or .pt2, or --format")
     if implied and args.format not in (None, *implied):
         raise ConfigError(f"--out {args.out}: {ending} does not match --format {args.format}")
     args.format = args.format or implied[0]
     if args.calibration is not None and not args.int8:
-        raise ConfigError("--calibration is for --int8: add it")
+        raise ConfigError("--calibration has no effect without --int8: add --int8")
     for flag, given in (("--int8", args.int8), ("--opset", args.opset is not None)):
         if given and args.format != "onnx":
-            raise ConfigError(f"{flag} is for --format onnx, not {args.format}")
+            raise ConfigError(f"{flag} needs --format onnx, got {args.format}")

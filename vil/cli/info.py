@@ -2,7 +2,7 @@
 
 vil info
 vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu
-vil info --config-file imagenet/vil_tiny.yaml --all     every backend, and why the others do not run
+vil info --config-file imagenet/vil_tiny.yaml --all     all backends, and why each is used or not
 """
 
 import argparse

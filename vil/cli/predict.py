@@ -22,38 +22,39 @@
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
-Images may also follow --images, which takes every word up to the next flag. A folder means all
-images below it. Standard input is one image, or a list of paths, one per line. Without --run or a
-config, the weights of vil_nano that ship with the package are used, which only know the ten digits.
---output is a folder for copies of the images with the predictions drawn on them: NAME.png, or
-NAME-2.png for a second image called NAME.
+Images may also follow --images, which takes all arguments up to the next flag. A folder stands for
+all images in it and its subfolders. Standard input is one image, or a list of paths, one per line.
+Without --run or a config, the weights of vil_nano that ship with the package are used, which
+recognize only the ten digits. --output is a folder for copies of the images with the predictions
+drawn on them: NAME.png, or NAME-2.png for a second image called NAME.
 
-Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}, csv
-has the columns file, rank, class, index, probability, error, and with --sample or --out-of-fold the
-true class as target; probabilities is a CSV with one line per image: the columns file, one per
-class, target (if known), error. Formats for a detector: text and json
+Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}. csv
+has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
+column target has the true class. probabilities is a CSV with one line per image. Its columns are
+file, one column for each class, target (if known) and error. Formats for a detector: text and json
 have boxes as x1 y1 x2 y2 in pixels; coco is one file in COCO's annotation format, with masks and
 scores.
 
---tta averages the probabilities of several views of each image: hflip is the image and its mirror
-image, crops the image and its four corners (squares of 7/8 of the shorter side), crops+hflip both,
-a number N the first N of these ten. Several runs are averaged, too; their classes must be the same,
-and each one has its own transform. --threshold P gives only classes with a probability of at least
-P, or "none". --out-of-fold takes no images: each run predicts its test set, and the test sets
-together must be all training images, each once.
+--tta averages the probabilities of several views of each image. hflip uses the image and its mirror
+image; crops uses the image and its four corners (squares of 7/8 of the shorter side); crops+hflip
+uses these five and their mirror images; a number N uses the first N of these ten. The probabilities
+of several runs are averaged, too. The runs must have the same classes, and each run uses its own
+image transform. --threshold P lists only classes with a probability of at least P, or "none".
+--out-of-fold takes no images: each run predicts its test set. The test sets together must contain
+each training image exactly once.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
 image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
 tile instead. An object no larger than the overlap is detected once, in full. Tiles also save
 memory, since masks are as large as the detector's input.
 
---stream predicts one image of any size in bounded memory, with the result of the whole image at
-once: no resizing, no crop, no tiles. It needs an attention that streams (docs/guides/streaming.md).
-With --scratch, a command that was interrupted continues when it is given again.
+--stream predicts one image of any size in bounded memory. The result is that of the full image,
+without resizing, cropping or tiles. The model needs an attention type that supports streaming
+(docs/guides/streaming.md). With --scratch, an interrupted command resumes if it is run again.
 
 An image that cannot be read causes a warning, and its prediction has an `error`; the exit code is 3
-if no image could be read. Class names come from --classes or from the weights or their run. Without
-such names, the classes are numbers.
+if no image could be read. Class names come from --classes, the weights or their run. If there are
+none, class indices are used as names.
 """
 
 import argparse
@@ -90,7 +91,7 @@ LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    config_arguments(parser, output="folder for the images with predictions drawn in")
+    config_arguments(parser, output="folder for images with predictions drawn on them")
     run_arguments(parser, several=True)
     fast_argument(parser)
     tasks = registry("task").values()
@@ -98,12 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "files, folders, or - for standard input"
     add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
-    add("--sample", action="store_true", help="the digits that ship with the package")
-    text = "all images of a cross-validation, each by the --run that was not trained on it"
+    add("--sample", action="store_true", help="use the digit images that ship with the package")
+    text = "predict each image of a cross-validation with the run that was not trained on it"
     add("--out-of-fold", "--oof", action="store_true", help=text)
-    text = "classes to give for each image, or all (5)"
+    text = "number of classes to list for each image, or all (5)"
     add("--top", type=_number_or_all, metavar="K", help=text)
-    text = "give only classes with at least this probability"
+    text = "list only classes with at least this probability"
     add("--threshold", type=_probability, metavar="P", help=text)
     text = "average over views of each image: hflip, crops, crops+hflip, or a number up to 10"
     add("--tta", metavar="VIEWS", help=text)
@@ -112,10 +113,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(dict.fromkeys(formats)),
         help="format of the predictions; depends on the task",
     )
-    add("--output-file", metavar="FILE", help="write there instead of to standard output")
-    add("--classes", metavar="FILE", help="the names of the classes, one per line")
+    add("--output-file", metavar="FILE", help="file for the predictions (standard output)")
+    add("--classes", metavar="FILE", help="file with the class names, one per line")
     for flag, key in task_flags().items():
-        add(f"--{flag}", metavar="X", help=f"sets {key}")
+        add(f"--{flag}", metavar="X", help=f"value of the config key {key}")
     stream_arguments(parser)
 
 
@@ -127,11 +128,11 @@ def task_flags() -> dict[str, str]:
 
 
 def _number_or_all(text: str) -> int:
-    """Parse a number of classes, at least 1, or the text "all", a number above any other."""
+    """Parse a number of classes of at least 1, or "all", which is converted to sys.maxsize."""
     if text == "all":
         return sys.maxsize
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 up, or all, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, or all, got {text!r}")
     return int(text)
 
 
@@ -181,7 +182,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_streamed(args: argparse.Namespace, image: str) -> int:
-    """Predict one image in bounded memory, or only print the plan."""
+    """Predict one image in bounded memory or, with --dry-run, only print the plan. Returns the exit
+    code."""
     from vil.workflows import inference, predict
     from vil.workflows.stream_image import ImageStream
 
@@ -209,7 +211,10 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
 
 
 def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
-    """Predict the test set of each run by that run. words: images, of which there must be none."""
+    """Predict the test set of each run with that run. Returns the exit code.
+
+    words: images on the command line. Raises ConfigError if there are any.
+    """
     from vil.workflows import out_of_fold, predict
 
     for given, flag in (
@@ -218,7 +223,7 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
         (args.output_dir, "--output"),
     ):
         if given:
-            raise ConfigError(f"--out-of-fold predicts the runs' own images: leave out {flag}")
+            raise ConfigError(f"--out-of-fold predicts the runs' test images: leave out {flag}")
     if not args.run:
         raise ConfigError("--out-of-fold needs a run for each fold: --run 'runs/fold*'")
     members = one_run_each(args)
@@ -234,11 +239,14 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
 
 
 def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split the positional words into (config options, images), with those of --images. Raises
-    ConfigError for a config option after --images, and for the folder of a run."""
+    """Split the positional arguments into (config options, images), and add the images of --images.
+
+    suffixes: suffixes of image files. Raises ConfigError for a config option after --images, and
+    for the folder of a run among the images of a command with --run.
+    """
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
+            raise ConfigError(f"--images {word}: KEY VALUE pairs must precede --images")
     opts, words = sort_words(args.opts or [], suffixes)
     for word in words if args.run else ():
         if Path(word, "config.yaml").is_file() and Path(word, "checkpoints").is_dir():
@@ -250,8 +258,8 @@ def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[li
 
 
 def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
-    """Return copies of the arguments with one of the runs each, as the string `run`; without runs,
-    one copy with None."""
+    """Return one copy of the arguments for each run, with the path of the run as `run`. Without
+    runs, return one copy with None as `run`."""
     from vil.workflows.ensemble import find_runs
 
     return [
@@ -261,8 +269,8 @@ def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 def checked_output(args: argparse.Namespace, images: Iterable[str]) -> Path | None:
-    """Return the path of --output-file, or None, after checking that it may be written. images:
-    names of the image files to read."""
+    """Check that --output-file may be written, and return its path, or None without this flag.
+    images: names of the image files to read."""
     if not args.output_file:
         return None
     inputs = [*files_read(args, "output_file"), *images]
@@ -276,8 +284,11 @@ def write_predictions(
     classes: list[str],
     file: Path | None,
 ) -> None:
-    """Write predictions in the format that the arguments select. formats: `Task.output_formats`.
-    Raises DataError if no image could be read."""
+    """Write predictions in the format that the arguments select.
+
+    formats: `Task.output_formats`. classes: class names. file: None for standard output. Raises
+    DataError if no image could be read.
+    """
     tally = Tally()
     write = formats[args.format or next(iter(formats))]
     write_pieces(write(tally.count(predictions, classes), classes), file)
@@ -286,11 +297,11 @@ def write_predictions(
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split words into (config options, images). The options are KEY VALUE or KEY=VALUE.
+    """Split positional arguments into (config options, images). Options are KEY VALUE or KEY=VALUE.
 
-    A known config key always begins an option. A word that is neither such a key nor a VALUE is an
-    image if it is an existing path, has a suffix in `suffixes`, or does not look like a config key;
-    otherwise it begins an option, too.
+    A known config key always begins an option. Any other argument that is not a VALUE is an image
+    if it is an existing path, has a suffix in `suffixes`, or does not look like a config key.
+    Otherwise it begins an option, too.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -304,8 +315,8 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
 
 
 def use_shipped_weights(args: argparse.Namespace) -> None:
-    """Change the parsed arguments to load the weights that ship with the package, if they give no
-    run, config or model.
+    """Change the parsed arguments to load the weights that ship with the package, unless they
+    select a run, config or model.
 
     Raises ConfigError for a command of one task, such as `vil detect predict`, because the shipped
     weights are a classifier's.
@@ -322,15 +333,15 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
         )
     args.config_file, own = shipped_weights()
     args.opts = [*own, *opts]
-    print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
+    print("the shipped vil_nano, which recognizes the digits 0 to 9", file=sys.stderr)
 
 
 def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
     """Return the config and class names for prediction.
 
-    The config's task may have its own defaults for this command, such as a score threshold, and
-    its own flags, such as --tile. Both are applied to the config. Raises ConfigError for a flag or
-    format that the task does not have.
+    The config's task may define defaults for this command, such as a score threshold, and extra
+    flags, such as --tile. Both are applied to the config. Raises ConfigError for a flag or format
+    that the task does not have.
     """
     found = with_weights(args)
     cfg = found.cfg
@@ -351,7 +362,7 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
 
 
 class Tally:
-    """Counter of images, of unreadable ones and, if the true classes are known, of correct
+    """Counter of images, unreadable images and, if the true classes are known, correct
     predictions."""
 
     total = failed = correct = with_target = 0

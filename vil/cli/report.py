@@ -2,7 +2,7 @@
 
   vil report runs/nano                          writes runs/nano/report.html
   vil report runs/nano --out nano.html --checkpoint last
-  vil report runs/nano --no-eval                only what the run has logged, even while it trains
+  vil report runs/nano --no-eval                only what the run has logged; also during training
   vil report runs/nano --data /mnt/flowers DEVICE cpu
 
 Evaluates the best checkpoint on the run's first test set, to show the confusions, the accuracy of
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run")
     config_arguments(parser)
-    add("--checkpoint", default="best", choices=["best", "last"], help="the one to evaluate (best)")
+    text = "checkpoint to evaluate (best)"
+    add("--checkpoint", default="best", choices=["best", "last"], help=text)
     add("--no-eval", action="store_true", help="show only what the run has logged")
     add("--out", metavar="FILE", help=f"file to write (RUN/{PAGE})")
 
@@ -42,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.run)
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder}: expected a run's folder, but it has no config.yaml")
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml")
     if args.config_file:
-        raise ConfigError("leave --config-file out: the run has its own")
+        raise ConfigError("leave --config-file out: the run's config is used")
     if args.opts and Path(args.opts[0], "config.yaml").is_file():
         raise ConfigError(
             f"unexpected argument {args.opts[0]}: expected one run; vil sweep --output DIR --table "

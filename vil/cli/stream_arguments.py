@@ -1,4 +1,4 @@
-"""The flags of `vil predict --stream`, and what it prints."""
+"""Flags and progress output of `vil predict --stream`."""
 
 import argparse
 import sys
@@ -27,19 +27,19 @@ CHECK_TOLERANCE_AMP = 5e-2
 def stream_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a streamed prediction."""
     add = parser.add_argument
-    add("--stream", action="store_true", help="one image of any size, in bounded memory")
-    add("--memory", metavar="SIZE", help=f"--stream: limit of tensor memory ({MEMORY})")
-    text = "--stream: folder for tokens; an interrupted command resumes from there"
+    add("--stream", action="store_true", help="predict one image of any size in bounded memory")
+    add("--memory", metavar="SIZE", help=f"--stream: limit on tensor memory ({MEMORY})")
+    text = "--stream: folder for intermediate results, from which an interrupted command resumes"
     add("--scratch", metavar="DIR", help=text)
-    text = "--stream: a stage's map, such as stages.2=map.npy, .zarr or .tif; may be repeated"
+    text = "--stream: save a stage's output, such as stages.2=map.npy, .zarr or .tif; repeatable"
     add("--save", action="append", default=[], metavar="OUTPUT=FILE", help=text)
     add("--dry-run", action="store_true", help="--stream: only print the plan")
-    text = "--stream: compare a crop that fits into memory with the plain model first"
+    text = "--stream: first compare the outputs for a crop, streamed and not streamed"
     add("--check", action="store_true", help=text)
 
 
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
-    """Raise ConfigError for flags that do not go together. images: the images of the command."""
+    """Raise ConfigError for flags that cannot be combined. images: the images of the command."""
     if not args.stream:
         for name in ONLY:
             if getattr(args, name):
@@ -48,15 +48,16 @@ def check_flags(args: argparse.Namespace, images: list[str]) -> None:
     for name in UNUSED:
         if getattr(args, name):
             flag = "output" if name == "output_dir" else name.replace("_", "-")
-            raise ConfigError(f"--stream has no use for --{flag}: leave it out")
+            raise ConfigError(f"--stream cannot be combined with --{flag}: leave out --{flag}")
     if len(args.run) > 1:
-        raise ConfigError("--stream takes one --run")
+        raise ConfigError(f"--stream takes one --run, got {len(args.run)}")
     if len(images) != 1 or images == ["-"]:
         raise ConfigError(f"--stream takes one image file, got {len(images)} of them")
 
 
 def settings_of(args: argparse.Namespace, image: str) -> Any:
-    """Return the settings of a streamed prediction, after checking the files to write."""
+    """Check the output files of a streamed prediction, and return its settings. image: the path of
+    the image."""
     from vil.workflows.stream_image import StreamSettings, describe_save
 
     save = describe_save(args.save)
@@ -71,7 +72,8 @@ def settings_of(args: argparse.Namespace, image: str) -> Any:
 
 
 class ProgressLines:
-    """Prints progress to standard error: over the last line on a terminal, else now and then."""
+    """Callback that prints progress to stderr: one changing line on a terminal, otherwise a line
+    every REPORT_SECONDS."""
 
     def __init__(self) -> None:
         self.is_terminal, self.printed = sys.stderr.isatty(), time.monotonic()
@@ -86,13 +88,13 @@ class ProgressLines:
 
 
 def check_against_plain(stream: Any) -> None:
-    """Compare a crop with the plain model and print the difference. Raises ExportError if the
-    difference is not that of rounding."""
+    """Print how much the streamed output for a crop differs from that of a plain forward pass.
+    Raises ExportError if the difference is larger than rounding errors."""
     from vil.utils.errors import ExportError
 
     amp = stream.source.task.amp_dtype is not None
     difference, limit = stream.check_crop(), CHECK_TOLERANCE_AMP if amp else CHECK_TOLERANCE
-    text = f"a crop streamed differs from the plain model by {difference:.1e} of the largest logit"
+    text = f"a streamed crop differs from a plain forward by {difference:.1e} of the largest logit"
     print(text, file=sys.stderr)
     if not difference <= limit:
         raise ExportError(f"{text}, more than {limit:.0e}")

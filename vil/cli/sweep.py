@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="folder of the sweep (sweeps/<name of the grid or config>)")
     add = parser.add_argument
     add("--grid", metavar="FILE", help="YAML file with base, fixed, grid and variants")
-    add("--jobs", type=at_least(1), metavar="N", help="runs at a time (1; SLURM: no limit)")
-    text = "processes of each run, started by torchrun (1)"
+    add("--jobs", type=at_least(1), metavar="N", help="runs in parallel (1; SLURM: no limit)")
+    text = "number of processes of each run, started by torchrun (1)"
     add("--nproc", type=at_least(1), default=1, metavar="N", help=text)
     text = "check all configs and list the runs; with --slurm, print the script"
     add("--dry-run", action="store_true", help=text)
     add = parser.add_mutually_exclusive_group().add_argument
     add("--list", action="store_true", help="print the state of each run")
-    add("--table", action="store_true", help="write the table of the finished runs; train nothing")
+    add("--table", action="store_true", help="only write the table of the finished runs")
     text = "submit the runs as a job array, with these options of sbatch"
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=text)
     add("--task", type=at_least(0), metavar="N", help="train run N only, as a task of the array")
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def grid_of(args: argparse.Namespace) -> Grid:
-    """Make the grid, which describes all runs of the sweep by their settings, from the grid file,
-    the config and the command-line options."""
+    """Build the grid, which has the settings of all runs of the sweep, from the grid file, the
+    config file and the command-line options."""
     options = options_of(args)
     flags = {key: value for key, value in options.flags.items() if key != "OUTPUT_DIR"}
     seed = [f"SEED={flags.pop('SEED')}"] if flags["SEED"] is not None else []
@@ -97,20 +97,20 @@ def output_of(args: argparse.Namespace) -> Path:
     config file>."""
     name = args.grid or args.config_file
     if args.output_dir is None and name is None:
-        raise ConfigError("add --output, the folder of the sweep")
+        raise ConfigError("expected a folder for the sweep: add --output DIR")
     return Path(args.output_dir or Path("sweeps", Path(name).stem))
 
 
 def find_run(plan: SweepPlan, number: int) -> SweepRun:
-    """Return run `number` of the sweep, from 0. Raises ConfigError if there is no such run."""
+    """Return run `number`, counted from 0. Raises ConfigError if there is no such run."""
     if number >= len(plan.runs):
         raise ConfigError(f"--task {number}: {plan.folder} has runs 0 to {len(plan.runs) - 1}")
     return plan.runs[number]
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """Print a line for each run with its name, its state, its variant if it has one, and its values
-    of the config keys that are swept over."""
+    """Print one line per run: name, state, variant (if any), and values of the config keys that
+    are swept over."""
     from vil.workflows.sweeping.state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
@@ -119,8 +119,8 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def print_states(plan: SweepPlan) -> int:
-    """Print a line for each run with its state, its number of finished steps and, if it failed, the
-    reason. Then print the number of runs in each state. Returns the exit code."""
+    """Print one line per run: state, number of finished steps, and the reason of a failure. Then
+    print the number of runs in each state. Returns the exit code."""
     from vil.workflows.sweeping.state import read_state
 
     states = [(run, read_state(run)) for run in plan.runs]

@@ -5,15 +5,15 @@ vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
 vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
 vil train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes      a detector
 torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
-vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano    keys for a purpose
+vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano    fine-tune
 vil train --config-file mine.yaml --dry-run     check data and config, and run one step
 
 --dry-run fails if the data are missing or invalid. It prints how many images and classes there are,
 draws the first images of training as the model gets them, runs one step on synthetic images, and
 creates no run.
 
-MODEL.MODEL_PATH is a file with weights to start from. For a detector, it may also hold the weights
-of a classifier, of vil or of the 2021 reference, or of a detector of the 2021 reference. These are
+MODEL.MODEL_PATH is a file with initial weights. For a detector, it may also contain the weights of
+a classifier (of vil or of the 2021 reference) or of a detector of the 2021 reference. These are
 loaded into the backbone.
 """
 
@@ -39,11 +39,11 @@ WIDTH = 100  # columns of the list of changed keys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     preset_argument(parser)
-    text = "continue from the newest checkpoint in the folder, if any; by default with its config"
+    text = "resume from the newest checkpoint in --output_dir, by default with the config there"
     parser.add_argument("--resume", action="store_true", help=text)
     text = "describe the data, run one step on synthetic images, print its memory and the config"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "with --dry-run: print all keys of the config, as YAML, not only those that were changed"
+    text = "with --dry-run: print all config keys as YAML, not only changed keys"
     parser.add_argument("--all", action="store_true", help=text)
     text = "with --dry-run: PNG file for the example images (default: OUTPUT_DIR.dry-run.png)"
     parser.add_argument("--example", metavar="FILE", help=text)

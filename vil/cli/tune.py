@@ -1,6 +1,6 @@
 """Find the fastest attention backend for each stage of a config's model, by measuring them.
 
-On a CPU, the MLPs of the model are measured too, by PyTorch's operators and compiled.
+On a CPU, the MLPs of the model are measured too, with PyTorch's operators and compiled kernels.
 
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
@@ -20,7 +20,7 @@ from vil.cli.arguments import config_arguments, resolve
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--backends", metavar="A,B", help="backends to measure, by default all")
+    add("--backends", metavar="A,B", help="backends to measure (all)")
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each backend (7)")
     add("--max-gib", type=float, metavar="X", help="memory limit in GiB (half of the free memory)")
 
@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
     if not tuning.found:
         print("no backend can run: nothing is saved")
     elif file := tuning.save():
-        print(f"{len(tuning.found)} choices kept in {file}")
+        print(f"{len(tuning.found)} choices saved in {file}")
     return 0

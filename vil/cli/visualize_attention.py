@@ -34,15 +34,15 @@ from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("image", metavar="IMAGE", help="a file, - for standard input, or test:N")
+    add("image", metavar="IMAGE", help="image file, - for standard input, or test:N")
     config_arguments(parser)
     run_arguments(parser)
-    add("--token", metavar="ROW,COL", help="pixel of the shown image (its center)")
-    add("--stage", type=int, metavar="N", help="one stage, from 1 (all)")
-    add("--block", type=int, metavar="N", help="the block, from 1 (the last one of each stage)")
-    add("--only", choices=["token", "global"], help="draw only the rows of this kind")
-    add("--classes", metavar="FILE", help="the names of the classes, one per line")
-    add("--out", default="attention.png", metavar="FILE", help="the plot (attention.png)")
+    add("--token", metavar="ROW,COL", help="row and column of a pixel (the center)")
+    add("--stage", type=int, metavar="N", help="number of the stage, from 1 (all stages)")
+    add("--block", type=int, metavar="N", help="number of the block, from 1 (the last)")
+    add("--only", choices=["token", "global"], help="draw only these rows")
+    add("--classes", metavar="FILE", help="file with the class names, one per line")
+    add("--out", default="attention.png", metavar="FILE", help="plot to write (attention.png)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,17 +21,17 @@ from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--grid", required=True, metavar="XxY", help="rows and columns of tokens, 12x17 or 14")
+    add("--grid", required=True, metavar="XxY", help="grid size in tokens, such as 12x17 or 14")
     choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--window", type=int, metavar="W", help="w, the side of a chunk")
+    choice.add_argument("--window", type=int, metavar="W", help="window size: side of a chunk")
     text = 'patterns such as "axial | local:5" instead of a window'
     choice.add_argument("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     numbers = dict(nargs="+", type=int, default=[0], metavar="N")
-    text = "0 chunks cut at the border, 1 the exact window, -1 cyclic (0)"
+    text = "mask: 0 cuts chunks at the border, 1 is the exact window, -1 is cyclic (0)"
     add("--sw-exact", "--sw_exact", help=text, **numbers)
-    text = "0 all nine chunks, -1 the self chunk, 1 to 8 it and a neighbor (0)"
+    text = "mode: 0 is all 9 chunks, -1 the self chunk, 1 to 8 the self chunk and a neighbor (0)"
     add("--mode", help=text, **numbers)
-    add("--token", nargs="+", metavar="ROW,COL", help="the query (the center)")
+    add("--token", nargs="+", metavar="ROW,COL", help="position of the query (the center)")
     add("--out", default="pattern.png", metavar="FILE", help="image file to write (pattern.png)")
 
 
