@@ -148,13 +148,13 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
     assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
     toy_train(tmp_path, max_steps=4, ema=0.5)
     assert (
-        "no average of weights: a new one starts from the loaded weights" in capsys.readouterr().out
+        "no averaged weights: the average starts from the loaded weights" in capsys.readouterr().out
     )
     after = weights(tmp_path)
     expected = {name: (before[name] + after[name]) / 2 for name in after}
     assert_close(weights(tmp_path, "ema.safetensors"), expected)
     toy_train(tmp_path, max_steps=5)
-    assert "has an average of weights, which this run drops" in capsys.readouterr().out
+    assert "has averaged weights, which are ignored" in capsys.readouterr().out
     assert not (resolve_link(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
 
 

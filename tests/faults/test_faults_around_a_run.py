@@ -212,7 +212,7 @@ def test_f25_by_real_runs(tmp_path, monkeypatch):
 VARIABLES = {
     "RANK": ("0", "WORLD_SIZE, .* not set .*start with torchrun, or unset RANK"),
     "WORLD_SIZE": ("2", "RANK, .* not set .*start with torchrun, or unset RANK"),
-    "SLURM_STEP_NUM_TASKS": ("2(x4)", "let it start one torchrun on each node"),
+    "SLURM_STEP_NUM_TASKS": ("2(x4)", "let srun start one torchrun on each node"),
 }
 
 

@@ -103,7 +103,7 @@ def test_f10_a_full_disk(tmp_path):
     size = (first / "state.pt").stat().st_size - 1
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        with pytest.raises(SaveError, match="no checkpoint of step 10"):
+        with pytest.raises(SaveError, match="the checkpoint of step 10 was not written"):
             toy_train(tmp_path, save_steps=5, max_failed_saves=5)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -145,7 +145,7 @@ def test_f31_a_rename_that_fails_once(tmp_path, monkeypatch):
 def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(manifest.os, "rename", failing(2, os.rename, errno.EIO))
     toy_train(tmp_path)
-    told = "no checkpoint of step 5: OSError" in capsys.readouterr().out
+    told = "checkpoint of step 5 was not written: OSError" in capsys.readouterr().out
     record("F31", "a checkpoint that cannot be written is said, and training goes on", told, True)
     assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
 

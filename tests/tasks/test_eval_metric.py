@@ -147,6 +147,6 @@ def test_another_metric_on_resume_begins_a_new_best(tmp_path, capsys):
     assert state_file["state"]["metric"] == ""
     state = toy_train(tmp_path, task=Scripted([9.0, 8.0]), epochs=4, dropout=0.0, metric="ece")
     assert (state.best, state.best_step, state.metric) == (8.0, 20, "ece")
-    assert "best checkpoint is selected by ece from here, was by the default metric" in (
+    assert "best checkpoint is now selected by ece, previously by the default metric" in (
         capsys.readouterr().out
     )

@@ -25,8 +25,8 @@ GLOO_GRACE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class DistInfo:
-    """The rank of this process among all `world` processes, and its `local_rank` among those on its
-    machine."""
+    """The rank of this process among all `world` processes, and its `local_rank` among the
+    processes on its machine."""
 
     rank: int = 0
     world: int = 1
@@ -44,7 +44,7 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
     if not any(name in environment for name in RANK_VARIABLES):
         if (tasks := environment.get(SLURM_TASKS, "1")) != "1":
             raise ValueError(
-                f"srun started {tasks} processes without a process group: let it start one "
+                f"srun started {tasks} processes without a process group: let srun start one "
                 "torchrun on each node (scripts/train_slurm.sh)"
             )
         return DistInfo()
@@ -56,7 +56,7 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
         )
     values = {name: environment[name] for name in RANK_VARIABLES}
     if not all(value.isdecimal() for value in values.values()):
-        raise ValueError(f"torchrun's environment must hold whole numbers, given {values}")
+        raise ValueError(f"torchrun's environment variables must be integers, got {values}")
     rank, world, local_rank = map(int, values.values())
     if rank >= world:
         raise ValueError(f"RANK {rank} must be below WORLD_SIZE {world}")
@@ -67,14 +67,14 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     """Read the rank of this process, select its GPU, and initialize the process group if there are
     several processes.
 
-    backend: of the process group; None for gloo on CPUs and nccl on CUDA. Raises ValueError for
-    invalid ranks, or if this process has no GPU.
+    backend: backend of the process group; None selects gloo on CPUs and nccl on CUDA. device: the
+    type of device to use. Raises ValueError for invalid ranks, or if this process has no GPU.
     """
     dist = read_environment(os.environ)
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"LOCAL_RANK {dist.local_rank} has no GPU: {torch.cuda.device_count()} visible; "
+                f"LOCAL_RANK {dist.local_rank} has no GPU ({torch.cuda.device_count()} visible): "
                 "start at most one process per GPU (--nproc_per_node)"
             )
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
@@ -87,7 +87,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
 
 
 def stop() -> None:
-    """Destroy the process group, if there is one. Call this last, also after an error."""
+    """Destroy the process group, if there is one. Call this last, even after an error."""
     if not torch_dist.is_initialized():
         return
     if "gloo" in torch_dist.get_backend():
@@ -102,8 +102,8 @@ def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
     """Wrap the model in DDP if there are several ranks and the model is not sharded.
 
     DDP does not broadcast buffers at every step, because the buffers of ViL models are constant or
-    computed equally on every rank. Batch norms of other models are converted to SyncBatchNorm on
-    GPUs. See also `share_buffers`.
+    computed identically on every rank. On GPUs, the batch norms of other models are converted to
+    SyncBatchNorm. See also `share_buffers`.
     """
     if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
@@ -161,8 +161,8 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the list of the values of all ranks, in the order of ranks, on rank 0. Other ranks get
-    an empty list."""
+    """Return the values of all ranks as a list in rank order on rank 0, and an empty list on other
+    ranks."""
     if not torch_dist.is_initialized():
         return [value]
     main = torch_dist.get_rank() == 0
@@ -174,8 +174,8 @@ def gather_objects(value: T) -> list[T]:
 def compute_on_main(function: Callable[[], T]) -> T:
     """Call a function on rank 0, and return its result on every rank.
 
-    An exception of the function is raised on rank 0. The other ranks then raise RuntimeError, so
-    that they do not wait for the result forever.
+    If the function raises an exception on rank 0, the other ranks raise RuntimeError, so that they
+    do not wait for the result forever.
     """
     result, error = None, None
     if not torch_dist.is_initialized() or torch_dist.get_rank() == 0:

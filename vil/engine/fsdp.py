@@ -36,13 +36,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor; the tensor itself if it is not sharded."""
+    """Return this rank's shard of a tensor. A tensor that is not sharded is returned unchanged."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Gather a sharded tensor; all ranks must call this and get the full tensor. A tensor that is
-    not sharded is returned unchanged."""
+    """Gather a sharded tensor, and return the full tensor on every rank. All ranks must call this.
+    A tensor that is not sharded is returned unchanged."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 

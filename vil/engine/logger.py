@@ -56,8 +56,9 @@ class RunLogger:
         records of these steps that an earlier attempt left.
 
         end: the last step of the run. batch_size: images per step over all ranks. thread_hint:
-        called after the first line of metrics; returns advice to log, or "". data_hint: returns
-        advice, which is logged once if steps wait for data for more than SLOW_DATA of their time.
+        called after the first line of metrics; returns advice to log, or "". data_hint: called once
+        if steps spend more than the fraction SLOW_DATA of their time waiting for data; returns
+        advice to log.
         """
         if not self.enabled:
             return
@@ -87,7 +88,7 @@ class RunLogger:
             echo(line)
 
     def say_once(self, text: str) -> None:
-        """Like `say`, but only for the first of several equal texts."""
+        """Write a line like `say`, unless the same text was written before."""
         if text not in self.said:
             self.said.add(text)
             self.say(text)
@@ -103,7 +104,7 @@ class RunLogger:
             self.drawn_time = time.monotonic()
 
     def training(self, step: int, lr: float, metrics: dict[str, float]) -> None:
-        """Log the learning rate and the training metrics, which `Meter.read` returned."""
+        """Log the learning rate and the training metrics. metrics: result of `Meter.read`."""
         if not self.enabled:
             return
         times = {"time": metrics["time"], "data": metrics["data"]}
@@ -127,9 +128,12 @@ class RunLogger:
             self.data_hint = None
 
     def first_progress(self, step: int) -> None:
-        """Log the position and the remaining time, without metrics, if there was no line yet and
-        training began at least FIRST_SECONDS ago. Only one such line is logged; a second one
-        follows if the first knows one step only, which is slower than the others."""
+        """Log the step and the remaining time if no metrics have been logged yet and training began
+        at least FIRST_SECONDS ago.
+
+        This happens once. It happens a second time if the first estimate was based on a single
+        step, because the first step is slower than the others.
+        """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return
         now, began, start = time.monotonic(), self.remaining.began, self.remaining.start
@@ -141,20 +145,20 @@ class RunLogger:
         per_step = spent / max(steps - 1, 1)
         times = {"time": per_step, "img/s": self.batch_size / per_step}
         left = as_time((self.end - step) * per_step)
-        about = "" if steps > 1 else " (too long: from the first step, with its start)"
+        about = "" if steps > 1 else " (too long: the first step includes startup)"
         self.say(f"train {self.position(step)} eta {left}{about} {format_pairs(times)}")
         if steps > 1:
             self.first_step_time = math.inf
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
-        """Log a line per test set. results: {test set: {metric: value}}. Values that are not
+        """Log one line per test set. results: {test set: {metric: value}}. Values that are not
         numbers, such as per-class tables, are left out."""
         self.last_evaluation = results
         self.results(step, "val", results)
 
     def results(self, step: int, part: str, results: dict[str, dict]) -> None:
-        """Log a line per set like `evaluation`. part: "val" or "test". The name of the split in
-        metrics.jsonl is <part>/<set>. A run that is not begun writes only log.txt."""
+        """Log one line per set, like `evaluation`. part: "val" or "test"; metrics.jsonl names the
+        split <part>/<set>. Before a call of `begin`, only log.txt is written."""
         if not self.enabled:
             return
         for name, metrics in results.items():
@@ -230,7 +234,8 @@ def step_of(line: str) -> float:
 
 
 def open_bar(step: int, end: int):
-    """Start a progress bar of the library rich for the steps from `step` to `end`.
+    """Start a progress bar for the steps from `step` to `end`, and return it (class
+    rich.progress.Progress).
 
     The bar has no refresh thread. Such a thread could hold the terminal's lock while a loader
     worker is forked, and the worker would hang when it prints a warning.

@@ -63,7 +63,8 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """A task such as detection: those methods of `vil.tasks.base.Task` that the loop uses."""
+    """Protocol of a task such as detection, with the methods of `vil.tasks.base.Task` that the loop
+    calls."""
 
     metric: Metric
     amp_dtype: torch.dtype | None  # autocast's precision, None: full
@@ -115,12 +116,13 @@ def train(
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
-    """Train from `state`, the initial state or that of a checkpoint, to the last epoch, or until
-    `patience` evaluations in a row did not improve the metric. Returns the final state.
+    """Train until the last epoch, or until `patience` consecutive evaluations did not improve the
+    metric. Returns the final state.
 
+    lr_at: function from a step to its learning rate.
+    state: the state to start from, which is the initial state or that of a loaded checkpoint.
     Raises DivergedError after too many consecutive non-finite steps, and StoppedError, after saving
     a checkpoint, if a signal was received.
-    lr_at: function from a step to its learning rate.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -131,7 +133,7 @@ def train(
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
     if reason := stopped_early(state, patience, min_delta):
-        run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to train on")
+        run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to continue")
         return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
@@ -225,8 +227,11 @@ def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLog
 
 
 def stopped_early(state: TrainState, patience: int, min_delta: float) -> str:
-    """Return why the run ends before its last epoch: `patience` evaluations in a row did not
-    improve the metric by more than `min_delta`. Returns "" if it does not end, or patience is 0."""
+    """Return the reason for ending the run before its last epoch, or "" if the run continues.
+
+    The run ends if `patience` consecutive evaluations did not improve the metric by more than
+    `min_delta`. With a patience of 0, it never ends early.
+    """
     if not patience or state.stale < patience:
         return ""
     margin = f" by more than {min_delta:g}" if min_delta else ""

@@ -19,9 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
     """Return whether the averages are logged after `step`.
 
-    An epoch has a line every `log_freq` steps and one at its end. Steps that would be left for a
-    shorter last line are added to the line before, so a line averages at least `log_freq` steps, or
-    the full epoch. end: the last step of the run. per_epoch: steps of an epoch.
+    A line is logged every `log_freq` steps of an epoch and at its end. If fewer than `log_freq`
+    steps would remain for the last line, that line also covers the steps of the line before. end:
+    the last step of the run. per_epoch: steps per epoch.
     """
     in_epoch = (step - 1) % per_epoch + 1
     last = min(per_epoch, end - step + in_epoch)
@@ -31,9 +31,9 @@ def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time from a `read` to the request of the next batch is not counted, because the loop may
-    then evaluate and save a checkpoint. If it saves one after a step without a `read`, the time of
-    that save is counted.
+    The time between a `read` and the request of the next batch is not counted, because the loop may
+    evaluate and save a checkpoint in between. The time of a checkpoint that is saved without a
+    `read` before it is counted.
     """
 
     def __init__(self):
@@ -80,9 +80,9 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return the means since the last call, and reset the sums.
 
-        The metrics are averages over all ranks and over the steps that were not skipped. Two more
-        values are of this rank only: `time`, the seconds per step, and `data`, how many of these
-        seconds were spent waiting for data.
+        The metrics are averages over all ranks and over the steps that were not skipped. The result
+        also has two values of this rank: `time`, the seconds per step, and `data`, the seconds per
+        step that were spent waiting for data.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()

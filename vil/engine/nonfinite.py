@@ -22,15 +22,16 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """Two flags of a step, reduced over all ranks: non-finite loss or gradient, received signal."""
+    """Flags of a step, reduced over all ranks: whether a loss or gradient is not finite, and which
+    signal was received."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Return the norm of all gradients together. If `max_norm` is not 0, then clip the gradients to
-    that norm."""
+    """Return the norm of all gradients together. Then clip the gradients to `max_norm`, unless it
+    is 0."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -121,10 +122,10 @@ class NonFiniteSteps:
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
-        """Count a step. Returns 1 if the flags say that it was skipped, else 0.
+        """Count a step. Returns 1 if the flags mark the step as skipped, else 0.
 
-        If too many steps in a row were skipped, writes `record` and the largest gradients to a file
-        in the run's crash/, and raises DivergedError.
+        After more than `limit` skipped steps in a row, writes `record` and the largest gradients to
+        a file in the run's folder crash/, and raises DivergedError.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

@@ -41,7 +41,8 @@ class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
     Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: longest time without
-    progress (see `beat`); 0 for no limit. grace_seconds: longest such time after a signal.
+    progress (see `beat`); 0 for no limit. grace_seconds: longest time without progress after a
+    signal.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -69,8 +70,8 @@ class PreemptionGuard:
             signal.signal(number, handler)
 
     def watch(self, folder: Path, status: Callable[[str, int, str], None]) -> None:
-        """Start to watch for hanging steps of the run in `folder`. Before a forced exit,
-        `status(state, exit code, reason)` is called."""
+        """Start to watch for hanging steps of the run in `folder`. status: function that is called
+        before a forced exit with (state, exit code, reason)."""
         self.folder, self.status = folder, status
         self.beat()
 
@@ -91,16 +92,15 @@ class PreemptionGuard:
         self.raise_if_stopped(all_reduce_max(self.received_signal))
 
     def raise_if_stopped(self, number: int) -> None:
-        """Raise StoppedError if `number` is not 0. number: the received signal's number, or 0 for
-        none; it must be the same on all ranks."""
+        """Raise StoppedError if a signal was received. number: the number of the signal, or 0 for
+        none; must be the same on all ranks."""
         if number:
             raise StoppedError(signal.Signals(number))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal raise StoppedError immediately while the context waits for data.
-
-        This applies only to a run with a single process.
+        """Return a context for code that waits for data. In this context, a signal raises
+        StoppedError immediately if the run has a single process.
         """
         self.is_waiting = self.dist.world == 1
         try:
@@ -140,11 +140,11 @@ class PreemptionGuard:
             since = max(self.signal_time, self.progress_time)
             if self.received_signal and now - since > self.grace_seconds:
                 name = signal.Signals(self.received_signal).name
-                self._exit(f"{name} received, and no step within {self.grace_seconds:g} s of it")
+                self._exit(f"{name} received, and no step within {self.grace_seconds:g} s")
 
     def _exit(self, reason: str, *, hung: bool = False) -> None:
-        """Report `reason` and the stacks of all threads, then end the process immediately, without
-        cleanup, which could hang as well.
+        """Report `reason` and the stacks of all threads, then end the process immediately. There is
+        no cleanup, because cleanup could hang as well.
 
         hung: whether the reason is a hanging step instead of a signal. It sets the exit code.
         """
@@ -167,15 +167,15 @@ class PreemptionGuard:
 
 
 def launcher_pid() -> int:
-    """Return the id of the process that started this run and that the run must not outlive
-    (torchrun or a sweep), or 0 if there is none."""
+    """Return the process id of the launcher (torchrun or a sweep), or 0 if there is none. The run
+    stops when its launcher ends."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return os.getppid()
     return int(os.environ.get(LAUNCHER_PID, 0))
 
 
 def describe_position() -> str:
-    """Describe in words the main thread's innermost frame outside torch, and whether the thread
+    """Return text on the main thread's innermost frame outside torch, and on whether the thread
     waits for other ranks."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     stack = traceback.extract_stack(frame)

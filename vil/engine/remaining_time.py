@@ -1,4 +1,4 @@
-"""Estimate how long a run still takes, from the times of its steps, evaluations and checkpoints."""
+"""Estimate the remaining time of a run from the times of its steps, evaluations and checkpoints."""
 
 MEMORY = 5  # log lines over which the time per step is averaged
 
@@ -7,12 +7,12 @@ class RemainingTime:
     """An estimate of the remaining seconds of a run.
 
     The time per step is an exponential average over log lines. The first line, whose steps include
-    one-time costs such as compilation, counts only until there is a second one. All other time,
-    such as that of evaluations and checkpoints, is spread evenly over the steps so far.
+    one-time costs such as compilation, is used only until there is a second line. Time spent on
+    evaluations, checkpoints and other work is added as an average per step.
     """
 
     def __init__(self, step: int, end: int, now: float):
-        """Start at `step` of the run's `end` steps. now: current time in seconds, of any clock."""
+        """Start at `step` of the run's `end` steps. now: current time in seconds of some clock."""
         self.start, self.end, self.began = step, end, now
         self.lines, self.step, self.in_steps, self.per_step = 0, step, 0.0, 0.0
 

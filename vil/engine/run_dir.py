@@ -1,6 +1,6 @@
-"""The folder of a run, which is locked while in use, and records how the run started and ended.
+"""The folder of a run. It is locked during the run, and records how the run started and ended.
 
-run.lock      held by the process that writes to the folder; a second process is rejected
+run.lock      locked by the process that writes to the folder; a second process is rejected
 command.txt   each command that was run with this folder
 env.txt       versions, device and git commit for each of these commands
 status.json   {state, code, step, checkpoint, reason, time}, for users and schedulers. code is
@@ -57,8 +57,8 @@ class RunDir:
         self.last_error = ""  # of status.json
 
     def begin(self) -> None:
-        """Record the start of training in command.txt, env.txt and status.json. Before this call,
-        these files of an earlier attempt are not changed."""
+        """Record the start of training in command.txt, env.txt and status.json. Until this call,
+        the files of an earlier attempt are not changed."""
         self.begun = True
         if self.writes:
             with os_error_as(RunFolderError, f"{self.folder} cannot be written"):
@@ -79,8 +79,8 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. reason: why it ended before the last epoch, if it did,
-        for the log and status.json."""
+        """Record that training is finished. reason: why it ended before the last epoch, written to
+        the log and status.json; "" if it did not."""
         self.reason = reason
         if reason:
             self.log.say(reason)
@@ -88,7 +88,8 @@ class RunDir:
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
         """Replace status.json. A failure to write is logged and does not end the run.
 
-        code: the exit code; None while the run is active.
+        state: such as "running" or "finished". code: the exit code; None while the run is active.
+        reason: why the run ended.
         """
         last = resolve_link(self.checkpoints, "last")
         checkpoint = str(last) if last else None
@@ -148,15 +149,15 @@ def refuse_links(folder: Path) -> None:
     """
     for link in (*folder.glob("*"), *folder.glob("*/*")):
         if link.is_symlink() and not link.is_dir():
-            raise RunFolderError(f"{link} is a link: remove it, a run writes only to its own files")
+            raise RunFolderError(f"{link} is a link: remove it, because it may lead elsewhere")
     check_run_folder(folder)
 
 
 def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
-    Raises RunInUseError if another process holds the lock. The lock is a POSIX record lock, which
-    loader workers do not inherit. The workers of a killed run may live on for seconds, and an
+    Raises RunInUseError if another process holds the lock. The lock is a POSIX record lock, because
+    loader workers do not inherit it. Workers may run for seconds after their run was killed, and an
     inherited lock would block a restart.
     """
     stream = file.open("a+")
@@ -225,7 +226,7 @@ os.register_at_fork(after_in_child=close_inherited_locks)
 
 
 def append(file: Path, text: str) -> None:
-    """Append the current time and `text` to a file that has one such entry per start of the run."""
+    """Append the current time and `text` to a file. The file has one entry per start of the run."""
     with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 

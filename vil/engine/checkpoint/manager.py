@@ -25,8 +25,8 @@ class CheckpointPolicy:
     max_failed_saves: int = 3  # in a row
 
     def evaluates(self, state: TrainState, end: int) -> bool:
-        """Return whether an evaluation is due at the step of `state`. False if an evaluation was
-        done at this step already. end: the last step of the run."""
+        """Return whether an evaluation is due at the step of `state`. Returns False if this step
+        was already evaluated. end: the last step of the run."""
         due = state.epoch_ends and state.epoch % self.eval_every == 0
         return state.evaluated < state.step and (due or state.step == end)
 

@@ -1,4 +1,4 @@
-"""Write folders that are either complete or absent, even after a crash or a power failure.
+"""Write folders atomically: after a crash or power failure, a folder is complete or absent.
 
 Files are written to a temporary folder and synced to disk. Then the folder is renamed, and its
 parent folder is synced. A manifest has the size and SHA-256 of each file. A second file has the
@@ -74,7 +74,7 @@ def find_corruption(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is unreadable ({type(error).__name__})"
     if version not in (1, FORMAT):
-        return f"{MANIFEST} has format {version}, this version of vil reads up to {FORMAT}"
+        return f"{MANIFEST} has format {version}, this version of vil reads formats up to {FORMAT}"
     if not intact:
         return f"{MANIFEST} was changed (SHA-256 differs)"
     for name, expected in files:

@@ -44,9 +44,9 @@ MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 
 @dataclass(frozen=True)
 class TrainState:
-    """Progress of a run.
+    """Settings and progress of a run.
 
-    The first five fields are settings. A resumed run compares its settings with the saved ones.
+    The first five fields are settings. When a run resumes, they are compared with the saved ones.
     """
 
     seed: int
@@ -154,7 +154,7 @@ def save(
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
             problem = one_line(error)
     if problem := broadcast_object(problem):
-        raise SaveError(f"no checkpoint of step {state.step}: {problem}")
+        raise SaveError(f"the checkpoint of step {state.step} was not written: {problem}")
     return final
 
 
@@ -233,7 +233,7 @@ def resolve_link(folder: Path, link: str) -> Path | None:
         return None
     name = file.read_text(errors="replace").strip()
     if not is_name(name):
-        raise CheckpointError(f"{file} names no checkpoint: delete it, and resume the run")
+        raise CheckpointError(f"{file} has no name of a checkpoint: delete it, and resume the run")
     return folder / name
 
 
@@ -291,7 +291,7 @@ def load(
     if fresh:
         say(
             f"{len(fresh)} parameters have no saved optimizer state, the first: {fresh[0]}; "
-            "their state starts new"
+            "their state is initialized"
         )
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         objects.scaler.load_state_dict(saved["scaler"])
@@ -307,9 +307,9 @@ def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], Non
         load_exactly(ema.model, file)
     elif ema:
         ema.restart()
-        say(f"{checkpoint} has no average of weights: a new one starts from the loaded weights")
+        say(f"{checkpoint} has no averaged weights: the average starts from the loaded weights")
     elif file.exists():
-        say(f"{checkpoint} has an average of weights, which this run drops (OPTIM.EMA is 0)")
+        say(f"{checkpoint} has averaged weights, which are ignored because OPTIM.EMA is 0")
 
 
 def resume(
@@ -323,10 +323,11 @@ def resume(
 ) -> TrainState:
     """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder. A change
-    of the number of ranks or the seed is logged. A change of the batch size, epoch length or
-    optimizer raises CheckpointError, because the saved step or optimizer state would be wrong. A
-    change of the training samples raises CheckpointError unless `allow_changes` is set.
+    fresh: state of a new run with the current settings. Rank 0 selects the checkpoint for all
+    ranks, so all machines need access to the folder. A change of the number of ranks or the seed is
+    logged. A change of the batch size, epoch length or optimizer raises CheckpointError, because
+    the saved step or optimizer state would be wrong. A change of the training samples raises
+    CheckpointError unless `allow_changes` is set.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
@@ -336,11 +337,11 @@ def resume(
     for name in ("batch_size", "steps_per_epoch", "optimizer"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             raise CheckpointError(
-                f"{checkpoint} was made with {name} {old}, this run has {new}: restore the "
+                f"{checkpoint} was saved with {name} {old}, this run has {new}: restore the "
                 "setting, or start a new run with MODEL.MODEL_PATH set to this checkpoint"
             )
     if saved.data and saved.data != fresh.data:
-        text = f"{checkpoint} was trained on {saved.data}, the data here are {fresh.data}"
+        text = f"{checkpoint} was trained on {saved.data}, but this run has {fresh.data}"
         if not allow_changes:
             raise CheckpointError(
                 f"{text}: restore them, start a new run with MODEL.MODEL_PATH set "
@@ -349,7 +350,7 @@ def resume(
         say(text)
     if saved.metric != fresh.metric:
         old, new = (state.metric or "the default metric" for state in (saved, fresh))
-        say(f"the best checkpoint is selected by {new} from here, was by {old}")
+        say(f"the best checkpoint is now selected by {new}, previously by {old}")
         saved = replace(saved, best=None, best_step=None, metric=fresh.metric)
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
