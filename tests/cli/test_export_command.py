@@ -100,7 +100,7 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
         ("--out m.onnx --int8 --calibration no", USAGE, "--calibration: there is no folder no"),
         ("--out m.pt2 --int8", USAGE, r"--int8 needs --format onnx, got torch"),
         ("--out m.pt2 --opset 20", USAGE, r"--opset needs --format onnx, got torch"),
-        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported, only 18 to \d+"),
+        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported: choose from 18 to \d+"),
         ("--out m.onnx --size 32x", USAGE, r"--size: expected a size such as 14 or 14x20"),
         ("--out m.onnx --size 7", USAGE, r"images of 7x7 are too small: every side needs"),
         ("--out m.pt2 --size 8", USAGE, r"takes sides of at least 16 pixels, not 8x8"),

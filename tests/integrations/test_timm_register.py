@@ -187,7 +187,7 @@ def test_a_cached_file_of_another_model_is_not_loaded(monkeypatch, tmp_path):
     kept = tmp_path / "hub/checkpoints/model_best.pth"
     kept.parent.mkdir(parents=True)
     torch.save(vil.get_model("vil_tiny").state_dict(), kept)
-    with pytest.raises(CheckpointError, match="cannot be fetched"):
+    with pytest.raises(CheckpointError, match="cannot be downloaded"):
         create("vil_tiny.in1k", pretrained=True)
 
 

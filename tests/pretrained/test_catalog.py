@@ -65,7 +65,7 @@ def test_names_follow_torchvision():
         vil.get_model_weights("vil_tny")
     with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
         vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
-    with pytest.raises(ValueError, match="of another model; vil_small has ViL_Small_Weights"):
+    with pytest.raises(ValueError, match="another model: vil_small needs weights of ViL_Small"):
         vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
     with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
         vil.ViL_Huge_Weights  # noqa: B018
@@ -87,7 +87,7 @@ def test_downloads_without_a_network_raise(no_network, weights):
     with pytest.raises(CheckpointError, match="vil convert FILE OUT.safetensors") as caught:
         vil.get_model("vil_small", weights=weights)
     assert "\n" not in str(caught.value)
-    assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be fetched from https://" in str(caught.value)
+    assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be downloaded from https://" in str(caught.value)
 
 
 def test_a_download_is_cached_and_loaded(no_network, tmp_path):
@@ -173,7 +173,7 @@ def test_checkpoints_of_other_programs(tmp_path):
 
 def test_weights_of_another_network_raise():
     model = vil.get_model("vil_nano")
-    with pytest.raises(CheckpointError, match="another architecture, not one name fits") as e:
+    with pytest.raises(CheckpointError, match="another architecture, no name matches") as e:
         vil.load_weights(model, resnet18().state_dict())
     assert "stages.0.embed.cls_token" in str(e.value)
 

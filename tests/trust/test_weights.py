@@ -115,7 +115,7 @@ def test_a_saved_folder_with_an_invalid_card_is_refused(saved, tmp_path):
     config = json.loads((tmp_path / "model/config.json").read_text())
     config["vil"]["model"]["arch"] = HUGE
     (tmp_path / "model/config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="a model of at least .* but the file holds"):
+    with pytest.raises(CheckpointError, match="a model of at least .* but the file has"):
         vil.from_pretrained(tmp_path / "model")
 
 

@@ -1,7 +1,7 @@
 """Compile models ahead of time with AOTInductor.
 
-A package holds machine code for the CPU that wrote it, or for one with the same vector
-instructions, and the weights. It runs in C++ and in Python, without the model's code.
+A package contains the weights and machine code. It runs in C++ and in Python, without the model's
+code, on CPUs with the same vector instructions as the CPU that compiled it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vil.export.trace import ExportSpec, as_export_error, trace_model
 
 
 def check_compiler() -> None:
-    """Raise ValueError if there is no C++ compiler, which AOTInductor needs."""
+    """Raise ValueError if the C++ compiler that AOTInductor needs is missing."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -31,7 +31,8 @@ def write_package(
 ) -> None:
     """Compile a model to a package that maps images (B, channels, H, W) to logits (B, classes).
 
-    path: must end with .pt2. Raises ValueError if the model cannot be compiled.
+    path: must end with .pt2. metadata: stored in the package. Raises ValueError if the model cannot
+    be compiled.
     """
     program = trace_model(model, spec)
     options = {"aot_inductor.metadata": dict(metadata), "freezing": True}

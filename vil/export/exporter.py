@@ -1,10 +1,10 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend of plain operators. Models trained with random shift, where a token attends to
-its own chunk and one sampled neighbor, attend to all 3x3 chunks in evaluation. Batch size and image
-size stay dynamic unless they are fixed. The file is written under a temporary name, and only gets
-its final name after it has been loaded again and its logits agree with the model's.
+computed by a backend that uses only standard operators. Models trained with random shift, where a
+token attends to its chunk and one sampled neighbor chunk, attend to all 3x3 chunks in evaluation.
+Batch size and image size stay dynamic unless they are fixed. The file is written under a temporary
+name. It gets its final name after it has been loaded and its logits agree with the model's.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -73,8 +73,8 @@ def export_model(
 
     Returns a Difference for each image shape on which file and model were compared.
 
-    Raises ValueError, with the reason, for settings that contradict each other or that the model
-    does not support; ExportError if the file's logits differ from the model's; OSError if the file
+    Raises ValueError for settings that contradict each other or that the model does not support;
+    ExportError if the file's logits differ from the model's; OSError if the file
     cannot be written; ImportError, naming the extra to install, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
@@ -130,9 +130,9 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
         except SIZE_ERRORS as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             if shape[2:] == spec.size:
-                raise ValueError(f"the model takes no images of {size}: {reason}") from error
+                raise ValueError(f"the model does not accept images of {size}: {reason}") from error
     if reason and {images.shape[2:] for images, _ in results} == {spec.size}:
-        raise ValueError(f"the model takes images of {size} only, so fix the size: {reason}")
+        raise ValueError(f"the model accepts only images of {size}, so fix the size: {reason}")
     return results
 
 
@@ -166,7 +166,7 @@ def _compare(
             largest = (run(images) - logits).abs().max().item()
         except Exception as error:  # runtimes have their own exceptions
             raise ExportError(
-                f"{path} was not written: it fails on {shape} images: {one_line(error)}"
+                f"{path} was not written: running it on {shape} images failed: {one_line(error)}"
             ) from error
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
@@ -179,7 +179,7 @@ def _compare(
 
 def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
     """Return the metadata that every exported file has: vil's version, image size, dynamic
-    dimensions and, for vil's own models, the architecture."""
+    dimensions and, for an MsViT, the architecture."""
     metadata = {"vil_version": vil.__version__, "input_size": _format_size(spec.size)}
     metadata["dynamic"] = ",".join(spec.dynamic) or "none"
     if isinstance(model, MsViT):

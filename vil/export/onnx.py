@@ -27,7 +27,7 @@ def check_opset(opset: int | None) -> None:
     onnx, *_ = map(require, PACKAGES)
     last = onnx.defs.onnx_opset_version()
     if opset is not None and not FIRST_OPSET <= opset <= last:
-        raise ValueError(f"opset {opset} is not supported, only {FIRST_OPSET} to {last}")
+        raise ValueError(f"opset {opset} is not supported: choose from {FIRST_OPSET} to {last}")
 
 
 def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
@@ -59,9 +59,9 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
 
 
 def _should_fold(node) -> bool | None:
-    """Tell onnxscript's optimizer whether to fold an ONNX node with constant inputs.
+    """Return whether onnxscript's optimizer may fold an ONNX node with constant inputs.
 
-    Returns False for Resize, which onnxscript computes incorrectly, and None to let the optimizer
-    decide about others.
+    Returns False for Resize, which onnxscript computes incorrectly. Returns None for other nodes,
+    which lets the optimizer decide.
     """
     return False if node.op_type == "Resize" else None

@@ -23,12 +23,13 @@ def quantize_linears(
 
     Weights are stored as int8 with one scale per output channel. They only use 7 of the 8 bits,
     because products of 8-bit values would overflow the accumulators of processors without VNNI. The
-    input of a linear layer is quantized by its range: that of each call (dynamic quantization) or,
-    with `calibration`, the range over these images (static quantization), beyond which values are
-    clipped. Everything else (softmax, norms, convolutions, random features) stays float32.
+    input of a linear layer is quantized with the range of its values. Without `calibration`, this
+    is the range in each call (dynamic quantization). With `calibration`, it is the range over these
+    images, and values outside of it are clipped (static quantization). All other operations
+    (softmax, norms, convolutions, random features) stay in float32.
 
-    Raises ValueError if the file has no linear layers that `export_model` marked as such, and if
-    `calibration` has no images.
+    Raises ValueError if the file has no linear layers with the marks that `export_model` writes, or
+    if `calibration` has no images.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load(path)
@@ -36,7 +37,7 @@ def quantize_linears(
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
         raise ValueError(
-            f"{path} has no linear layers that vil export marked: export the model again"
+            f"{path} has no linear layers marked by vil export: export the model again"
         )
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     options = dict(
@@ -88,7 +89,7 @@ def _split(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
             empty = False
             yield part.contiguous()
     if empty:
-        raise ValueError("static quantization needs images to calibrate with")
+        raise ValueError("static quantization needs calibration images, got none")
 
 
 def _is_linear(node) -> bool:

@@ -18,10 +18,11 @@ PACKAGE = "/data/aotinductor/"  # part of the names of entries of a package of A
 
 
 class ExportedModel(nn.Module):
-    """An exported file as a module, from images (B, channels, H, W) to logits (B, classes).
+    """A module that runs an exported file, from images (B, channels, H, W) to logits (B, classes).
 
     The images must be float32 and on the CPU.
-    metadata: the file's metadata, see docs/guides/exported_files.md.
+    run: function that maps images to logits. metadata: the file's metadata, see
+    docs/guides/exported_files.md.
     """
 
     def __init__(self, run: Callable[[Tensor], Tensor], metadata: Mapping[str, str]) -> None:
@@ -36,8 +37,9 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """Load a file written by `export_model` as a module that maps images to logits.
 
-    format: "onnx", "torch" or "aoti"; by default "onnx" if the file ends in .onnx, otherwise what
-    the file holds. ONNX files run in onnxruntime on the CPU, with torch's number of threads.
+    format: "onnx", "torch" or "aoti"; by default "onnx" if the file ends in .onnx, otherwise
+    detected from the content of the file. ONNX files run in onnxruntime on the CPU, with torch's
+    number of threads.
     """
     path = Path(path)
     if format is None:

@@ -38,8 +38,8 @@ class ExportSpec:
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
         """Return the argument `dynamic_shapes` of torch's exporters.
 
-        batch, height, width: what marks this axis as dynamic, such as a name. It is only used for
-        the axes that are dynamic.
+        batch, height, width: values that mark the axes as dynamic, such as their names. The result
+        has only those of dynamic axes.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
@@ -81,11 +81,11 @@ def token_stride(model: nn.Module) -> int:
 
 
 def least_side(model: nn.Module) -> int:
-    """Return the smallest image side for tracing with dynamic sizes.
+    """Return the smallest image side in pixels for tracing with dynamic sizes.
 
     torch treats dimensions of size 1 as constant. With this side, every stage has at least two
-    tokens per row. If its attention divides the grid into chunks, or into cells with one key each,
-    there are also at least two of these per row.
+    tokens per row. Stages whose attention divides the grid into chunks, or into cells with one key
+    each, have at least two chunks or cells per row.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
@@ -96,10 +96,10 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return an image side near `side`, in pixels, at which every stage resizes its position
+    """Return an image side in pixels, near `side`, at which every stage resizes its position
     embeddings and projections.
 
-    A program traced at the image size for which these parameters were made would never resize them.
+    A program that is traced at the original image size of these parameters would never resize them.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -113,14 +113,14 @@ def _open_side(model: nn.Module, side: int) -> int:
 
 
 def in_channels(model: nn.Module) -> int:
-    """Return the number of input channels of a model, which is that of its first convolution; 3 if
-    it has no convolution."""
+    """Return the number of input channels of a model's first convolution, or 3 if the model has no
+    convolution."""
     return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Convert any error in a `with` block to a ValueError, "the model cannot be made <what>:
+    """Convert any error in a `with` block to a ValueError, "the model cannot be exported as <what>:
     <reason>"."""
     try:
         yield
@@ -128,7 +128,7 @@ def as_export_error(what: str) -> Iterator[None]:
         cause = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise ValueError(f"the model cannot be made {what}: {one_line(cause)}") from error
+        raise ValueError(f"the model cannot be exported as {what}: {one_line(cause)}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ MSVIT_STEM = "stages.0.embed.proj.weight"
 
 
 def find_stems(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of a model's first convolutions, which read the image."""
+    """Return the names of the weights of a model's first convolutions, whose input is the image."""
     if isinstance(model, MsViT):
         return (MSVIT_STEM,)
     first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
@@ -20,12 +20,12 @@ def find_stems(model: nn.Module) -> tuple[str, ...]:
 
 
 def adapt_stem(weight: Tensor, shape: torch.Size) -> Tensor | None:
-    """Convert the weights (O, C, h, w) of a convolution to another number of input channels.
+    """Convert the weight (O, C, h, w) of a convolution to another number of input channels.
 
-    For one channel, they are summed: a gray image then gives the outputs of its copy in all
-    channels. For more, they are repeated and scaled by C / (new number), so that outputs keep their
-    size. This is the rule of timm's adapt_input_conv, for any C. Returns None if the shapes differ
-    otherwise.
+    If the new number is 1, the weight is summed over C: a gray image then gives the same outputs as
+    C copies of it. Otherwise, the weight is repeated and scaled by C / (new number), so that the
+    outputs keep their magnitude. This generalizes timm's adapt_input_conv to any C. shape: the new
+    shape. Returns None if more than the number of channels differs.
     """
     if weight.ndim != 4 or (weight.shape[0], *weight.shape[2:]) != (shape[0], *shape[2:]):
         return None

@@ -71,7 +71,7 @@ TEXT: Check = (lambda value: isinstance(value, str), "a string")
 MODEL: dict[str, Check] = {
     "arch": TEXT,
     "attention": TEXT,
-    "img_size": (is_size, f"a side or two, from 1 to {MAX_SIDE}"),
+    "img_size": (is_size, f"one or two sides from 1 to {MAX_SIDE}"),
     "in_chans": (lambda value: is_integer(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}"),
     "num_classes": (lambda value: is_integer(value, 0, MAX_CLASSES), f"0 to {MAX_CLASSES}"),
     "qkv_bias": FLAG,
@@ -82,7 +82,7 @@ MODEL: dict[str, Check] = {
     "norm_eps": RATE,
     "avg_pool": FLAG,
     "pos_resize": TEXT,
-    "attention_args": (is_arguments, "an object of an object for each attention"),
+    "attention_args": (is_arguments, "an object whose values are objects"),
     "grad_checkpoint": FLAG,
 }
 LATER: dict[str, Check] = {"reversible": FLAG}  # not in cards of earlier versions
@@ -134,5 +134,5 @@ def check_size(card: Mapping, file: Path) -> None:
     if least > held:
         raise CheckpointError(
             f"{file}: its model card describes a model of at least {least} parameters, but "
-            f"the file holds {held}"
+            f"the file has {held}"
         )

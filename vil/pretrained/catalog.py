@@ -2,9 +2,9 @@
 
 There is one enum class per model, with one member per weight file. A member has `url`, `sha256`,
 `meta` and `transforms()`, which builds the input transform. `meta` has the number of parameters,
-multiply-accumulates, metrics, config file and class names. `meta["status"]` tells whether the
-metrics are "published" by the paper's authors or "measured" with this package. DEFAULT is the
-member with the best accuracy.
+multiply-accumulates, metrics, config file and class names. `meta["status"]` is "published" if the
+metrics are from the paper's authors, and "measured" if they were measured with this package.
+DEFAULT is the member with the best accuracy.
 
 The file of ViL_Nano_Weights.DIGITS ships with the package. The authors published the other files,
 listed in published.csv, but their server is offline. Downloads fail with an error that explains how
@@ -81,8 +81,9 @@ class ViLWeights(WeightsEnum):
         return self.meta["sha256"]
 
     def get_state_dict(self, progress: bool = True, check_hash: bool = True) -> dict[str, Tensor]:
-        """Return the state dict. The file is downloaded to torch.hub's folder, unless it is there
-        or ships with vil.
+        """Return the state dict of the weight file.
+
+        The file is downloaded to torch.hub's folder, unless it is already there or ships with vil.
 
         progress: show a progress bar. check_hash: compare the file's SHA-256 with the known one.
         Raises CheckpointError if the download fails or the hash differs.
@@ -113,7 +114,7 @@ class ViLWeights(WeightsEnum):
             torch.hub.download_url_to_file(self.url, str(file), progress=progress)
         except (OSError, urllib.error.URLError) as error:
             raise CheckpointError(
-                f"{self!r} cannot be fetched from {self.url} ({error}). If you have a copy of "
+                f"{self!r} cannot be downloaded from {self.url} ({error}). If you have a copy of "
                 "the file, run vil convert FILE OUT.safetensors, then pass "
                 "weights='OUT.safetensors', or to timm "
                 "pretrained_cfg_overlay=dict(file='OUT.safetensors')"

@@ -30,7 +30,7 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 def get_2021_names(model: nn.Module) -> dict[str, str]:
     """Return {name in the model's state dict: name of the same tensor in the 2021 reference}.
 
-    model: an MsViT or an attention module. The names in an attention module are the same in both.
+    model: an MsViT or an attention module. For an attention module, both names are the same.
     """
     return {name: _to_2021(name) for name in model.state_dict()}
 
@@ -41,10 +41,10 @@ def has_2021_names(state: Iterable[str]) -> bool:
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return (state, other) for a detector's state dict: the backbone's state dict, without the
-    prefix of its keys, and the names of all other keys.
+    """Split a detector's state dict into (state dict of the backbone, names of all other keys).
 
-    For a state dict that is not a detector's, return all of it and an empty list.
+    The prefix of the backbone's keys is removed. A state dict that is not a detector's is returned
+    unchanged, with an empty list.
     """
     backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
     if not backbone:
@@ -108,8 +108,8 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the 2021 names of parameters that the 2021 reference saved, but never used, for the
-    module's attention layers."""
+    """Return the names, in the 2021 reference, of the parameters of the module's attention layers
+    that the reference saved but never used."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
@@ -142,7 +142,7 @@ def use_2021_rules(model: MsViT) -> None:
         words.append(f"epsilon {NORM_EPS:g} of every LayerNorm")
     if words:
         log.warning(
-            "the weights come from the 2021 code, so the model computes as it did: %s",
+            "the weights come from the 2021 code, so the model uses the settings of that code: %s",
             ", ".join(words),
         )
 

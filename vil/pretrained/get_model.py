@@ -1,4 +1,4 @@
-"""`vil.get_model`: build a named model, with pretrained weights if requested."""
+"""Build a named model, with pretrained weights if requested (`vil.get_model`)."""
 
 import inspect
 import logging
@@ -35,9 +35,9 @@ def get_model(
       a file that `load_weights` can read.
     attention: attention of the stages with local attention, see `parse_arch`.
     windows: side of longformer's window in tokens, or the size parameter of another attention; one
-      number for all stages or one per stage.
-    head, rule, convert: how to adapt weights that have another number of classes, another size of
-      position embeddings, or another attention, see `load_weights`.
+      number for all stages, or a list with a number for each stage.
+    head, rule, convert: how to adapt weights with another number of classes, another size of
+      position embeddings, or another attention; see `load_weights`.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
     file that does not fit the model.
@@ -79,5 +79,5 @@ def _resolve_weights(
         member = weights.removeprefix(f"{cls.__name__}.")
         return lookup(cls.__members__, member, f"weights of {name}")
     if not isinstance(weights, cls):
-        raise ValueError(f"{weights!r} are weights of another model; {name} has {cls.__name__}")
+        raise ValueError(f"{weights!r} is of another model: {name} needs weights of {cls.__name__}")
     return weights

@@ -1,8 +1,8 @@
 """Save and load models in the folder layout of the Hugging Face Hub.
 
-A folder contains config.json, model.safetensors and README.md. config.json has timm's keys, and
-under the key `vil` the model card, which describes the model. `from_pretrained` loads any such
-folder. timm can load a folder whose model has a name in `vil.list_models()`, after importing
+A folder contains config.json, model.safetensors and README.md. config.json has timm's keys and the
+key `vil`, whose value is the model card that describes the model. `from_pretrained` loads these
+folders. timm can load a folder whose model has a name in `vil.list_models()`, after importing
 vil.integrations.timm_register: `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
@@ -64,10 +64,11 @@ def from_pretrained(
     """Load a model from a folder, a file written by `vil convert`, or a repository of the Hub.
 
     settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
-    ones. rule: how to resize position embeddings. head: "keep", or "new" or "rows:FILE" for another
-    number of classes. For rule and head, see `load_weights`. The returned model is in eval mode,
-    and its `notes` have the input transform and the class names, if known. Raises CheckpointError
-    if the source is missing, damaged or not a model of vil, ValueError for an unknown setting.
+    ones. rule: how to resize position embeddings. head: "keep" loads the saved head; "new" and
+    "rows:FILE" allow another number of classes. See `load_weights` for rule and head. The returned
+    model is in eval mode, and its `notes` have the input transform and the class names, if known.
+    Raises CheckpointError if the source is missing, damaged or not a model of vil, ValueError for
+    an unknown setting.
     """
     path = Path(source)
     if path.is_file():

@@ -25,10 +25,10 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     """Find the architecture that a state dict belongs to. Returns (name of the architecture, such
     as "vil_tiny", and a randomly initialized model that fits the state dict).
 
-    The keys are vil's or those of the 2021 reference. Image size, windows, number of classes and
-    the attention of each stage (full or local) are inferred from the tensors, except that models
-    without a relative bias get the architecture's default windows. For a detector's state dict, the
-    model crops its position embeddings for other grid sizes, as the reference did, instead of
+    state: has the key names of vil or of the 2021 reference. The tensors determine the image size,
+    windows, number of classes and the attention of each stage (full or local). Models without a
+    relative bias get the architecture's default windows. For a detector's state dict, the model
+    crops its position embeddings for other grid sizes, as the reference did, instead of
     interpolating them.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
@@ -41,7 +41,7 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     if report.complete:
         return name, model
     raise CheckpointError(
-        f"the weights fit none of the named models; {name} is the nearest: "
+        f"the weights fit none of the named models; the nearest is {name}: "
         f"{report.one_line()}; give --model NAME, or a config"
     )
 

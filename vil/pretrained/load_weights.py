@@ -1,10 +1,10 @@
 """Load weights into models and report what happened to each key.
 
-The keys are vil's or those of the 2021 reference. Position embeddings are resized. The head is
-kept, replaced, or reduced to selected classes. Keys that are not needed are reported as ignored:
-copies of shared projections, index buffers, bias tables that the reference never used, and the rest
-of a detector. By default, any other key that is missing, unexpected or has another shape is an
-error.
+State dicts have the key names of vil or of the 2021 reference. Position embeddings are resized. The
+head is loaded, replaced, or reduced to selected classes. These keys are not needed, and are
+reported as ignored: copies of shared projections, index buffers, bias tables that the reference
+never used, and the parts of a detector outside of its backbone. By default, any other key that is
+missing, unexpected or has another shape is an error.
 """
 
 import logging
@@ -53,8 +53,8 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted", "adapte
 class Report:
     """Report of what happened to each key of a state dict that was loaded into a model.
 
-    `missing` and `fresh` list weights of the model into which nothing was loaded: `missing` those
-    that the state dict lacks, `fresh` those that the caller asked to leave as initialized.
+    `missing` lists weights of the model that the state dict does not have. `fresh` lists weights of
+    the model that keep their initial values because the caller requested this.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -79,8 +79,8 @@ class Report:
         return "; ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Format the report as lines of text: first the number of keys in each list, then the first
-        keys of each list in LISTED, which may need attention."""
+        """Format the report as lines of text: the number of keys in each list, and the first keys
+        of the lists in LISTED, which may need the user's attention."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
@@ -328,7 +328,7 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
 def _hint(report: Report, heads: Sequence[str]) -> str:
     """Return a sentence for an error message: the likely reason why weights do not fit, and what to
     do. heads: names of the head's parameters."""
-    nothing = "" if report.loaded else ", not one name fits"
+    nothing = "" if report.loaded else ", no name matches"
     other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected
     if names and all(map(PROJECTION.fullmatch, names)):

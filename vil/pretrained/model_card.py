@@ -77,4 +77,4 @@ def build_from_card(card: Mapping, **settings) -> MsViT:
         model.notes = {key: card[key] for key in ("transform", "classes") if card.get(key)}
         return model
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"not the model card of an MsViT: {error!r}") from None
+        raise CheckpointError(f"the model card describes no valid MsViT: {error!r}") from None

@@ -36,7 +36,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     If a checkpoint has averaged weights (EMA), these are returned. In checkpoints of timm and the
     2021 reference, the state dict is found under a key such as "model". The prefixes `module.` and
     `_orig_mod.` are removed if all keys have them. .pt and .pth files are read without unpickling
-    objects. Raises CheckpointError for a file that is missing, damaged or contains no state dict.
+    objects. Raises CheckpointError if the file is missing, damaged or contains no state dict.
     """
     path = find_weights(Path(path))
     if not path.is_file():
@@ -61,11 +61,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the path of the weight file that `path` stands for.
+    """Return the path of the weight file for a folder or a link file; other paths are unchanged.
 
-    For a folder of `save_pretrained` or a checkpoint's folder, this is the weight file in it; for a
-    run's folder, that of the best checkpoint; for a run's file `best` or `last`, that of the
-    checkpoint whose name is in the file. Any other path is returned unchanged.
+    For a folder of `save_pretrained` and for a checkpoint's folder, return the weight file in it.
+    For a run's folder, return the weight file of the best checkpoint. For a run's file `best` or
+    `last`, return the weight file of the checkpoint that is named in it.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
@@ -106,8 +106,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove from a state dict what DDP, torch.compile and AveragedModel add: the key prefixes
-    `module.` and `_orig_mod.`, if all keys have them, and the buffer `n_averaged`."""
+    """Remove the additions of DDP, torch.compile and AveragedModel from a state dict: the key
+    prefixes `module.` and `_orig_mod.`, if all keys have them, and the buffer `n_averaged`."""
     state = {key: value for key, value in state.items() if key != COUNTER}
     for prefix in PREFIXES * 2:  # wrappers nest in either order
         if all(key.startswith(prefix) for key in state):
