@@ -97,7 +97,7 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "expected a name that ends in": [photo, "--stream", "--save", "stages.0=map.jpg"],
         "there is no folder": [photo, "--stream", "--save", "stages.0=no/map.zarr"],
         "is no zarr array": [photo, "--stream", f"--save=stages.0={tmp_path / 'folder.zarr'}"],
-        "this command reads it": [large, "--stream", f"--save=stages.0={large}"],
+        "the command reads this file": [large, "--stream", f"--save=stages.0={large}"],
         r"scratch .*photo.png": [photo, "--stream", "--scratch", photo],
         "does not stream: full attention between": [large, "--stream"],
     }

@@ -70,8 +70,10 @@ HIDDEN = "\0"  # begins no word of a command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. The error classes in `vil.utils.errors` list the
-    codes. argv: the command-line arguments after `vil`, by default from sys.argv."""
+    """Run a command and return the exit code. `vil.utils.errors` lists the exit codes.
+
+    argv: the command-line arguments after `vil`, by default from sys.argv.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     with standard_streams():
         try:

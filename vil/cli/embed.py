@@ -3,7 +3,7 @@
   vil embed photos/ --output-file features.npy                         the shipped small weights
   vil embed --run runs/nano photos/ --output-file features.npy         the best checkpoint of a run
   find . -name '*.jpg' | vil embed --run runs/nano --images - --output-file features.npy
-  vil embed --run runs/nano --probe                                    on the run's own data
+  vil embed --run runs/nano --probe                                    on the run's data
   vil embed --config-file digits/vil_nano.yaml MODEL.MODEL_PATH nano.safetensors --probe
   vil embed --data photos DATA.TRAIN folder DATA.TEST folder DATA.NUM_CLASSES 3 --probe \\
       MODEL.ARCH timm/resnet18 MODEL.PRETRAINED True

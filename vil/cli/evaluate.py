@@ -1,6 +1,6 @@
 """Evaluate weights on the test sets.
 
-  vil evaluate --run runs/nano                    the best checkpoint, with the run's own config
+  vil evaluate --run runs/nano                    the best checkpoint, with the run's config
   vil evaluate --run runs/nano --checkpoint last
   vil evaluate --run runs/nano --part val         the sets in DATA.VAL instead of DATA.TEST
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth

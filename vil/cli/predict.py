@@ -246,7 +246,7 @@ def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[li
     """
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs must precede --images")
+            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
     opts, words = sort_words(args.opts or [], suffixes)
     for word in words if args.run else ():
         if Path(word, "config.yaml").is_file() and Path(word, "checkpoints").is_dir():

@@ -10,7 +10,7 @@ each class, and the most confident errors and correct predictions. KEY VALUE pai
 this evaluation, not the config that the page shows. For a detector, the page only shows what
 training logged; vil evaluate --pictures draws a detector's errors.
 
-The page is one file below 3 MB that includes all images and has no scripts or links to other files.
+The page is a single file of less than 3 MB, with all images and without scripts or external links.
 All names are escaped. With --no-eval, neither weights nor data are read.
 """
 

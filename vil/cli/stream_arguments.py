@@ -66,7 +66,7 @@ def settings_of(args: argparse.Namespace, image: str) -> Any:
         if file.suffix.lower() != ".zarr":
             output_file(file, "--save", (), inputs)
         elif any(file.resolve() == Path(each).resolve() for each in inputs):
-            raise ConfigError(f"--save {file}: this command reads it; choose another name")
+            raise ConfigError(f"--save {file}: the command reads this file; choose another name")
     scratch = Path(args.scratch) if args.scratch else None
     return StreamSettings(args.memory or MEMORY, scratch, save)
 

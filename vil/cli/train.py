@@ -9,8 +9,8 @@ vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano  
 vil train --config-file mine.yaml --dry-run     check data and config, and run one step
 
 --dry-run fails if the data are missing or invalid. It prints how many images and classes there are,
-draws the first images of training as the model gets them, runs one step on synthetic images, and
-creates no run.
+saves a plot of the first training images as the model gets them, and runs one step on synthetic
+images. It creates no run.
 
 MODEL.MODEL_PATH is a file with initial weights. For a detector, it may also contain the weights of
 a classifier (of vil or of the 2021 reference) or of a detector of the 2021 reference. These are

@@ -1,4 +1,4 @@
-"""Write to standard output and stderr, which may be terminals, closed, or on a full disk."""
+"""Write to stdout and stderr, which may be terminals, closed pipes, or files on a full disk."""
 
 import os
 import sys
@@ -24,12 +24,13 @@ class ClosedOutputError(OutputError):
 
 
 def printable(text: object) -> str:
-    """Return text as one line, with control characters replaced by escape sequences."""
+    """Return text as one line, with control characters (also newlines) replaced by escape
+    sequences."""
     return str(text).translate(CONTROL)
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print and flush a line, and ignore errors. `file` is standard output by default."""
+    """Print and flush a line, and ignore errors. file: None for standard output."""
     with suppress(OSError, ValueError):
         print(text, file=file, flush=True)
 
@@ -40,8 +41,10 @@ def echo_error(text: str) -> None:
 
 
 class StandardStream:
-    """A wrapper of standard output or stderr that escapes control characters on a terminal. A
-    failed write raises OutputError if `strict`. Otherwise the error is ignored."""
+    """A wrapper of standard output or stderr that escapes control characters on a terminal.
+
+    strict: whether a failed write raises OutputError instead of being ignored.
+    """
 
     def __init__(self, stream: TextIO, *, strict: bool) -> None:
         self.stream, self.strict, self.is_terminal = stream, strict, stream.isatty()
@@ -73,8 +76,8 @@ class StandardStream:
 def standard_streams() -> Iterator[None]:
     """Replace sys.stdout and sys.stderr by `StandardStream`s for the block.
 
-    A standard stream that the parent process closed becomes /dev/null. Otherwise the next file that
-    is opened would get its file descriptor and receive what is printed.
+    A standard stream that the parent process closed becomes /dev/null. Otherwise, the next file to
+    be opened would get the same file descriptor and receive the printed text.
     """
     with suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) < 3:

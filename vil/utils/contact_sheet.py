@@ -12,9 +12,11 @@ FONT_SIZE = 13  # pixels
 
 
 def contact_sheet(images: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.Image:
-    """Arrange (image, caption) pairs in rows of up to `columns` images, each above its caption.
+    """Arrange images in rows of up to `columns`, each above its caption. images: (image, caption)
+    pairs.
 
-    Images are scaled to CELL pixels in the longer side. A caption that is too wide is cut.
+    Each image is resized so that its longer side has CELL pixels. A caption that is too wide is
+    truncated.
     """
     font, columns = load_font(FONT_SIZE), min(columns, len(images))
     width, height = CELL + GAP, CELL + GAP + sum(font.getmetrics())

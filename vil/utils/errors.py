@@ -1,8 +1,8 @@
 """Errors that end a command with one line and a documented exit code.
 
-Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 6 hung, 75
-preempted, 130 interrupted. `vil.cli.main` prints an exception that has an `exit_code` as one line.
-All other exceptions keep their traceback.
+Codes: 0 success, 1 unexpected error, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 6 hung,
+75 preempted, 130 interrupted. `vil.cli.main` prints an exception that has an `exit_code` as one
+line. The traceback of an unexpected exception is written to a file.
 """
 
 import functools
@@ -86,8 +86,8 @@ def one_line(error: Exception) -> str:
 
 
 def explain_load_error(error: Exception) -> str:
-    """Return a one-line reason why torch.load failed. Leaves out torch.load's advice to disable
-    weights_only, because following it could run code in the file."""
+    """Return a one-line reason why torch.load failed. It leaves out torch.load's advice to disable
+    weights_only, because this could run code in the file."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):
         return (
@@ -101,8 +101,8 @@ def explain_load_error(error: Exception) -> str:
 
 
 def as_config_error(build: Callable) -> Callable:
-    """Decorate a function that builds objects from config values: its ValueError becomes
-    ConfigError."""
+    """Decorate a function that builds objects from config values, so that it raises ConfigError
+    instead of ValueError."""
 
     @functools.wraps(build)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Check that optional packages are installed, before the work that needs them."""
+"""Check that optional packages are installed, before they are used."""
 
 import importlib.util
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class Extra(NamedTuple):
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module can be found. It is not imported. A folder of this name
-    in the current folder, such as `datasets`, does not count."""
+    """Return whether a top-level module is installed, without importing it. A folder with this name
+    in the current folder, such as `datasets`, is ignored."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

@@ -12,9 +12,9 @@ Color = tuple[int, int, int]
 
 
 def enlarge(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return an RGB copy of an image, enlarged if small, and the integer factor of the enlargement.
+    """Return (RGB copy of an image, integer factor by which the copy is enlarged).
 
-    The longer side of the copy has at least MIN_SIZE pixels.
+    The factor is the smallest for which the longer side of the copy has at least MIN_SIZE pixels.
     """
     factor = -(-MIN_SIZE // max(image.size))
     return image.convert("RGB").resize((image.width * factor, image.height * factor)), factor
@@ -22,8 +22,8 @@ def enlarge(image: Image.Image) -> tuple[Image.Image, int]:
 
 @lru_cache
 def load_font(size: int) -> ImageFont.FreeTypeFont:
-    """Load the font that matplotlib ships, with a size in pixels. It has no East Asian
-    characters."""
+    """Load the font that ships with matplotlib, which has no East Asian characters. size: in
+    pixels."""
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)
 
 

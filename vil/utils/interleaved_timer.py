@@ -1,4 +1,4 @@
-"""Time several functions in turns, so that a slow moment of the machine affects all of them.
+"""Time several functions alternately, so that a slow phase of the machine affects all of them.
 
 Each round runs every function, called a candidate, once. A warm-up drops candidates that are much
 too slow. A candidate that is slow in the first round skips most of the later rounds. Times include
@@ -34,8 +34,8 @@ class Limits(NamedTuple):
         """Return a time limit in seconds: `times` x the fastest candidate's time, but at least
         `patience` seconds.
 
-        first: {name of a candidate: seconds of its first call}. exempt: candidates to leave out
-        when the fastest is determined.
+        first: {name of a candidate: seconds of its first call}. exempt: names of candidates that
+        are ignored when the fastest is determined.
         """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
@@ -81,10 +81,9 @@ def time_interleaved(
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Time the candidates in interleaved rounds.
 
-    exempt: names of candidates that are never dropped for their measured time, and do not count as
-    the fastest, to which the others are compared. limits: when a candidate is slow or dropped.
-    Returns (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all
-    others.
+    exempt: names of candidates that are never dropped for their measured time, and that are ignored
+    when the fastest candidate is determined. limits: when a candidate is slow or dropped. Returns
+    (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []
@@ -114,10 +113,10 @@ def warm_up(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run each candidate once, and drop those that fail or are too slow.
 
-    A candidate that is too slow runs again, as the first call may compile. Candidates with a low
-    `Candidate.least` run first; one whose `least` is too slow does not run. exempt: see
-    `time_interleaved`. Returns (first, dropped): {name: seconds} of the remaining candidates, and
-    {name: reason} of all others.
+    A candidate that is too slow runs a second time, because the first call may compile. Candidates
+    run in the order of `Candidate.least`. A candidate whose `least` is too slow does not run.
+    exempt: see `time_interleaved`. Returns (first, dropped): {name: seconds} of the remaining
+    candidates, and {name: reason} of all others.
     """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"
@@ -140,8 +139,8 @@ def warm_up(
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Return (peak, extra): the peak bytes of tensor memory of a forward and backward pass, and
-    these bytes without the output and the gradients.
+    """Return (peak, extra) of a forward and backward pass: the peak tensor memory in bytes, and the
+    peak minus the bytes of the output and the gradients.
 
     Gradients that are allocated after the peak are subtracted too, so `extra` may be too low.
     """

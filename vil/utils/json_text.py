@@ -1,4 +1,4 @@
-"""JSON without NaN and infinity, which Python writes but other parsers reject."""
+"""Write JSON without NaN and infinity, which Python's json accepts but other parsers reject."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Lazy exports: a package imports fast, because its exported names are imported at first use."""
+"""Lazy exports of a package: its public names are imported at first use, so it imports fast."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return (`__getattr__`, `__dir__`, `__all__`) of a package that imports names at first use.
 
-    package: the full name. homes: {exported name: module that defines it}.
+    package: full name of the package. homes: {exported name: module that defines it}.
     """
 
     def __getattr__(name: str) -> Any:

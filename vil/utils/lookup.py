@@ -9,7 +9,7 @@ MAX_CHOICES = 40
 
 
 def did_you_mean(name: str | None = None) -> str:
-    """Return the end of a message that suggests a name; "" without one."""
+    """Return the text "; did you mean NAME?" for the end of a message, or "" if `name` is None."""
     return f"; did you mean {name}?" if name else ""
 
 
@@ -17,7 +17,7 @@ def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     """Return table[name]. Raises ValueError for an unknown name.
 
     The message suggests the nearest name and lists all choices, or their number if there are more
-    than MAX_CHOICES. kind: what a name stands for, such as "dataset".
+    than MAX_CHOICES. kind: noun for the names in the message, such as "dataset".
     """
     if name in table:
         return table[name]

@@ -1,4 +1,4 @@
-"""Describe the machine that results are measured on, and query its memory."""
+"""Describe the machine on which results are measured, and query its cores and memory."""
 
 import datetime
 import functools
@@ -45,8 +45,8 @@ def available_cores() -> int:
 
 
 def search_file(pattern: str, file: str) -> str | None:
-    """Return group 1 of the first match of a regular expression in a file; None without a match or
-    if the file cannot be read."""
+    """Return group 1 of the first match of a regular expression in a file. Returns None if there is
+    no match or the file cannot be read."""
     try:
         match = re.search(pattern, Path(file).read_text())
     except OSError:
@@ -66,8 +66,8 @@ def slug(name: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use. This respects its CPU affinity and
-    the CPU limit of a container (cgroup v2)."""
+    """Return the number of CPU cores that this process may use, given its CPU affinity and the CPU
+    limit of its container (cgroup v2)."""
     cores = len(_affinity())
     quota = search_file(r"^(\d+ \d+)", "/sys/fs/cgroup/cpu.max")  # a limit of "max" is none
     if not quota:
@@ -84,8 +84,11 @@ def _affinity() -> set[int]:
 
 
 class CpuTime(NamedTuple):
-    """Seconds of CPU time at a moment: of all processes on the cores that this process may use, and
-    of this process and its children. wall: the moment, in seconds."""
+    """CPU time in seconds that was used until some moment.
+
+    wall: the moment, from time.monotonic. total: CPU time of all processes on the cores that this
+    process may use. own: CPU time of this process and its children.
+    """
 
     wall: float
     total: float
@@ -119,8 +122,8 @@ def _child_seconds(process: multiprocessing.Process) -> float:
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
     """Return how many of the usable cores other processes left idle between two moments.
 
-    If there are fewer than MIN_SECONDS between them, or if one of them is None, all usable cores
-    count as idle.
+    All usable cores count as idle if the moments are less than MIN_SECONDS apart, or if one of them
+    is None.
     """
     cores = float(usable_cores())
     if since is None or now is None or now.wall - since.wall < MIN_SECONDS:
@@ -130,8 +133,8 @@ def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device in bytes. For a CPU, this respects the memory limit of a
-    container (cgroup v2)."""
+    """Return the free memory of a device in bytes. For a CPU, the memory limit of the container
+    (cgroup v2) is taken into account."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = search_file(r"MemAvailable:\s*(\d+) kB", "/proc/meminfo")

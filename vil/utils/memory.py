@@ -37,7 +37,7 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Run the block on fake tensors, which have no values. Yields a TensorMemory that counts their
-    bytes. Its `peak` is the most bytes that real tensors would have used at once."""
+    """Run the block on fake tensors, which have no values. Yields a TensorMemory, whose `peak` is
+    the peak memory in bytes that real tensors would have used."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

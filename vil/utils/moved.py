@@ -1,7 +1,7 @@
-"""Deprecated module names of the previous version. They can be imported for one more version.
+"""Deprecated module names of the previous version, which can be imported for one more version.
 
-`install` appends a finder to sys.meta_path. Python queries it only for modules that no other finder
-knows, so it costs nothing until an old name is imported.
+`install` appends a finder to sys.meta_path. Python calls this finder only for modules that no other
+finder knows, so it costs nothing until an old name is imported.
 """
 
 import importlib
@@ -51,7 +51,7 @@ class MovedModuleFinder(Loader):
 
 
 def warn(old: str, new: str) -> None:
-    """Issue a DeprecationWarning that points at the line of user code that uses the old name."""
+    """Issue a DeprecationWarning for the line of user code that uses the old name."""
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 

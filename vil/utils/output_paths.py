@@ -1,4 +1,4 @@
-"""Output files of commands: check their paths before the work, and write them atomically."""
+"""Check the paths of output files before a command starts to work, and write files atomically."""
 
 import os
 import stat
@@ -47,13 +47,13 @@ def output_file(
 
 
 def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
-    """Raise ConfigError if an output path is, or links to, one of the command's input files. flag:
-    the option that sets the path, for the message."""
+    """Raise ConfigError if an output path is the same file as one of the command's input files.
+    flag: the option that sets the path, for the message."""
     if not path.exists():
         return
     for file in inputs:
         if os.path.exists(file) and path.samefile(file):
-            raise ConfigError(f"{flag} {path}: this command reads it; choose another name")
+            raise ConfigError(f"{flag} {path}: the command reads this file; choose another name")
 
 
 def refuse_run_files(path: Path, flag: str) -> None:
@@ -61,11 +61,11 @@ def refuse_run_files(path: Path, flag: str) -> None:
     folder needs (one of RUN_FILES). flag: the option that sets the path."""
     real = path.resolve()
     if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
-        raise ConfigError(f"{flag} {path}: a file of the run in {real.parent}; choose another name")
+        raise ConfigError(f"{flag} {path}: used by the run {real.parent}; choose another name")
     for folder in (real, *real.parents):
         if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists():
             raise ConfigError(
-                f"{flag} {path}: lies in the checkpoints of the run {folder.parent}; "
+                f"{flag} {path}: is inside the checkpoints of the run {folder.parent}; "
                 "choose another path"
             )
 

@@ -7,8 +7,8 @@ import torch
 
 @torch.compiler.assume_constant_result
 def has_autocast(device: str) -> bool:
-    """Return whether autocast supports a device type. It does not support "meta". torch.compile
-    treats the result as a constant and does not trace this function."""
+    """Return whether autocast supports a device type such as "cuda". "meta" is not supported.
+    torch.compile treats the result as a constant and does not trace this function."""
     return torch.amp.is_autocast_available(device)
 
 

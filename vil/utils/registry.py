@@ -1,7 +1,8 @@
 """Registries of components by name, such as datasets, optimizers and attention types.
 
-An entry has the component or its location, the config keys that set its arguments, and other facts.
-A location "module:attribute" is imported at first use, so reading a registry does not import torch.
+An entry has the component or its location, the config keys that set its arguments, and other
+properties. A location "module:attribute" is imported at first use, so that reading a registry does
+not import torch.
 """
 
 import importlib
@@ -28,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A config section. In a list of declarations, the keys that follow it belong to it."""
+    """A config section. In a list of declarations, the keys after a section belong to it."""
 
     name: str  # "OPTIM.ADAM"
     meaning: str
@@ -36,8 +37,8 @@ class Section(NamedTuple):
 
 
 def load_object(home: Any) -> Any:
-    """Import the object at "module:attribute". An argument that is not a string is returned
-    unchanged."""
+    """Import the object at the location "module:attribute". An argument that is not a string is
+    returned unchanged."""
     if not isinstance(home, str):
         return home
     module, _, attribute = home.partition(":")
@@ -46,11 +47,11 @@ def load_object(home: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a registry: a component, its config keys, and facts about it.
+    """An entry of a registry: a component, its config keys, and other properties.
 
     `keys` maps the component's keyword arguments to the config keys that set them. A value is the
-    name of an existing config key, or a `Key` to add to the config. `facts` holds the other keyword
-    arguments of `Registry.add`.
+    name of an existing config key, or a `Key` to add to the config. `facts` has the additional
+    keyword arguments of `Registry.add`.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Entry:
 
     @property
     def key_names(self) -> dict[str, str]:
-        """The names of the config keys: {argument: config key}."""
+        """Names of the config keys, as {argument of the component: config key}."""
         return {a: k.name if isinstance(k, Key) else k for a, k in self.keys.items()}
 
 
@@ -74,9 +75,9 @@ class Registry(Mapping[str, Entry]):
 
     check: function, or its location "module:function", that raises ValueError for an invalid
     component. `register` calls it as check(component, entry); `add` does not.
-    libraries: {prefix: location "module:function"} of a function that returns {name: entry} for the
-    components of a library, whose names start with the prefix, such as "timm/". The first lookup of
-    such a name calls it. Iteration leaves these entries out, so that it imports no library.
+    libraries: {prefix: location "module:function"}. The function returns {name: entry} for the
+    components of a library. Their names start with the prefix, such as "timm/", and a lookup of
+    such a name calls the function. Iteration omits these entries, so that it imports no library.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Registry(Mapping[str, Entry]):
         """Add an entry for a component. Raises ValueError if the name is taken.
 
         home: the object or its location "module:attribute". about: description in one line. keys:
-        {keyword argument of the component: config key}. facts: other facts about the component.
+        {keyword argument of the component: config key}. facts: other properties of the component.
         """
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))

@@ -1,4 +1,4 @@
-"""Measure the memory of this process as the system sees it, with what libraries allocate."""
+"""Measure the resident memory of this process, which includes the allocations of libraries."""
 
 import ctypes
 import gc
@@ -16,9 +16,9 @@ PEAK = "5"  # what resets the peak, see proc(5)
 def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[T, int | None]:
     """Load something, use it twice, and measure how much the resident memory of the process grows.
 
-    Returns (result of `load`, bytes): the peak of the second `use` above the memory before `load`.
-    The first `use`, which may compile or fill caches, counts with what it keeps. The bytes are None
-    on systems other than Linux.
+    Returns (result of `load`, growth). The growth is the peak during the second `use`, minus the
+    memory before `load`, in bytes. It includes memory that the first `use` allocates and keeps, for
+    example for caches. It is None on systems other than Linux.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # freed memory that is kept would hide growth
@@ -36,7 +36,7 @@ def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[
 
 
 def _read(field: str) -> int | None:
-    """Return the bytes in a field of the process's status; None if the system has no such file."""
+    """Return the bytes in a field of /proc/self/status, or None if the system has no such file."""
     with suppress(OSError):
         found = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text(encoding="utf-8"))
         return int(found[1]) * 1024 if found else None

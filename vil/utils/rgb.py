@@ -14,7 +14,7 @@ FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
 
 
 class ValueRangeError(ValueError):
-    """Error for an image whose values have no known range."""
+    """Error for an image whose range of values is unknown."""
 
 
 def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
@@ -23,8 +23,8 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     value_range: for a gray image with more than 8 bits, the values (low, high) that become 0 and
     255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
 
-    Raises ValueRangeError if no pixel is finite. Without a value_range, also raises it for 32-bit
-    integers and for values outside of the default range.
+    Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for images
+    of 32-bit integers, and for values outside of the default range.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")

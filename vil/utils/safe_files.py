@@ -1,4 +1,4 @@
-"""Checks of paths in datasets, configs and run folders that someone else may have made."""
+"""Check paths in datasets, configs and run folders, which may come from untrusted sources."""
 
 import errno
 import os
@@ -10,8 +10,8 @@ from vil.utils.errors import DataError, RunFolderError
 
 
 def regular_file(path: str | Path) -> Path:
-    """Return the path of a regular file or a folder. Raises OSError if there is neither: reading a
-    named pipe or a device might never end."""
+    """Return the path of a regular file or a folder. Raises OSError for other files, because
+    reading a named pipe or a device might never end."""
     if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return Path(path)
@@ -20,9 +20,9 @@ def regular_file(path: str | Path) -> Path:
 def path_below(
     root: str | Path, name: str | Path, named_by: object, roots: Iterable[str | Path] = ()
 ) -> Path:
-    """Return root/name, or `name` if it is absolute, after checking where it lies.
+    """Return root/name, or `name` if it is absolute, after checking that the path is allowed.
 
-    Raises DataError unless it lies below `root` or one of the `roots`, with all links resolved.
+    Raises DataError if the path, with all links resolved, is not below `root` or one of `roots`.
     named_by: the file or config key that contains the path, for the message.
     """
     path = Path(root, name)

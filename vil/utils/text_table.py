@@ -1,4 +1,4 @@
-"""Lay out rows of text as aligned columns."""
+"""Format rows of text as aligned columns."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Measure the time and the peak tensor memory of one call, on CPU or GPU.
 
 torch.utils.benchmark repeats one function. The comparisons in this package alternate between
-candidates, so they need the time of each single call.
+functions, so they need the time of every single call.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""The current training step, on which schedules inside the model depend, such as random shift:
-each query attends to its chunk of the image and one random neighbor chunk.
+"""The current training step, which schedules inside the model depend on.
 
-The training loop makes one `TrainStep` per step and passes it to the model. The schedules are pure
-functions of it. So all ranks, a recomputed forward pass and a resumed run get the same random
-numbers in the same step.
+An example is random shift, where each query attends to its chunk and one random neighbor chunk. The
+training loop creates a `TrainStep` for each step and passes it to the model. The schedules are pure
+functions of the `TrainStep`. So all ranks, a recomputed forward pass and a resumed run get the same
+random numbers in the same step.
 """
 
 from dataclasses import dataclass

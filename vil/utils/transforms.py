@@ -1,6 +1,5 @@
-"""Detect tracing for export, torch.func transforms and forward-mode AD.
-
-The fused attention operators do not support them.
+"""Detect tracing for export, torch.func transforms and forward-mode AD, which the fused attention
+operators do not support.
 """
 
 from collections.abc import Callable
