@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
     add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns instead of windows")
     add("--bias", action=argparse.BooleanOptionalAction, default=True, help="use learned biases")
-    add("--backends", metavar="A,B", help="backends to measure, or sdpa, natten (all)")
+    add("--backends", metavar="A,B", help="backends to measure, or sdpa, natten (default: all)")
     add("--device", default="auto", help="auto, cpu or cuda")
-    text = "output folder (benchmarks/results/attention-<machine>-<time>)"
+    text = "output folder (default: benchmarks/results/attention-<machine>-<time>)"
     add("--out", metavar="DIR", help=text)
     add(
         "--max-bytes",

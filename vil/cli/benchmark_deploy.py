@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     add = parser.add_argument
-    text = "paths to measure (all); eager is always measured"
+    text = "paths to measure (default: all); eager is always measured"
     add("--paths", default=PATHS, metavar="A,B", help=text)
     add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none (none)")
     add("--batches", default="1,16", metavar="A,B", help="batch sizes (1,16)")
@@ -55,8 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--agreement", type=float, default=97.0, metavar="P", help=text)
     add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
     add("--no-tune", action="store_true", help="do not tune attention backends first")
-    add("--classes", metavar="FILE", help="file with class names (the run's classes.txt)")
-    add("--out", metavar="DIR", help="output folder (benchmarks/results/deploy-<machine>-<time>)")
+    add("--classes", metavar="FILE", help="file with class names (default: the run's classes.txt)")
+    add(
+        "--out",
+        metavar="DIR",
+        help="output folder (default: benchmarks/results/deploy-<machine>-<time>)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backends", default="all", metavar="A,B", help="backends to measure: all, none or names")
     add("--beside", default=BESIDE, metavar="A,B", help=f"other models, or none ({BESIDE})")
     add("--rounds", default="9", metavar="N", help="measurements of each, after a warm-up (9)")
-    add("--out", metavar="DIR", help="output folder (benchmarks/results/model-<machine>-<time>)")
+    add(
+        "--out",
+        metavar="DIR",
+        help="output folder (default: benchmarks/results/model-<machine>-<time>)",
+    )
     add("--profile", action="store_true", help="also profile a training step in each way")
 
 

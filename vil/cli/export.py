@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calibration", metavar="DIR", help="folder of images for static --int8")
     add("--opset", type=int, metavar="N", help="ONNX opset (torch's default)")
     add("--check", action="store_true", help="evaluate the model and the files on the test sets")
-    add("--classes", metavar="FILE", help="file with class names (the run's classes.txt)")
+    add("--classes", metavar="FILE", help="file with class names (default: the run's classes.txt)")
 
 
 def _open(text: str) -> tuple[str, ...]:

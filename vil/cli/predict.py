@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(dict.fromkeys(formats)),
         help="format of the predictions; depends on the task",
     )
-    add("--output-file", metavar="FILE", help="file for the predictions (standard output)")
+    add("--output-file", metavar="FILE", help="file for the predictions (default: standard output)")
     add("--classes", metavar="FILE", help="file with the class names, one per line")
     for flag, key in task_flags().items():
         add(f"--{flag}", metavar="X", help=f"value of the config key {key}")

@@ -17,7 +17,7 @@ UNUSED = (
     "out_of_fold",
     "tta",
     "fast",
-)  # flags that --stream has no use for
+)  # flags that cannot be combined with --stream
 MEMORY = "1GiB"
 REPORT_SECONDS = 5.0  # between two lines of progress in a file
 CHECK_TOLERANCE = 1e-3  # of the largest logit; autocast to bfloat16 allows more

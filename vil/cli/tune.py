@@ -20,7 +20,7 @@ from vil.cli.arguments import config_arguments, resolve
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--backends", metavar="A,B", help="backends to measure (all)")
+    add("--backends", metavar="A,B", help="backends to measure (default: all)")
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each backend (7)")
     add("--max-gib", type=float, metavar="X", help="memory limit in GiB (half of the free memory)")
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sw-exact", "--sw_exact", help=text, **numbers)
     text = "mode: 0 is all 9 chunks, -1 the self chunk, 1 to 8 the self chunk and a neighbor (0)"
     add("--mode", help=text, **numbers)
-    add("--token", nargs="+", metavar="ROW,COL", help="position of the query (the center)")
+    add("--token", nargs="+", metavar="ROW,COL", help="position of the query (default: the center)")
     add("--out", default="pattern.png", metavar="FILE", help="image file to write (pattern.png)")
 
 
