@@ -117,7 +117,7 @@ def test_settings_that_cannot_be(name):
         ("train --cfg run.py", r"run\.py: a config must end in \.yaml"),
         ("train --seed one", r"SEED: expected int, got 'one'"),
         ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
-        ("evaluate --run .", r"--run \.: expected a run's folder, but it has no config\.yaml"),
+        ("evaluate --run .", r"--run \. is not the folder of a run: it has no config\.yaml"),
         ("evaluate --run . --cfg digits/vil_nano.yaml", r"leave --config-file out"),
         ("config --diff=nope.yaml", r"nope\.yaml: no such config file"),
         ("analyze INPUT.IMAGE_SIZE 8", r"stage 3 has no tokens"),

@@ -125,7 +125,7 @@ def test_what_cannot_be_drawn(run, photo, words, code, message):
 def test_runs_that_are_none_and_models_of_others(photo):
     Path("empty").mkdir()
     show = ("visualize", "attention", photo)
-    refused(vil(*show, "--run", "empty"), USAGE, "expected a run's folder, but")
+    refused(vil(*show, "--run", "empty"), USAGE, "is not the folder of a run")
     Path("empty/config.yaml").write_text("VERSION: 1\n")
     refused(vil(*show, "--run", "empty"), CHECKPOINT, "no best checkpoint yet")
     refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH, or give --run DIR")

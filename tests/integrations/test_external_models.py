@@ -105,5 +105,5 @@ def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be fetched"):
+    with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be downloaded"):
         build_external(name, num_classes=3, img_size=160, pretrained=True)

@@ -51,7 +51,9 @@ def check_flags(args: argparse.Namespace, images: list[str]) -> None:
             raise ConfigError(f"--stream cannot be combined with --{flag}: leave out --{flag}")
     if len(args.run) > 1:
         raise ConfigError(f"--stream takes one --run, got {len(args.run)}")
-    if len(images) != 1 or images == ["-"]:
+    if images == ["-"]:
+        raise ConfigError("--stream takes an image file, not standard input (-)")
+    if len(images) != 1:
         raise ConfigError(f"--stream takes one image file, got {len(images)} of them")
 
 

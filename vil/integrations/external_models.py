@@ -54,7 +54,7 @@ def build_external(
         else:
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
-        raise CheckpointError(f"the weights of {name} cannot be fetched: {error}") from error
+        raise CheckpointError(f"the weights of {name} cannot be downloaded: {error}") from error
     if grad_checkpoint:
         if not hasattr(model, "set_grad_checkpointing"):
             raise ValueError(

@@ -37,13 +37,6 @@ def machine(device: torch.device) -> dict[str, str | int]:
     }
 
 
-def available_cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def search_file(pattern: str, file: str) -> str | None:
     """Return group 1 of the first match of a regular expression in a file. Returns None if there is
     no match or the file cannot be read."""
@@ -78,7 +71,7 @@ def usable_cores() -> int:
 
 def _affinity() -> set[int]:
     """Return the numbers of the CPU cores on which this process may run."""
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 

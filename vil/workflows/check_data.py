@@ -30,7 +30,7 @@ from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.console import printable
 from vil.utils.errors import DataError
-from vil.utils.machine import available_cores
+from vil.utils.machine import usable_cores
 from vil.utils.output_paths import replacing
 from vil.utils.text_table import align
 from vil.workflows.configure import Overrides, make_config
@@ -317,7 +317,7 @@ def suggest(
     can_split = getattr(task, "has_splits", False) and not cfg.DATA.VAL_FRACTION
     if train and can_split and any(label.startswith("val/") for label in missing):
         found["DATA.VAL_FRACTION"] = VAL_FRACTION
-    cores = available_cores()
+    cores = usable_cores()
     if cfg.DATALOADER.WORKERS == 0 and cores > 1:
         found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS)
     if train and len(train.images.indices):

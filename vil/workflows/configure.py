@@ -115,7 +115,7 @@ def run_config(
 
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"--run {folder}: expected a run's folder, but it has no config.yaml")
+        raise ConfigError(f"--run {folder} is not the folder of a run: it has no config.yaml")
     check_run_folder(folder)
     path = resolve_link(folder / "checkpoints", checkpoint)
     if path is None:
