@@ -69,7 +69,8 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    `vil.ops.mlp.norm_mlp` computes it, unless the modules must be called: see `mlp_weights`.
+    Calls `vil.ops.mlp.norm_mlp` if a tuned backend may exist and `mlp_weights` finds the
+    parameters. Otherwise calls the modules.
     """
     if CHOICES and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)
@@ -78,8 +79,11 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
 
 
 def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
-    """Return the parameters of a layer norm and an MLP with exact GELU; None if a module computes
-    anything else, has hooks, or has parameters that are not plain tensors."""
+    """Return the parameters of a layer norm and an MLP with exact GELU.
+
+    Returns None if a module computes anything else, has hooks, or has parameters that are not plain
+    tensors.
+    """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None
     replaced = any(type(getattr(mlp, name)) not in kinds for name, kinds in KINDS.items())

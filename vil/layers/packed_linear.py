@@ -1,4 +1,4 @@
-"""Linear layers for inference on a CPU, by oneDNN, with weights in the layout of its kernels.
+"""Linear layers for CPU inference, computed by oneDNN with weights in its packed memory layout.
 
 Shapes: ... leading dimensions, I input and O output features.
 """
@@ -14,11 +14,11 @@ ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 
 
 class PackedLinear(nn.Module):
-    """A linear layer, optionally followed by an activation, without gradients.
+    """A linear layer for inference, optionally followed by an activation. It has no gradients.
 
     The weights of `linear` (float32 or bfloat16) are reordered once. oneDNN applies the activation,
-    "gelu" (exact) or "relu", to the outputs while they are in the cache. The layer has no
-    parameters, so a state dict is made from the model that it replaces a part of.
+    "gelu" (exact) or "relu", to the outputs while they are in the CPU cache. The layer has no
+    parameters, so its weights are not in a state dict: save the state dict of the original model.
     """
 
     def __init__(self, linear: nn.Linear, activation: str = "") -> None:
@@ -49,10 +49,10 @@ class PackedLinear(nn.Module):
 
 
 class InParts(nn.Module):
-    """A module that maps each token alone, such as an MLP, applied to some of the tokens at a time.
+    """Wrapper that applies a module to a few tokens at a time, to save memory.
 
-    The activations inside the module then stay in the cache, and take little memory. hidden: its
-    largest number of features.
+    The module must map each token separately, as an MLP does. Its activations then stay in the CPU
+    cache. hidden: the largest number of features of a token inside the module.
     """
 
     def __init__(self, module: nn.Module, hidden: int) -> None:
@@ -60,7 +60,7 @@ class InParts(nn.Module):
         self.module, self.hidden = module, hidden
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., I) to (..., O)."""
+        """Map x (..., I) to (..., O), for a module with I input and O output features."""
         rows = max(1, PART_BYTES // (self.hidden * x.itemsize))
         if x.numel() <= rows * x.shape[-1]:
             return self.module(x)
@@ -69,7 +69,7 @@ class InParts(nn.Module):
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return weights (O, I) in the layout of oneDNN's kernels."""
+    """Return weights (O, I) in the memory layout of oneDNN's kernels."""
     return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 

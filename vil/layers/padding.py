@@ -15,7 +15,7 @@ Valid = Tensor | None  # `valid_hw`; None if no image is padded
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
     """Return the unpadded rows and columns of each image on a map downsampled by `factor`.
 
-    valid_hw (B, 2): those on the original map. They are divided by the factor and rounded up.
+    valid_hw (B, 2): unpadded rows and columns on the original map. The result is rounded up.
     """
     return -(-valid_hw // factor)
 

@@ -1,8 +1,8 @@
 """Position embeddings: absolute embeddings, relative position tables, and resizing of both.
 
 Shapes: B batch, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads.
-The 2021 reference is the original Vision Longformer code. Parameters have the same names as there,
-so that its weights load by name.
+The 2021 reference is the original Vision Longformer code. Parameters have the same names as in that
+code, so that its weights can be loaded.
 """
 
 import math
@@ -33,9 +33,9 @@ def small_normal(*shape: int) -> nn.Parameter:
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
     """Return whether two sizes are equal; False if `new` has a symbolic dimension.
 
-    torch.export would record a comparison of a symbolic dimension as a condition, new != old, and
-    the exported program would reject inputs of the old size. The caller resizes instead, which
-    changes nothing if the sizes are equal at run time.
+    torch.export would record a comparison with a symbolic dimension as the constraint new != old,
+    and the exported program would reject inputs of the old size. If the result is False, the caller
+    resizes, which changes nothing if the sizes are equal at run time.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
@@ -77,9 +77,9 @@ def resize_tables(
 ) -> Tensor:
     """Resize a table (old rows * old columns, N) to a different size for each image.
 
-    sizes (B, 2): rows and columns of the table of each image.
-    Returns (B, new rows * new columns, N). The table of an image is at the top left or, if
-    `centered`, in the center of a table of size `new`. The other entries are undefined. Does not
+    sizes (B, 2): rows and columns of each image's table.
+    Returns (B, new rows * new columns, N). The resized table of each image is at the top left of a
+    table of size `new`, or in its center if `centered`. The other entries are undefined. Does not
     synchronize with the device.
     """
     rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
@@ -88,10 +88,11 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """Return B matrices (new, old) that linearly interpolate `old` points to `lengths[i]` points.
+    """Return B matrices (new, old). Matrix i linearly interpolates `old` points to `lengths[i]`
+    points.
 
-    lengths (B,): at most `new`. The rows that compute the points are the first ones or, if
-    `centered`, the middle ones. Other rows are undefined.
+    lengths (B,): at most `new` each. The interpolated points are the first rows of the result or,
+    if `centered`, the middle rows. The other rows are undefined.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
@@ -200,9 +201,10 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module.
 
     table: (rows, columns) of local_relative_position_bias_table (rows * columns, N); None for no
-    table. With global tokens, also registers g2g_relative_position_bias (N, G, G), the bias among
-    global tokens, and g2l_relative_position_bias (2, N, G). The latter has at [0] the bias from
-    global queries to local keys, and at [1] the bias from local queries to global keys.
+    table.
+    With global tokens, also registers two biases: g2g_relative_position_bias (N, G, G) among global
+    tokens, and g2l_relative_position_bias (2, N, G). Index 0 of the latter is the bias from global
+    queries to local keys, and index 1 the bias from local queries to global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:

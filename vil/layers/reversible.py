@@ -1,16 +1,17 @@
 """Reversible residual blocks: the backward pass recomputes activations from the outputs.
 
-The blocks update two streams in turn, which both start as the input:
+There are two streams, which both start as the input. Each block updates them in turn:
 
     y1 = x1 + attn_branch(x2)
     y2 = x2 + mlp_branch(y1)
 
-Only the last y1 and y2 are stored. The backward pass subtracts the branches in reverse order to
-get each block's inputs, so the memory does not grow with the number of blocks. It costs one more
+Only the last y1 and y2 are stored. The backward pass subtracts the branches in reverse order to get
+each block's inputs, so the memory does not grow with the number of blocks. It costs one more
 forward pass. The output is the mean of the streams.
 
 Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
-section 3. Its Rev-MViT averages the streams before a stage transition, as here after each stage.
+section 3. The Rev-MViT of the latter averages the streams before a stage transition. Here they are
+averaged after each stage.
 
 Shapes: B batch, T tokens (global and local), C channels, n blocks.
 """
@@ -71,7 +72,7 @@ def run_reversible(
 
 @dataclass(frozen=True)
 class Call:
-    """Call of n reversible blocks, as 2n steps that each update one of two streams.
+    """Call of n reversible blocks. It has 2n steps, and each step updates one of two streams.
 
     Step 2i runs the attention branch of block i, and step 2i + 1 its MLP branch. grid, valid_hw:
     arguments of each block's attention.
@@ -182,10 +183,10 @@ class RecomputedBlock(nn.Module):
     def undo(
         self, streams: list[Tensor], grads: list[Tensor], step: int, autocast: Autocast
     ) -> None:
-        """Undo a step: replace the streams and their gradients by those before the step.
+        """Undo a step: replace the streams and their gradients by their values before the step.
 
-        Also adds the gradients of the block's parameters to `self.grads`. autocast: returns the
-        autocast context of the forward pass.
+        Also adds the gradients of the block's parameters to `self.grads`. autocast: a function that
+        returns the autocast context of the forward pass.
         """
         changed, other = step % 2, 1 - step % 2
         x = streams[other].detach().requires_grad_()
@@ -217,10 +218,10 @@ def _current_autocast(device: torch.device) -> Autocast:
 
 
 def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
-    """Return, for each module in the blocks, its attributes that determine what it samples.
+    """Return, for each module in the blocks, the attributes that determine its random samples.
 
-    The backward pass must find the values of the forward pass, or it would recompute other
-    activations. The states of torch's generators are not included, because they are restored.
+    They must be the same in the forward and the backward pass, or the recomputed activations would
+    differ. The states of torch's generators are not included, because they are restored.
     """
     names = ("training", "progress", "last_redraw")  # random shift; performer
     modules = (module for block in blocks for module in block.modules())
@@ -248,7 +249,7 @@ def set_rng_states(device: torch.device, states: list[Tensor]) -> None:
 
 @contextmanager
 def restored_rng(device: torch.device) -> Iterator[None]:
-    """Restore the states of torch's generators at the end of a `with` block."""
+    """Context manager that restores the current states of torch's generators at its end."""
     states = get_rng_states(device)
     try:
         yield

@@ -124,8 +124,9 @@ def register_attention(
     cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
     given as a string is imported and checked when a module of the class is first built.
     keys: {constructor argument: config key that sets it}.
-    feature: the constructor argument that the letter f in the config key MODEL.VIT.MSVIT.ARCH sets,
-    for example to 7 by "f7". about: a short description.
+    feature: the constructor argument that is set by the letter f of the config key
+    MODEL.VIT.MSVIT.ARCH: "f7" sets it to 7.
+    about: a short description.
 
     Raises ValueError for a name that is already taken, and for a class that does not define what
     `vil.layers.attention.base.Attention` requires.

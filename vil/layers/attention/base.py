@@ -24,13 +24,14 @@ TABLE = "local_relative_position_bias_table"
 
 
 class AttentionWeights(NamedTuple):
-    """Softmax weights of chosen queries over their keys.
+    """Softmax weights of selected queries over their keys.
 
-    weights (B, N, Q, G+R): for N heads and Q queries. The keys are G = num_global global tokens,
-    then R cells. A cell is a local token or, if the keys are downsampled, a square of `ratio` x
-    `ratio` local tokens. Masked keys have weight 0. The weights of a query sum to 1, unless all of
-    its keys are masked.
-    grid: rows and columns of the local tokens. cells: rows and columns of the R cells.
+    weights (B, N, Q, G+R): weights of N heads and Q queries. The keys are the G = num_global global
+    tokens, followed by R cells. A cell is a local token or, if the keys are downsampled, a square
+    of `ratio` x `ratio` local tokens. Masked keys have weight 0. The weights of a query sum to 1,
+    unless all of its keys are masked.
+    grid: rows and columns of the local tokens.
+    cells: rows and columns of the R cells.
     """
 
     weights: Tensor
@@ -128,7 +129,7 @@ class Attention(nn.Module):
         return reduce(torch.add, [x for x in added if x is not None], scores)
 
     def real_tokens(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
-        """Return a bool mask (B, G+L) that is False for tokens in the padding.
+        """Return a bool mask (B, G+L) that is False for padding tokens.
 
         The tokens are G global, then L local ones. valid_hw (B, 2): unpadded rows and columns of
         each image. If it is None, returns None.
@@ -138,7 +139,8 @@ class Attention(nn.Module):
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
     def hide_padding(self, x: Tensor, valid_hw: Valid, grid: Grid) -> Tensor:
-        """Return x (B, G+L, C) with tokens in the padding set to 0, so that no NaN there spreads.
+        """Return x (B, G+L, C) with padding tokens set to 0, so that NaN values in them cannot
+        spread.
 
         The tokens are G global, then L local ones. valid_hw (B, 2): unpadded rows and columns of
         each image. If it is None, returns x.
@@ -182,40 +184,42 @@ class Attention(nn.Module):
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
 
     def table_shape(self, entries: int) -> Grid | None:
-        """Return (rows, columns) of a relative position table with this number of entries.
+        """Return (rows, columns) of a relative position table with `entries` entries.
 
-        Returns None if no table has this number.
+        Returns None if a table of this class cannot have that number of entries.
         """
         side = square_side(entries)
         return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Receive the current training step, which the base class ignores.
+        """Update the module for the current training step. The base class does nothing.
 
-        index: position of this module among the attention modules of the model. Returns a line to
-        log if the behavior of the module changes at this step, otherwise None.
+        index: position of this module among the attention modules of the model. Returns a message
+        to log if the behavior of the module changes at this step, otherwise None.
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """Yield a `Case` for each kind of `vil.ops.local_attention` call that this module makes.
 
-        A `Case` describes a call, so that a backend can be selected for it. The calls are those
-        made in evaluation on the grid and, if `training`, also those made in training. call: batch,
-        dtype, device and padded, see `LocalAttention.make_case`. The base class yields nothing.
+        A `Case` describes a call, so that a backend can be selected for it. The base class yields
+        nothing.
+        grid: rows and columns of local tokens.
+        training: whether to include the calls made in training, in addition to those made in
+        evaluation.
+        call: the arguments batch, dtype, device and padded of `LocalAttention.make_case`.
         """
         yield from ()
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen queries in the call `self(x, grid, valid_hw)`.
+        """Return the attention weights of the given queries in the call `self(x, grid, valid_hw)`.
 
-        queries (Q,): token indices, global tokens first. Dropout is not applied. Raises ValueError
-        if the class cannot compute attention weights.
+        queries (Q,): token indices, counted with global tokens first. Dropout is not applied.
+        Raises ValueError if the class cannot compute attention weights.
         """
         raise ValueError(
-            f"{type(self).__name__} has no attention map: the class does not define "
-            "attention_weights"
+            f"{type(self).__name__} has no attention map: define its method attention_weights"
         )
 
     @property
@@ -245,7 +249,7 @@ class Attention(nn.Module):
 class GlobalLocalAttention(Attention):
     """Base class for attention in which global tokens attend to all tokens.
 
-    The subclass defines in `attend_local` what local tokens attend to.
+    A subclass implements the attention of local tokens in `attend_local`.
     share_weights: if True, global tokens use the projections of local tokens. If False, they use
     separate ones: query_global, kv_global and proj_global.
     rel_pos: if True, a learned bias is added to the scores of global queries.
@@ -337,7 +341,7 @@ class GlobalLocalAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen queries, see `Attention.attention_weights`."""
+        """Return the attention weights of the given queries. See `Attention.attention_weights`."""
         is_global = queries < self.num_global
         dtype = torch.promote_types(x.dtype, torch.float32)
         weights = x.new_zeros(len(x), self.num_heads, len(queries), x.shape[1], dtype=dtype)
@@ -381,6 +385,6 @@ class GlobalLocalAttention(Attention):
     def local_macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of `attend_local` for one image.
 
-        These multiply queries by keys, and attention weights by values.
+        Only two matmuls count: queries with keys, and attention weights with values.
         """
         raise NotImplementedError

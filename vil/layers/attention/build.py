@@ -67,7 +67,7 @@ def build_attention(
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
     """Return {name: parameter} of the constructor arguments that are specific to this class.
 
-    The arguments that all attention classes have are left out.
+    Arguments that all attention classes have are excluded.
     """
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
@@ -94,7 +94,7 @@ def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 def check_attention(name: str, cls: Any) -> None:
     """Raise ValueError unless a class defines what `Attention` requires of a subclass.
 
-    name: what the message calls the attention.
+    name: the attention's name in the error message.
     """
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ValueError(

@@ -106,7 +106,7 @@ class FullAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen queries, see `Attention.attention_weights`."""
+        """Return the attention weights of the given queries. See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
         mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))

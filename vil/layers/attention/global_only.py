@@ -35,7 +35,7 @@ class GlobalOnlyAttention(GlobalLocalAttention):
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the output (B, N, L, D) of local queries, which attend to global tokens only.
 
-        q (B, N, L, D). k, v (B, N, G+L, D): of all tokens.
+        q (B, N, L, D): local queries. k, v (B, N, G+L, D): keys and values of all tokens.
         """
         return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 

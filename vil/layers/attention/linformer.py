@@ -71,7 +71,7 @@ class LinformerAttention(Attention):
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
         """Project kv (B, T, 2C) along the token axis to (keys, values), each (B, f, C).
 
-        kv: keys and values of T tokens, concatenated, and 0 for tokens in the padding.
+        kv: keys and values of T tokens, concatenated along the channels. Padding tokens must be 0.
         """
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:

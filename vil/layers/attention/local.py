@@ -31,10 +31,10 @@ class AttendedKeys(NamedTuple):
 class LocalAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens and to a window or pattern of local tokens.
 
-    A subclass defines `window`, `attended` and `local_macs`. It registers the relative position
-    bias if `rel_pos` is set.
+    A subclass defines `window`, `attended` and `local_macs`. If `rel_pos` is set, the subclass also
+    registers the relative position bias.
 
-    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
+    backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
     """
 
     def __init__(self, dim: int, num_heads: int, *, backend: str = "auto", **common: Any) -> None:
@@ -44,7 +44,8 @@ class LocalAttention(GlobalLocalAttention):
         self.backend = backend
 
     def window(self, grid: Grid) -> Window | Layout:
-        """Return which keys queries attend to on a grid: a window, or the layout of a pattern."""
+        """Return the `Window` or the pattern's `Layout` that defines the keys of each query on a
+        grid."""
         raise NotImplementedError
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
@@ -134,9 +135,10 @@ class LocalAttention(GlobalLocalAttention):
         queries: Tensor,
         valid_hw: Valid,
     ) -> Tensor:
-        """Return the attention weights (B, N, Q, T) of local queries, with a given bias.
+        """Return the attention weights (B, N, Q, T) of local queries when `bias` is added to the
+        scores.
 
-        The other arguments are those of `local_weights`.
+        The other arguments are the same as in `local_weights`.
         """
         scores = self.scores(q, k)
         rows = [

@@ -28,14 +28,16 @@ class LongformerAttention(LocalAttention):
     """Attention of local tokens to a window and the global tokens, and of global tokens to all.
 
     window: w, the chunk side in tokens.
-    sw_exact: the keys in the attended chunks. 1: those at most w rows and columns away. 0: all.
-    -1: all, on a grid that wraps around at its borders; see `vil.ops.window.Mask`.
-    mode: the chunks that a query attends to. 0: the 3x3 chunks around the query. -1: only the chunk
-    that contains the query. Above 0: random shift, which is the query's chunk and one neighbor in
-    training, sampled at each step (see `set_progress`), and all nine chunks in evaluation.
+    sw_exact: which tokens of the attended chunks are keys. 1: tokens at most w rows and columns
+    away. 0: all tokens. -1: all tokens, and the grid wraps around at its borders. See
+    `vil.ops.window.Mask`.
+    mode: which chunks a query attends to. 0: the 3x3 chunks around the query. -1: only the chunk
+    that contains the query. 1 or more: random shift. In training, the query attends to its chunk
+    and to one neighbor chunk, sampled at each step (see `set_progress`). In evaluation, it attends
+    to all nine chunks.
     mode_switch: the fraction of epochs after which random shift ends.
-    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
-    rel_pos: learn a relative position bias, whose table does not depend on the grid.
+    backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
+    rel_pos: learn a relative position bias. The size of its table does not depend on the grid.
     """
 
     def __init__(
@@ -79,15 +81,15 @@ class LongformerAttention(LocalAttention):
     def window(self, grid: Grid, mode: int | None = None) -> Window:
         """Return the window that queries attend to on a grid.
 
-        mode: -1, 0 or 1..8 as in `current_mode`, whose result is the default.
+        mode: -1, 0 or 1..8, as returned by `current_mode`. By default, the current mode.
         """
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(self, grid: Grid, mode: int, *, training: bool, **call: Any) -> Case:
-        """Return the `Case` of a local attention call, see `make_case`.
+        """Return the `Case` of a local attention call. See `make_case` for the other arguments.
 
-        mode: -1, 0 or 1..8 as in `current_mode`.
+        mode: -1, 0 or 1..8, as returned by `current_mode`.
         """
         return self.make_case(self.window(grid, mode), training=training, **call)
 
@@ -114,7 +116,7 @@ class LongformerAttention(LocalAttention):
             return 0
         if self.progress is None:
             raise RuntimeError(
-                "random shift samples a neighbor from the training step: call "
+                "random shift needs the current training step to sample a neighbor chunk: call "
                 "vil.layers.attention.set_progress(model, TrainStep(...)) before each training "
                 "step"
             )
@@ -125,11 +127,11 @@ class LongformerAttention(LocalAttention):
         return rng.randint(1, 8)
 
     def shift_ended(self, progress: TrainStep) -> bool:
-        """Return whether random shift has ended, which it does at epoch mode_switch * epochs."""
+        """Return whether random shift has ended. It ends at epoch mode_switch * epochs."""
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Store the training step. Return a log line at the step where random shift ends.
+        """Store the training step. Return a message to log at the step where random shift ends.
 
         index: position of this module among the attention modules of the model.
         """
@@ -148,14 +150,17 @@ class LongformerAttention(LocalAttention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size: more
-        than one chunk, because torch.export treats a number of chunks of 1 as constant."""
+        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
+
+        The side must have more than one chunk, because torch.export treats a size of 1 as constant.
+        """
         return self.window_size + 1
 
     def local_macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of the attention of local queries in evaluation.
 
-        All keys of the attended chunks are counted, also masked ones, as in published numbers.
+        All keys of the attended chunks are counted, including masked ones, as in the published
+        numbers.
         """
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim

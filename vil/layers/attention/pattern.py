@@ -32,12 +32,12 @@ class PatternAttention(LocalAttention):
     pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
     chunk: side, in tokens, of the chunks in which the pattern is computed. It affects the speed,
     not the result.
-    max_reach: the largest displacement, in rows and in columns, in the bias table; pairs farther
-    apart share the outermost entries. 0: the largest displacement of the pattern, or that of the
-    grid if the pattern's displacements grow with the grid.
-    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
-    rel_pos: learn a relative position bias. For a pattern whose displacements grow with the grid,
-    and max_reach 0, the table is sized for `grid` and is interpolated on another grid.
+    max_reach: the largest displacement, in rows and in columns, that has an entry in the bias
+    table. Pairs farther apart share the outermost entries. 0: the largest displacement in the
+    pattern, or in the grid if the pattern's displacements grow with the grid.
+    backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
+    rel_pos: learn a relative position bias. If max_reach is 0 and the pattern's displacements grow
+    with the grid, the table is sized for `grid` and is interpolated on another grid.
 
     Raises ValueError if the text does not parse, if the pattern has masks for another number of
     heads or is not defined on `grid`, or if `grid` is None although the table is sized for it.
@@ -82,7 +82,7 @@ class PatternAttention(LocalAttention):
         return self.max_reach is None and self.pattern.reach is None
 
     def window(self, grid: Grid) -> Layout:
-        """Return which keys queries attend to on a grid, as the layout of the pattern.
+        """Return the layout of the pattern on a grid, which defines the keys of each query.
 
         Raises ValueError if the pattern is not defined on this grid.
         """
@@ -164,8 +164,10 @@ class PatternAttention(LocalAttention):
             yield self.make_case(self.window(grid), training=needs_grad, **call)
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return all L local tokens as keys of the local query with index `query`. The `visible` of
-        the result says which of them the pattern contains."""
+        """Return all L local tokens as keys of the local query with index `query`.
+
+        The field `visible` of the result is True for the keys that the pattern contains.
+        """
         entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
         return AttendedKeys(torch.arange(len(entries)), entries, visible)
 

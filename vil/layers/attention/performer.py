@@ -27,10 +27,10 @@ class PerformerAttention(Attention):
     """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
     num_features: number of random features that represent a query or a key.
-    batch_max: where to take the maximum that stabilizes the exponentials of keys. True: over the
-    batch, as in the original Vision Longformer code. The output for an image then depends on the
-    rest of the batch. False: over the image. "auto": False, or True once weights of the original
-    code are loaded.
+    batch_max: the range of the maximum that stabilizes the exponentials of keys. False: the maximum
+    over the image. True: the maximum over the batch, as in the original Vision Longformer code. The
+    output for an image then depends on the other images of the batch. "auto": False, or True once
+    weights of the original code are loaded.
 
     The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
     the attention weights are never computed.
@@ -67,11 +67,12 @@ class PerformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
-        """Redraw the random features if they are due.
+        """Redraw the random features if the schedule requires it at this training step.
 
         In epoch e, they are redrawn every 1 + 5e steps, starting with the first step of the epoch.
         They are not redrawn in evaluation or if the module's weights are frozen. All ranks and
-        resumed runs draw the same features.
+        resumed runs draw the same features. index: position of this module among the attention
+        modules of the model, part of the random seed.
         """
         if not (self.training and self.qkv.weight.requires_grad):
             return
@@ -86,7 +87,7 @@ class PerformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen queries, computed from their random features.
+        """Return the attention weights of the given queries, computed from their random features.
 
         See `Attention.attention_weights`.
         """
@@ -106,7 +107,7 @@ class PerformerAttention(Attention):
         return {"batch_max": True}
 
     def macs(self, grid: Grid) -> int:
-        """Count the multiply-accumulates for one image: projections, features and attention."""
+        """Count the multiply-accumulates for one image, in projections, features and attention."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features
         return 4 * tokens * self.dim**2 + features * (4 * self.dim + self.num_heads)
@@ -126,7 +127,10 @@ class RandomFeatureAttention(nn.Module):
         self.redraw()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Sample a new projection matrix. generator: on the CPU; None for torch's global one."""
+        """Sample a new projection matrix.
+
+        generator: a CPU generator. None selects torch's global generator.
+        """
         with torch.no_grad():
             draw = orthogonal_gaussian(*self.projection_matrix.shape, generator)
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
@@ -134,8 +138,9 @@ class RandomFeatureAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         """Return the attention output (B, N, T, D) of q with k, v, all (B, N, T, D).
 
-        real (B, T) bool: True for keys that are not padding. Computes in float32 (float64 for
-        float64), even under autocast, because the features span the range of an exponential.
+        real (B, T) bool: True for keys that are not padding. The computation is in float32, or in
+        float64 for float64 inputs, even under autocast, because the features span the range of an
+        exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):

@@ -23,8 +23,9 @@ EPS = 1e-5
 
 
 class SRAttention(Attention):
-    """Attention of every token to the global tokens and to one key per cell of r x r local tokens.
+    """Attention of every token to the global tokens and to downsampled local tokens.
 
+    Each cell of r x r local tokens is reduced to one key and value.
     ratio: r.
     ragged: how to treat incomplete cells at the bottom and right. "pad" zero-pads them. "drop"
     drops their tokens, as in the original Vision Longformer code. "auto" is "pad", or "drop" once
@@ -103,7 +104,7 @@ class SRAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen queries, see `Attention.attention_weights`.
+        """Return the attention weights of the given queries. See `Attention.attention_weights`.
 
         Each key after the global tokens is a cell of `ratio` x `ratio` tokens.
         """
@@ -114,8 +115,10 @@ class SRAttention(Attention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size: two
-        complete cells, because torch.export treats a number of cells of 1 as constant."""
+        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
+
+        The side must have two complete cells, because torch.export treats a size of 1 as constant.
+        """
         return 2 * self.ratio
 
     def use_2021_rule(self) -> dict[str, Any]:
@@ -125,7 +128,7 @@ class SRAttention(Attention):
         return {"ragged": "drop"}
 
     def macs(self, grid: Grid) -> int:
-        """Count the multiply-accumulates for one image: projections, convolution, attention."""
+        """Count the multiply-accumulates for one image: projections, convolution and attention."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols
         keys = self.num_global + reduced
