@@ -20,8 +20,11 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 class Case:
     """The static properties of a `local_attention` call with q (batch, heads, L, head_dim).
 
-    table_bias, global_bias: whether the bias has a table, and biases toward global tokens. valid:
-    whether the call has `valid_hw`, as some images are padded. needs_grad: whether autograd is on.
+    table_bias: whether the bias has a relative position table.
+    global_bias: whether there is a bias toward global tokens.
+    valid: whether the call passes `valid_hw`, because some images are padded.
+    dropout: whether the dropout probability is above 0.
+    needs_grad: whether autograd is enabled.
     """
 
     window: Window | Layout
@@ -48,12 +51,13 @@ class Case:
 
     @property
     def is_layout(self) -> bool:
-        """Whether the call attends by the `Layout` of a pattern instead of a `Window`."""
+        """Whether keys are selected by the `Layout` of a pattern instead of a `Window`."""
         return isinstance(self.window, Layout)
 
     @property
     def symbolic(self) -> bool:
-        """Whether batch or grid are dynamic dimensions of torch.export or torch.compile."""
+        """Whether the batch size or a grid side is a dynamic dimension of torch.export or
+        torch.compile."""
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def _kind(self) -> str:
@@ -67,10 +71,10 @@ class Case:
         """Return the key under which the tuned backend for this case is stored.
 
         Similar cases have the same key. The batch size in the key is rounded up to a power of two,
-        at most LARGE_BATCH. Grid sides, in chunks, are rounded up to powers of two if above four,
-        so that similar image sizes share a backend. The key has the number of chunk offsets instead
-        of the offsets: random shift attends to one of eight neighbor chunks at each step, and all
-        eight take the same time.
+        at most LARGE_BATCH. Grid sides of more than four chunks are also rounded up to a power of
+        two, so that similar image sizes share a backend. The key contains the number of chunk
+        offsets, not the offsets: random shift attends to one of eight neighbor chunks at each step,
+        and all eight take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

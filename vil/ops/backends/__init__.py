@@ -51,14 +51,15 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or only its forward or backward pass.
 
-    It reads four items of `facts`. `unsupported`: a function that takes a case and returns the
-    reasons why it is not supported (default: no reasons), or the location "module:attribute" of
-    that function. `layouts`: whether layouts of patterns are supported (default: only windows).
-    `prepare`: the location of a function that gets the backend ready to run, for example compiles
-    it, and returns the reasons why that failed (default: nothing to do).
-    `passes`: the names (forward pass, backward pass) of a backend that is made of two passes. Then
-    `home` and `unsupported` are locations of factories: functions of these two names that return
-    the function to use.
+    The entry uses four keys of `facts`:
+    unsupported: a function that takes a case and returns the reasons why it is not supported, or
+    the location "module:attribute" of that function. By default, no reasons are returned.
+    layouts: whether layouts of patterns are supported. By default, only windows are.
+    prepare: the location of a function that gets the backend ready to run, for example by compiling
+    it, and returns the reasons why that failed. By default, no preparation is needed.
+    passes: the names (forward pass, backward pass) of a backend that combines two passes. Then
+    `home`, `unsupported` and `prepare` are locations of factories: functions that take these two
+    names and return the function to use.
     """
 
     @cached_property
@@ -68,24 +69,33 @@ class Implementation(Entry):
 
     @cached_property
     def unsupported(self) -> Callable[[Case], list[str]]:
-        """The function that takes a case and returns the reasons why it is not supported; an empty
-        list if it is supported."""
+        """The function that takes a case and returns the reasons why it is not supported.
+
+        The function returns an empty list if the case is supported.
+        """
         limits = self._resolve(self.facts.get("unsupported", no_limits))
         return limits if self.facts.get("layouts") else _windows_only(limits)
 
     @cached_property
     def prepare(self) -> Callable[[], list[str]]:
-        """The function that gets the backend ready to run, once it is selected, and returns the
-        reasons why that failed; an empty list if it is ready."""
+        """The function that gets the backend ready to run, once the backend is selected.
+
+        The function returns the reasons why that failed; an empty list if the backend is ready.
+        """
         return self._resolve(self.facts.get("prepare", always_ready))
 
     def reasons_against(self, case: Case) -> list[str]:
-        """Return the reasons why a case cannot run, after preparation; an empty list if it can."""
+        """Prepare the backend, and return the reasons why it cannot compute a case.
+
+        Returns an empty list if it can. A backend is not prepared for an unsupported case.
+        """
         return self.unsupported(case) or self.prepare()
 
     def resolve(self) -> None:
-        """Import `run`, `unsupported` and `prepare` now, because torch.compile cannot trace an
-        import at first use."""
+        """Import `run`, `unsupported` and `prepare` now instead of at first use.
+
+        torch.compile cannot trace an import at first use.
+        """
         _ = self.run, self.unsupported, self.prepare
 
     def _resolve(self, home: Any) -> Callable:
@@ -97,8 +107,8 @@ class Implementation(Entry):
 class Backend(Implementation):
     """Registry entry of a complete backend, in BACKENDS.
 
-    It reads one more item of `facts`, `compiles`: whether the backend calls torch.compile. Such a
-    backend must not run on fake tensors, because torch would cache a failed compilation.
+    The entry uses one more key of `facts`, `compiles`: whether the backend calls torch.compile.
+    Such a backend must not run on fake tensors, because torch would cache a failed compilation.
     """
 
     @cached_property
@@ -133,9 +143,12 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
     """Add a backend of this package to BACKENDS.
 
-    home: "module:function", relative to this package, of the function that implements the backend.
-    about: a short description. limits: name of the function in the same module that returns why a
-    case is not supported; None if all cases are. facts: see `Implementation` and `Backend`.
+    home: location "module:function", relative to this package, of the function that computes
+    attention.
+    about: a short description.
+    limits: name of the function in the same module that returns the reasons why a case is not
+    supported; None if all cases are supported.
+    facts: see `Implementation` and `Backend`.
     """
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
@@ -184,11 +197,14 @@ def register_backend(
     unsupported: Callable[[Case], list[str]] = no_limits,
     about: str = "registered at run time",
 ) -> None:
-    """Register a backend. It can then be selected by `backend=name`, and the tuner measures it.
+    """Register a backend, which `backend=name` then selects and the tuner measures.
 
-    attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) ->
-    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that takes
-    a case and returns the reasons why it is not supported; an empty list if it is supported.
+    attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) that
+    returns (B, N, L, D), with the shapes of `vil.ops.local_attention`.
+    unsupported: a function that takes a `Case` and returns the reasons why it is not supported; an
+    empty list if it is supported.
+    about: a short description.
+
     Register the backend before a model is built or compiled. Raises ValueError if the name exists.
     """
     parameters = inspect.signature(attend).parameters

@@ -1,13 +1,17 @@
-"""Attention of a layout in batches of a few query chunks, whose scores fit into the CPU cache.
+"""Attention in the layout of a pattern, computed for a few query chunks at a time.
 
-The method is that of blocked.py, but a query chunk may have any list of key chunks, see
-layout_plan.py. The forward pass saves its output and the log-sum-exp of every row; the backward
-pass recomputes the scores. A call is computed in parts, each with a few images and heads, so that
-the copies of tokens in the order of chunks take little memory and stay in the cache.
+The scores of these query chunks fit into the CPU cache. The method is the same as in blocked.py,
+but a query chunk may have any list of key chunks, see layout_plan.py. The forward pass saves its
+output and the log-sum-exp of the scores of each query. The backward pass recomputes the scores. A
+call is split into parts with a few images and heads each, so that the copies of tokens in chunk
+order take little memory and stay in the cache.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W = w*w tokens, S
-displacements between chunks. In a group: P query chunks with J key chunks each. In a part: b images
-and n heads. In a batch: p query chunks of these, T = G + J*W keys, h = b*n*p.
+displacements between chunks.
+In a group: P query chunks with J key chunks each.
+In a part: b images and n heads.
+In a batch: p query chunks of a group, h = b*n*p query chunks of all images and heads of the part, T
+= G + J*W keys.
 """
 
 import math
@@ -30,10 +34,11 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 class Batch(NamedTuple):
-    """Some query chunks of a group, computed at once for the b images and n heads of a `Part`.
+    """Some query chunks of a group, computed together for the b images and n heads of a `Part`.
 
-    span: range of the p query chunks in the group. queries (b*n*p,): their indices in tensors with
-    a row per image, head and chunk. keys (b*n*p*J,): likewise, of the J key chunks of each.
+    span: range of the p query chunks in the group.
+    queries (b*n*p,): indices of the query chunks in the flattened (image, head, chunk) dimensions.
+    keys (b*n*p*J,): indices of the J key chunks of each query chunk, in the same dimensions.
     """
 
     group: ListGroup
@@ -42,16 +47,19 @@ class Batch(NamedTuple):
     keys: Tensor
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the rows for the query chunks of the batch from a tensor with a row for each query
-        chunk of the group. A tensor with a single row, for all query chunks, is returned as is."""
+        """Select the rows of x for the query chunks of the batch.
+
+        x has a row for each query chunk of the group. If x has a single row, which applies to all
+        query chunks, it is returned unchanged.
+        """
         return x if len(x) == 1 else x[self.span]
 
 
 class Part(NamedTuple):
-    """Some images and heads of a call: few enough that copies of their chunks are small.
+    """Some images and heads of a call, so few that copies of their chunks are small.
 
-    call: the call for these images and heads only. plan: the query chunks of these heads. bias: the
-    bias of these heads, see `expand_bias`.
+    call: the call, restricted to these images and heads. plan: the query chunks of these heads.
+    bias: the bias of these heads, see `expand_bias`.
     """
 
     images: slice
@@ -66,10 +74,11 @@ class Part(NamedTuple):
 
 
 def split_call(call: Call) -> Iterator[Part]:
-    """Split a call into parts by images and heads. Heads with different patterns are separated.
+    """Split a call into parts with a few images and heads each.
 
-    In a part, q takes at most PART_BYTES, the scores of one query chunk at most BATCH_BYTES, and
-    the bias at most BIAS_BYTES, unless a single image and head already needs more.
+    Heads with different patterns are in different parts. In a part, q takes at most PART_BYTES, the
+    scores of one query chunk at most BATCH_BYTES, and the bias at most BIAS_BYTES, unless a single
+    image and head already needs more.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -92,8 +101,10 @@ def split_call(call: Call) -> Iterator[Part]:
 
 
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return the bias of n heads: (n, S, W, W) for all pairs of tokens in two chunks, at each of S
-    displacements between the chunks, and (n, G) for G global tokens. Returns None without a bias.
+    """Return the bias of n heads as two tensors; None without a bias.
+
+    The first, (n, S, W, W), has the bias of all pairs of tokens in two chunks, at each of S
+    displacements between the chunks. The second, (n, G), has the bias to G global tokens.
     """
     table, to_global = call.bias
     if table is None and to_global is None:
@@ -110,7 +121,10 @@ def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] |
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
+    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
+
+    See `vil.ops.custom_op`.
+    """
     q, layout, scratch = call.q, call.window, Scratch(call.q)
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q))
     least = torch.finfo(lse.dtype).min
@@ -138,7 +152,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
-    """Compute the gradients. `lse` is used only to find rows without keys, and `out` not at all."""
+    """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
+
+    `lse` is used only to find queries without keys. `out` is not used.
+    """
     layout, scratch, other = call.window, Scratch(call.q), Scratch(call.q)
     dq, dk, dv = (torch.empty_like(x) for x in (call.q, call.k, call.v))
     bias = BiasGrad(call)
@@ -196,8 +213,10 @@ def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def put(x: Tensor, values: Tensor, batch: Batch) -> None:
-    """Write values (h, W, ..) for the h query chunks of a batch, W tokens each, to their places in
-    x (b, n, Q, W, ..), which has all Q chunks of b images and n heads."""
+    """Write values (h, W, ..) of the h query chunks of a batch to x (b, n, Q, W, ..).
+
+    x has all Q chunks of b images and n heads, with W tokens each.
+    """
     x.flatten(0, 2).index_copy_(0, batch.queries, values)
 
 
@@ -210,8 +229,10 @@ class Keys:
         self.chunks = divide(x[:, :, self.num_global :], part.call.window)
 
     def gather(self, batch: Batch) -> Tensor:
-        """Copy the T keys of each of the h query chunks of a batch to (h, T, D), global tokens
-        first."""
+        """Copy the T keys of each of the h query chunks of a batch to (h, T, D).
+
+        The global tokens come first.
+        """
         (b, n, _, w, dim), h, dtype = self.chunks.shape, len(batch.queries), self.chunks.dtype
         local = self.scratch.take("chunks", (len(batch.keys), w, dim), dtype)
         local = gather(self.chunks, batch.keys, local).view(h, batch.group.keys.shape[1] * w, dim)
@@ -224,8 +245,7 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient of keys or values (b, n, G+L, D) of the images and heads of a part, summed over
-    batches of query chunks."""
+    """The gradient (b, n, G+L, D) of the keys or values of a part, summed over batches."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.layout, self.num_global = part.call.window, part.call.num_global
@@ -238,8 +258,8 @@ class KVGrad:
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
         """Add left.mT @ right, the gradient of the T keys or values of each query chunk in a batch.
 
-        left (h, W, T): for keys, the gradient of the scores; for values, the attention weights.
-        right (h, W, D): for keys, the queries; for values, the gradient of the output.
+        left (h, W, T): the gradient of the scores (for keys) or the attention weights (for values).
+        right (h, W, D): the queries (for keys) or the gradient of the output (for values).
         """
         grad = self.scratch.take("grad", (*left.mT.shape[:2], right.shape[2]), right.dtype)
         grad = torch.bmm(left.mT, right, out=grad).to(self.chunks.dtype)
@@ -282,15 +302,22 @@ class Scores:
                 yield Batch(group, span, *rows)
 
     def new_rows(self) -> Tensor:
-        """Return a tensor (b, n, Q, W, D) to which batches can write the output, or the gradient,
-        of their query chunks. It is 0 for query chunks without keys, which are in no batch."""
+        """Return a tensor (b, n, Q, W, D) for results of all query chunks, which batches then
+        write.
+
+        The tensor is 0 for query chunks without keys, because these are in no batch.
+        """
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
         return torch.empty_like(self.q) if is_complete else torch.zeros_like(self.q)
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, W, T) of a batch, with bias: h query chunks of W queries, T keys.
-        The scores of masked keys are the smallest finite number."""
+        """Return the scores (h, W, T) of a batch with bias, for h query chunks of W queries and T
+        keys.
+
+        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The scores of masked keys
+        are the most negative finite number.
+        """
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
         by_head = scores.view(*self.q.shape[:2], -1, *scores.shape[1:])  # (b, n, p, W, T)
@@ -307,11 +334,11 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias that all query chunks of a group share, (n, 1, W, T), for n heads, W
-        queries and T keys.
+        """Return the bias (n, 1, W, T) that all query chunks of a group share.
 
-        The bias of masked keys is the smallest finite number. Returns None without a bias, or if
-        the displacements of the key chunks, or the masks, differ between query chunks.
+        It is for n heads, W queries and T keys. For masked keys, it is the most negative finite
+        number. Returns None without a bias, or if the query chunks differ in the displacements or
+        the masks of their key chunks.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -333,8 +360,7 @@ class Scores:
             scores[..., self.num_global :].unflatten(4, tiles.shape[3:]).add_(tiles)
 
     def _padding(self) -> Tensor | None:
-        """Return which tokens of the chunks are padding of an image, (B, Q, W) bool; None without
-        `valid_hw`."""
+        """Return a mask (B, Q, W) bool that is True for padding tokens; None without `valid_hw`."""
         valid_hw, layout = self.part.call.valid_hw, self.part.call.window
         if valid_hw is None:
             return None
@@ -343,9 +369,10 @@ class Scores:
 
 
 def bias_index(layout: Layout, steps: Tensor) -> Tensor:
-    """Return the index into the bias table of each pair of tokens of two chunks, (S, W, W) int64.
+    """Return the indices into the bias table for all pairs of tokens in two chunks, (S, W, W)
+    int64.
 
-    steps (S, 2): displacements of the chunks.
+    steps (S, 2): S displacements between the two chunks, in rows and columns of chunks.
     """
     inside = torch.arange(layout.tile)
     rows, cols = inside // layout.size, inside % layout.size
@@ -360,8 +387,8 @@ class BiasSums:
     """The gradient of the bias of the n heads of a part, summed over its images and chunks.
 
     tiles (n, S, W, W): the gradient for all pairs of tokens in two chunks of W tokens, at each of S
-    displacements between the chunks; None without a bias table. first (n, G): the gradient for G
-    global tokens; None without a bias to them.
+    displacements between the chunks; None without a bias table.
+    first (n, G): the gradient of the bias to G global tokens; None without this bias.
     """
 
     def __init__(self, part: Part) -> None:
@@ -375,8 +402,10 @@ class BiasSums:
         )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add a batch to the sums. dscores (h, W, T): the gradient of its scores, for h query
-        chunks of W queries, and T keys."""
+        """Add the gradient of the scores of a batch to the sums.
+
+        dscores (h, W, T): the gradient for h query chunks of W queries and T keys.
+        """
         if self.tiles is None and self.first is None:
             return
         n, p, tile = self.num_heads, batch.span.stop - batch.span.start, dscores.shape[1]
@@ -392,8 +421,11 @@ class BiasSums:
 
 
 class BiasGrad:
-    """The gradient of the bias of a call with N heads: of the relative position bias table
-    (N, entries), and of the bias to G global tokens (N, G). Each is None if the call lacks it."""
+    """The gradient of the bias of a call with N heads.
+
+    table (N, entries): the gradient of the relative position bias table. to_global (N, G): the
+    gradient of the bias to G global tokens. Each is None if the call does not have this bias.
+    """
 
     def __init__(self, call: Call) -> None:
         self.bias = call.bias
@@ -410,6 +442,7 @@ class BiasGrad:
             self.to_global[part.heads] += sums.first
 
     def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of (bias table, bias to global tokens), in the dtype of each."""
+        """Return the gradients of (bias table, bias to global tokens), each in the dtype of its
+        bias."""
         grads = (self.table, self.to_global)
         return tuple(g if g is None else g.to(b.dtype) for g, b in zip(grads, self.bias))

@@ -1,14 +1,16 @@
 """Local attention in batches of a few chunks, whose scores fit into the CPU cache.
 
-The forward pass saves its output and the log-sum-exp of every row. The backward pass recomputes the
-scores, as in FlashAttention (arXiv:2205.14135), but for chunks. A query chunk is multiplied only
-with key chunks inside the grid. Masks are needed only for padding and for the exact window. q, k
-and v keep their layout, and only the chunks of one batch are copied. In small calls a halo of empty
-chunks around the grid makes all chunks alike, so that one batch replaces up to nine.
+The forward pass saves its output and the log-sum-exp of the scores of each query. The backward pass
+recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chunk. A query chunk is
+multiplied only with key chunks inside the grid. Masks are needed only for padding and for the exact
+window. q, k and v keep their memory layout, and only the chunks of one batch are copied. In small
+calls, a halo of empty chunks is added around the grid. All chunks then have the same neighbors, so
+that one batch replaces up to nine.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
-w*w tokens, K offsets. In a batch (see chunk_groups.py): b images, n heads, p blocks of M query
-chunks and J key chunks, T = G + J*W keys, h = b*n*p.
+w*w tokens, K offsets.
+In a batch (see chunk_groups.py): b images, n heads, p blocks of M query chunks and J key chunks, h
+= b*n*p blocks of all images and heads, T = G + J*W keys.
 """
 
 from collections.abc import Iterator
@@ -51,10 +53,10 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L), or None if it
-    is not needed.
+    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
 
-    sizes_only: compute one batch of each size, which needs the memory of the complete call.
+    The log-sum-exp is None if the call does not need it. sizes_only: compute only one batch of each
+    size, which allocates as much memory as the complete call.
     """
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
@@ -91,9 +93,9 @@ def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | N
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `lse` is used only to find rows without keys, and `out` is not used. The weights are computed
-    with a new softmax. exp(scores - lse) would scale all weights of a row by the rounding error of
-    `lse`, and is slower for scores that are in the cache.
+    `lse` is used only to find queries without keys, and `out` is not used. The weights are computed
+    with a new softmax. exp(scores - lse) would scale all weights of a query by the rounding error
+    of `lse`, and is slower for scores that are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -124,7 +126,10 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield those batches whose numbers of queries, keys, images or heads are new."""
+    """Yield the first batch of each size.
+
+    The size of a batch is its number of queries, keys, images and heads.
+    """
     seen = set()
     for batch in batches:
         group = batch.group
@@ -145,18 +150,19 @@ def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
 
 
 class OutputTiles:
-    """An output tensor (B, N, L, D) that is filled by batches of query chunks, one by one."""
+    """An output tensor (B, N, L, D) that batches of query chunks fill one after another."""
 
     def __init__(self, result: Tensor, window: Window) -> None:
         self.result, self.window, self.tiles = result, window, to_tiles(result, window)
 
     def put(self, x: Tensor, batch: Batch) -> None:
-        """Write the results x (h, M*W, D) of a batch, h blocks of M*W queries each."""
+        """Write the results x (h, M*W, D) of a batch with h blocks of M*W queries each."""
         tiles = query_tiles(self.tiles, batch)
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """Return the output (B, N, L, D). Copies the tiles to it, unless they are a view of it."""
+        """Return the output (B, N, L, D). Copies the tiles to the output, unless they are a view of
+        it."""
         if is_even(self.window):  # the tiles are a view of it
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
@@ -205,8 +211,10 @@ class KVGrad:
             self.tiles = tiles.transpose(3, 4)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add a batch to the sums. grad (h, T, D): the gradient of the T keys (or values) of each
-        of its h blocks."""
+        """Add the gradient of the keys (or values) of a batch to the sums.
+
+        grad (h, T, D): the gradient of the T keys of each of h blocks.
+        """
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
         if self.num_global:
@@ -235,8 +243,10 @@ class Scores:
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches that together cover all query chunks of all images and heads. A batch has
-        so few heads that their bias fits into the cache."""
+        """Yield batches that together cover all query chunks of all images and heads.
+
+        A batch has so few heads that their bias fits into the cache.
+        """
         (images, heads), tile = self.call.q.shape[:2], self.window.tile
         share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):
@@ -256,8 +266,11 @@ class Scores:
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, M*W, T) of a batch, with bias. Masked scores are the smallest
-        finite number. queries (h, M*W, D), keys (h, T, D): those of the batch."""
+        """Return the scores (h, M*W, T) of a batch, with bias.
+
+        queries (h, M*W, D), keys (h, T, D): queries and keys of the batch. Masked scores are the
+        most negative finite number.
+        """
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
         if self.added is not None:
@@ -273,11 +286,11 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias (n or 1, M*W, T) of n heads, M*W queries and T keys. It is the same for
-        all blocks of a group.
+        """Return the bias (n or 1, M*W, T) for n heads, M*W queries and T keys of any block of a
+        group.
 
-        tile, first: the bias of local keys and of global keys, both as `_bias` returns them. If
-        the window is exact, keys outside of it have the smallest finite number in `tile`.
+        tile, first: the bias of local keys and the bias of global keys, as returned by `_bias`. In
+        an exact window, `tile` is the most negative finite number for keys outside the window.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -287,11 +300,12 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the bias of the W queries of a chunk and their keys, for n heads, as two tensors:
-        (n or 1, W, K, W) for the W keys in each of K chunks, and (n or 1, W, G) for global keys.
+        """Return the bias of n heads for the W queries of a chunk, as two tensors.
 
-        The first has the smallest finite number for keys outside the exact window, if the window is
-        exact (keys at most w rows and columns away). Returns None without bias and mask.
+        The first, (n or 1, W, K, W), has the bias of the W keys in each of K chunks. In an exact
+        window (keys at most w rows and columns away), it is the most negative finite number for
+        keys outside the window. The second, (n or 1, W, G), has the bias of global keys. Returns
+        None if there is neither a bias nor an exact window.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
         has_bias = table is not None or to_global is not None
@@ -312,7 +326,7 @@ class Scores:
     def _real(self) -> Tensor | None:
         """Return which keys are not padding, (B, N, R, C, w, w, 1) bool, with the halo in R and C.
 
-        Returns None if there is no padding.
+        Returns None if no key needs to be masked.
         """
         window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
@@ -325,8 +339,10 @@ class Scores:
 
 
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
-    """View the scores (h, M*W, T) of a batch as (images, heads, blocks, M*W, T): h blocks, each
-    with M*W queries and T keys."""
+    """View the scores (h, M*W, T) of a batch as (images, heads, blocks, M*W, T).
+
+    h is the product of images, heads and blocks. A block has M*W queries and T keys.
+    """
     heads = batch.heads.stop - batch.heads.start
     return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
 
@@ -335,8 +351,8 @@ class BiasGrad:
     """The gradient of the bias, summed over images and query chunks.
 
     tile (N, W, K, W): sums for N heads, the W queries of a chunk, and the W keys in each of the
-    chunks at K offsets; None without a bias table. first (N, G): sums for G global keys; None
-    without a bias to them.
+    chunks at K offsets; None without a bias table.
+    first (N, G): sums for G global keys; None without a bias to global keys.
     """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
@@ -348,8 +364,10 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add a batch to the sums. dscores (h, M*W, T): the gradient of its scores, for h blocks
-        with M*W queries and T keys each."""
+        """Add the gradient of the scores of a batch to the sums.
+
+        dscores (h, M*W, T): the gradient for h blocks with M*W queries and T keys each.
+        """
         if self.tile is None and self.first is None:
             return
         if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
@@ -360,8 +378,10 @@ class BiasGrad:
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Add `self.sums`, which has the sums (N, M*W, T) of one chunk group for the M*W queries
-        and T keys of a block, to `self.tile` and `self.first`."""
+        """Add the sums of the current chunk group to `self.tile` and `self.first`.
+
+        `self.sums` (N, M*W, T) has these sums for the M*W queries and T keys of a block.
+        """
         if self.offset_index is None:
             return
         if self.first is not None:
@@ -373,7 +393,8 @@ class BiasGrad:
                 self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
     def result(self) -> LocalBias:
-        """Return the gradients of the table (N, (4w-1)**2) and of to_global (N, G)."""
+        """Return the gradients of the bias table (N, (4w-1)**2) and of the bias to global keys (N,
+        G)."""
         self._flush()
         table, to_global = self.call.bias
         if table is not None:

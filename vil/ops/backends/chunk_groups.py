@@ -1,7 +1,8 @@
-"""Divide query chunks into groups whose key chunks lie at equal offsets, and groups into batches.
+"""Divide query chunks into groups with the same key offsets, and divide groups into batches.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens. In a
-group: P blocks of M query chunks and J key chunks each. In a batch: b images, n heads, p blocks.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
+In a group: P blocks of M query chunks and J key chunks each.
+In a batch: b images, n heads, p blocks.
 """
 
 from collections.abc import Iterator
@@ -20,13 +21,15 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks, divided into blocks of equal size. All blocks have key chunks at
-    the same positions relative to the block.
+    """A rectangle of query chunks, divided into blocks of equal size.
 
-    first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows and
-    columns of query chunks in a block. keys: (row, column) of the key chunks of a block, relative
-    to its first query chunk. offset_index[i][j]: index in `Window.offsets` of the offset from query
-    chunk i of a block to its key chunk j.
+    All blocks have key chunks at the same positions relative to the block.
+    first: (row, column) of the first query chunk.
+    count: rows and columns of blocks.
+    side: rows and columns of query chunks in a block.
+    keys: (row, column) of the key chunks of a block, relative to its first query chunk.
+    offset_index[i][j]: index in `Window.offsets` of the offset from query chunk i of a block to its
+    key chunk j.
     """
 
     first: tuple[int, int]
@@ -47,8 +50,10 @@ class ChunkGroup(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Query chunks that are computed together, for some images and heads. `group` is a part of a
-    larger `ChunkGroup`."""
+    """Query chunks of some images and heads that are computed together.
+
+    group: the query chunks, which are a part of a larger `ChunkGroup`.
+    """
 
     group: ChunkGroup
     images: slice
@@ -59,10 +64,10 @@ class Batch(NamedTuple):
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
-    The interior of the grid is one group, and the chunks along each border are others. If the grid
-    has only two rows (or columns) of chunks, both attend to the same keys and form one block. With
-    a border of chunks around the grid (halo 1, else 0), every chunk has all neighbors, so there is
-    only one group.
+    The interior of the grid is one group, and the chunks along each border form others. If the grid
+    has only two rows (or columns) of chunks, both attend to the same keys and form one block.
+    halo: 1 if the grid has a border of extra chunks, else 0. With this border, every chunk has all
+    neighbors, so there is only one group.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -86,9 +91,9 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 def halo_size(window: Window, lanes: int) -> int:
     """Return 1 if the grid gets a border of extra chunks (a halo), else 0.
 
-    With a halo, all chunks form one group. A cyclic window has a halo. Any other window has one if
-    the scores of empty chunks cost less time than computing several groups. lanes: images times
-    heads.
+    With a halo, all chunks form one group. A cyclic window always has a halo. Any other window has
+    one if computing the scores of empty chunks takes less time than computing several groups.
+    lanes: number of images times number of heads.
     """
     if window.cyclic:
         return 1
@@ -108,11 +113,12 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into runs for which the same offsets lead into the grid.
+    """Divide the chunks along one axis into runs with the same offsets to chunks inside the grid.
 
-    chunks: number of chunks along the axis. steps: the offsets along the axis. halo: 1 if the grid
-    has a halo, so that all offsets are allowed. shared: if there are only two chunks, put both into
-    one block.
+    chunks: number of chunks along the axis.
+    steps: the offsets along the axis.
+    halo: 1 if the grid has a halo, so that all offsets are allowed.
+    shared: whether to put both chunks into one block if there are only two.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -147,8 +153,10 @@ def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterato
 
 
 def add_halo(x: Tensor, window: Window) -> Tensor:
-    """Pad a tensor (B, N, R, C, w, w, D) by one chunk on each side of dims 2 and 3: with zeros, or
-    in a cyclic window with the chunks of the opposite side."""
+    """Pad a tensor (B, N, R, C, w, w, D) by one chunk on each side of dims 2 and 3.
+
+    The padding is zero or, in a cyclic window, a copy of the chunks of the opposite side.
+    """
     if not window.cyclic:
         return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
@@ -171,8 +179,11 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """View the queries of a batch, from x (B, N, R, C, w, w, D), as (b, n, rows of blocks, columns
-    of blocks, rows of chunks in a block, columns of chunks in a block, w, w, D)."""
+    """View the queries of a batch as a tensor of blocks, from x (B, N, R, C, w, w, D).
+
+    The view is (b, n, rows of blocks, columns of blocks, rows of chunks in a block, columns of
+    chunks in a block, w, w, D).
+    """
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
@@ -180,22 +191,21 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return J views of x, because a block has J key chunks: view j has key chunk j of every block
-    in the batch.
+    """Return J views of x. View j has key chunk j of every block in the batch.
 
-    x (B, N, R, C, w, w, D): R and C include the halo. A view is (b, n, rows of blocks, columns
-    of blocks, w, w, D).
+    x (B, N, R, C, w, w, D): R and C include the halo. J is the number of key chunks of a block. A
+    view is (b, n, rows of blocks, columns of blocks, w, w, D).
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return a batch's keys in as few views of x as possible. The views must not be written to.
+    """Return a batch's keys in as few views of x as possible. Do not write to the views.
 
-    x (B, N, R, C, w, w, D), with the halo in R and C. If the key chunks of a block fill a
-    rectangle, a single view has all of them, and the rectangles of different blocks overlap in
-    memory. Otherwise there is a view per key chunk. A view is (b, n, rows of blocks, columns of
-    blocks, rows of key chunks, columns of key chunks, w, w, D).
+    x (B, N, R, C, w, w, D): R and C include the halo. If the key chunks of a block fill a
+    rectangle, there is a single view of all key chunks, in which the rectangles of different blocks
+    overlap in memory. Otherwise there is a view for each key chunk. A view is (b, n, rows of
+    blocks, columns of blocks, rows of key chunks, columns of key chunks, w, w, D).
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))

@@ -22,8 +22,10 @@ def is_even(window: Window) -> bool:
 
 
 def to_tiles(x: Tensor, window: Window) -> Tensor:
-    """View tokens (B, N, L, D) as R x C chunks of w x w tokens, (B, N, R, C, w, w, D). Return a
-    zero-padded copy instead if w does not divide both sides of the grid."""
+    """View tokens (B, N, L, D) as R x C chunks of w x w tokens, (B, N, R, C, w, w, D).
+
+    If w does not divide both sides of the grid, returns a zero-padded copy instead.
+    """
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
     if not is_even(window):  # F.pad copies even without padding
@@ -52,29 +54,27 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """Gather for each of R x C chunks the tokens of the chunks at the window's K offsets,
-    (B, N, L, D) -> (B, N, R, C, K*W, D).
+    """Gather, for each of R x C chunks, the tokens of the chunks at the window's K offsets.
 
-    Positions outside the grid have arbitrary tokens. torch.export traces this gather instead of
-    padding and rolling, because a graph with padding would be valid only for grids with the same
-    remainder of X / w.
+    x (B, N, L, D). Returns (B, N, R, C, K*W, D). Positions outside the grid have arbitrary tokens.
+    torch.export traces this gather instead of padding and rolling, because a graph with padding
+    would be valid only for grids with the same remainder of X / w.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """Return the index that each token of the grid has in the order of chunks, (L,) int64."""
+    """Return, for each token of the grid, its position in chunk order, (L,) int64."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield, for each chunk offset, x (B, N, R, C, ...) rolled so that the neighbor at this offset
-    takes the place of each chunk.
+    """Yield x (B, N, R, C, ...) rolled by each chunk offset, so that neighbors replace the chunks.
 
-    Consecutive offsets with the same row step use the same rolled rows.
+    Consecutive offsets with the same row step reuse the same rolled rows.
     """
     rows, shifted = 0, x
     for dx, dy in offsets:
@@ -84,8 +84,11 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """Apply the transpose of `roll_neighbors`: roll each part (one per offset) back by its offset,
-    and sum all parts."""
+    """Apply the transpose of `roll_neighbors`: roll each part back by its offset, and sum the
+    parts.
+
+    parts: one tensor (B, N, R, C, ...) for each of the offsets.
+    """
     rows: dict[int, Tensor] = {}
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
@@ -96,8 +99,8 @@ def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
     """Compute a softmax over the visible scores of the last dimension, at least in float32.
 
-    Hidden scores become the smallest finite number, because -inf would give NaN gradients in rows
-    without visible scores. If `may_be_empty`, the result is 0 in such rows.
+    Masked scores are set to the most negative finite number, because -inf would give NaN gradients
+    in rows without visible scores. If `may_be_empty`, the result is 0 in these rows.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
@@ -107,9 +110,10 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
     """Attend to global and local keys under one softmax, for queries (B, N, .., D) in any layout.
 
-    first: a call whose q is scaled, and whose k and v have only the global tokens. scores
-    (B, N, .., K): scores of the local keys. visible (B, N or 1, .., K): whether each key is
-    visible. values: a function that multiplies the weights of the local keys with v.
+    first: a call with scaled q, whose k and v have only the global tokens.
+    scores (B, N, .., K): scores of the local keys.
+    visible (B, N or 1, .., K): whether each local key is visible.
+    values: a function that multiplies the weights of the local keys with v.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

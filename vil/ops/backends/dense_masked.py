@@ -1,6 +1,7 @@
 """Full attention with the window as a mask. It stores all L x L scores, so it suits small grids.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
+Shapes: B batch, N heads, H heads if their patterns differ, else 1, X Y grid, L = X*Y tokens, G
+global tokens, D channels.
 """
 
 import torch
@@ -52,8 +53,11 @@ def run(call: Call) -> Tensor:
 
 
 def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (visible, index) for all pairs of L queries and L keys: whether the key is visible, (H
-    or 1, L, L) bool, and the pair's index into a flattened bias table, (L, L) int64."""
+    """Return (visible, index) for all pairs of L queries and L keys.
+
+    visible (H or 1, L, L) bool: whether the key is visible to the query, in each of H heads or in
+    all heads. index (L, L) int64: the pair's index into a flattened bias table.
+    """
     if isinstance(window, Layout):
         pairs = Pairs.every(window.grid)
         mask = window.pattern.mask(window.grid)[None] if window.symbolic else window.mask
@@ -74,8 +78,8 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (visible, index) for all pairs of n rows (axis 0) or n columns (axis 1), (n, n) each.
 
-    A pair is visible if the key's chunk is `step` chunks after the query's chunk. index: the row or
-    column of the bias table.
+    A pair is visible if the key's chunk is `step` chunks after the query's chunk. index: the pair's
+    row or column in the bias table.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
