@@ -14,9 +14,9 @@ from vil.ops.window import Window
 class LocalBias(NamedTuple):
     """The bias added to the attention scores of local queries. Both fields are optional.
 
-    table (N heads, entries): for local keys, an entry for each query position minus key position;
-      a `Window` of size w has (4w-1)**2 entries.
-    to_global (N heads, G): for each of the G global keys.
+    table (N heads, entries): the bias of local keys, with an entry for each query position minus
+    key position. For a `Window` of size w, there are (4w-1)**2 entries.
+    to_global (N heads, G): the bias of each of the G global keys.
     """
 
     table: Tensor | None = None
@@ -27,7 +27,7 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """Return the bias of each query of a chunk toward the keys of the chunks at the K offsets.
+    """Return the bias of each query of a chunk for the local keys in the chunks at the K offsets.
 
     The shape is (N heads, W, K*W) for chunks of W tokens. Returns None without a bias table.
     """
@@ -38,10 +38,10 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """Return the bias of each query of a chunk toward its keys: first the G global keys, then the
-    local keys in the chunks at the K offsets of `window`.
+    """Return the bias of each query of a chunk for its global and local keys.
 
-    The shape is (N heads, W, G + K*W) for chunks of W tokens. A missing field of `bias` counts as
+    The shape is (N heads, W, G + K*W) for chunks of W tokens: first the G global keys, then the
+    local keys in the chunks at the K offsets of `window`. A missing field of `bias` is treated as
     0. Returns None if both are missing.
     """
     local = tile_bias(bias, window)

@@ -16,8 +16,11 @@ Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):
-    """The validated arguments of `vil.ops.local_attention`. `scale` is never None. needs_lse:
-    whether a backward pass follows, which needs the log-sum-exp of the scores."""
+    """The validated arguments of `vil.ops.local_attention`.
+
+    scale: never None. needs_lse: whether the log-sum-exp of the scores is needed, for a backward
+    pass.
+    """
 
     q: Tensor
     k: Tensor
@@ -32,8 +35,10 @@ class Call(NamedTuple):
 
 
 def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
-    """Encode the window and the number of global tokens as a list of integers, the form in which
-    torch operators take them. `from_numbers` decodes the list."""
+    """Encode the window and the number of global tokens as a list of integers.
+
+    Torch operators accept them only in this form. `from_numbers` decodes the list.
+    """
     if isinstance(window, Layout):
         kind, own = PATTERN, [window.pattern.number, *(window.max_reach or ())]
     else:
@@ -42,7 +47,7 @@ def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
 
 
 def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
-    """Decode a list of `to_numbers` into (window or layout, number of global tokens)."""
+    """Decode the result of `to_numbers`. Returns (window or layout, number of global tokens)."""
     rows, cols, size, kind, num_global, *own = numbers
     if kind == PATTERN:
         number, *reach = own
@@ -52,5 +57,5 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
 
 
 def find_pattern(numbers: Sequence[int]) -> Pattern | None:
-    """Return the pattern that a list of `to_numbers` encodes; None if it encodes a window."""
+    """Return the pattern encoded in the result of `to_numbers`; None if it encodes a window."""
     return BY_NUMBER[numbers[5]] if numbers[3] == PATTERN else None

@@ -7,10 +7,10 @@ the same interface:
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
-out (B, N, L, D). lse (B, N, L): the log-sum-exp of the scores of each row, float32 (float64 for
-float64 inputs), -inf for a row without keys; anything if the call does not need it. A combination
-is a torch operator, opaque to torch.compile and torch.export, with a FLOP formula for
-FlopCounterMode.
+out is (B, N, L, D). lse (B, N, L) is the log-sum-exp of the scores of each query, in float32
+(float64 for float64 inputs). It is -inf for a query without keys, and arbitrary if the call does
+not need it. Each combination is a torch operator, which torch.compile and torch.export do not trace
+into. It has a FLOP formula for FlopCounterMode.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
@@ -38,8 +38,10 @@ FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """Return the function `unsupported` of the backend that combines two passes. The function takes
-    a case and returns the reasons why a pass does not support it."""
+    """Return the function `unsupported` of the backend that combines two passes.
+
+    The function takes a case and returns the reasons why a pass does not support it.
+    """
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
 
@@ -55,8 +57,10 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 
 
 def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
-    """Return the function `prepare` of the backend that combines two passes. The function gets both
-    ready, and returns the reasons why that failed."""
+    """Return the function `prepare` of the backend that combines two passes.
+
+    The function gets both passes ready, and returns the reasons why that failed.
+    """
     steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
 
     def prepare() -> list[str]:
@@ -66,8 +70,11 @@ def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Return a backend's function that computes a `Call` by a forward pass (key of FORWARDS) and a
-    backward pass (key of BACKWARDS). Declares torch operators, so call it once per combination."""
+    """Return the function `run` of the backend that combines two passes, which computes a `Call`.
+
+    forward: a key of FORWARDS. backward: a key of BACKWARDS. Declares torch operators, so call it
+    only once for each combination.
+    """
     operator = _operator(forward, backward)
 
     def run(call: Call) -> Tensor:
@@ -98,8 +105,10 @@ def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
 
 
 def _operator(forward: str, backward: str) -> Callable:
-    """Declare the operator vil::<forward>_<backward>: it returns the output and the log-sum-exp,
-    which is empty if it is not needed."""
+    """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
+
+    The log-sum-exp is an empty tensor if it is not needed.
+    """
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
 
@@ -141,8 +150,8 @@ def _operator(forward: str, backward: str) -> Callable:
 def _gradient(backward: str) -> Callable:
     """Declare the operator vil::<backward>_gradient, which runs a backward pass.
 
-    It returns the gradients of q, k, v, the bias table and the bias toward global tokens. The
-    gradient of a missing bias is an empty tensor.
+    The operator returns the gradients of q, k, v, the bias table and the bias toward global tokens.
+    The gradient of a missing bias is an empty tensor.
     """
     run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
@@ -167,7 +176,8 @@ def _gradient(backward: str) -> Callable:
 def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
 
-    backend: key of FORWARDS or BACKWARDS; it decides how much padding is multiplied.
+    backend: a key of FORWARDS or BACKWARDS. It determines how much padding is included in the
+    matmuls.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
@@ -187,16 +197,20 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
 
 
 def num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the query-key pairs whose scores are computed for one head of one image, with hidden
-    pairs of the layout's chunks. If patterns differ by head, the count is the mean over heads."""
+    """Count the query-key pairs whose scores are computed for one head of one image.
+
+    Masked pairs are included if their chunks are computed. If patterns differ by head, the count is
+    the mean over heads.
+    """
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the query-key pairs, with padding, whose scores are computed for one head of one image.
+    """Count the query-key pairs whose scores are computed for one head of one image.
 
-    halo: 1 if the grid has a border of extra chunks, see `halo_size`, else 0.
+    Pairs with padding are included. halo: 1 if the grid has a border of extra chunks, see
+    `halo_size`, else 0.
     """
     return sum(
         group.num_blocks * group.num_queries * window.tile

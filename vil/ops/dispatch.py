@@ -1,7 +1,8 @@
 """Select the backend that computes a call of local attention.
 
-The selection never changes the result. A backend that does not support a case says why, in
-sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. Nothing is measured here.
+The selection does not change the result. A backend that does not support a case gives its reasons
+as sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. This module measures
+nothing.
 """
 
 import math
@@ -39,9 +40,9 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
 def preferred(case: Case) -> tuple[str, ...]:
-    """Return the backends to select from without tuning, best first.
+    """Return the backends to select from for a case that is not tuned, best first.
 
-    On a CPU, full attention under a mask is up to 3 times as fast as the other backends if the
+    On a CPU, full attention with a dense mask is up to 3 times as fast as the other backends if the
     window covers much of a small grid.
     """
     if is_exporting():
@@ -61,8 +62,11 @@ def preferred(case: Case) -> tuple[str, ...]:
 
 
 def _preferred_for_layout(case: Case) -> tuple[str, ...]:
-    """Return the backends to select from for a layout, best first. Full attention under a mask
-    comes first, except on a CPU if `is_sparse(case)`: then `blocked`, which computes chunks."""
+    """Return the backends to select from for a layout that is not tuned, best first.
+
+    Full attention with a dense mask comes first, except on a CPU if `is_sparse(case)`. Then
+    `blocked` comes first, because it computes only the chunks of the pattern.
+    """
     if case.symbolic:
         return ("masked",)
     if case.device != "cpu":
@@ -71,7 +75,10 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Return one line: which patterns get full attention under a mask on a CPU without tuning."""
+    """Return one line that tells which patterns use full attention with a dense mask on CPUs.
+
+    The line is about cases that are not tuned.
+    """
     rules = [
         f"{name} above a density of {density}"
         + (f" up to {tokens} tokens" if tokens < math.inf else " on larger grids")
@@ -83,7 +90,7 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether a CPU without tuning computes a layout in chunks, not under a dense mask."""
+    """Return whether an untuned CPU computes a layout in chunks instead of using a dense mask."""
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
         return True
@@ -94,10 +101,10 @@ def is_sparse(case: Case) -> bool:
 def choose(case: Case, backend: str = "auto") -> str:
     """Return the name of the backend for a case.
 
-    It is the pinned backend if `backend` is not "auto", else the tuned one if it supports the case,
-    else the first preferred one that supports it. Raises ValueError for an unknown name, for a
-    pinned backend that does not support the case, and if no backend does. The message has the
-    choices or the reasons.
+    If `backend` is not "auto", it is the pinned backend. Otherwise it is the tuned backend if that
+    supports the case, or else the first preferred backend that does. Raises ValueError for an
+    unknown name, for a pinned backend that does not support the case, and if no backend supports
+    it. The message lists the choices or the reasons.
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
@@ -114,8 +121,10 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 
 def tuned(case: Case) -> str | None:
-    """Return the tuned backend for a case; None if there is none, or if it does not support the
-    case."""
+    """Return the tuned backend for a case.
+
+    Returns None if no backend is tuned for the case, or if the tuned one does not support it.
+    """
     if case.symbolic or not CHOICES or is_exporting():
         return None
     name = CHOICES.get(case.bucket())
@@ -126,8 +135,8 @@ def tuned(case: Case) -> str | None:
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """Return {backend: verdict} for all backends.
 
-    A verdict is "chosen" (or "chosen, tuned", or "chosen, pinned"), "could run", or the reasons why
-    the backend does not support the case.
+    A verdict is "chosen", "chosen, tuned", "chosen, pinned" or "could run", or the reasons why the
+    backend does not support the case.
     """
     if backend == "auto":
         chosen = tuned(case)

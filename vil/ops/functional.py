@@ -78,10 +78,10 @@ def local_attention(
 
 
 def hide_padding(call: Call) -> Call:
-    """Return the call with zeros in the padding of q, k and v.
+    """Return the call with the padding of q, k and v set to zero.
 
-    Masking the weights is not enough for NaN and infinity: 0 * NaN is NaN, also in the backward
-    pass.
+    Masking the weights does not suffice for NaN and infinity, because 0 * NaN is NaN, also in the
+    backward pass.
     """
     if call.valid_hw is None:
         return call

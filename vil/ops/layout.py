@@ -1,11 +1,11 @@
 """The layout of a pattern on a grid: which key chunks each query chunk attends to, and how.
 
 A pair of chunks is absent, fully visible, or partly visible. A partly visible pair has a mask with
-an entry for each query token and each key token of the two chunks. Equal masks are stored once.
-Tokens beyond the end of the grid, which complete the last chunks, are never visible as keys.
+an entry for each query token and each key token of the two chunks. Equal masks are stored once. At
+the end of the grid, incomplete chunks are padded with tokens that are never visible as keys.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
-chunks, Q = R*C, H heads if their patterns differ, else 1. E pairs of chunks, T masks.
+chunks, Q = R*C, H heads if their patterns differ, else 1, E pairs of chunks, T masks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout(ChunkGrid):
-    """A pattern on a grid of tokens, which attention computes in chunks of w x w tokens.
+    """A pattern on a grid of tokens. Attention computes it in chunks of w x w tokens.
 
-    grid: rows and columns of tokens. size: w; the result of attention does not depend on it.
-    max_reach: the largest displacement (rows, columns) with its own entry in the bias table; larger
-    ones are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default the pattern's
-    reach, or the largest displacement in the grid if the pattern has none.
+    grid: rows and columns of tokens.
+    size: w. The result of attention does not depend on it.
+    max_reach: the largest displacement (rows, columns) that has an entry of its own in the bias
+    table. Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By
+    default, it is the pattern's reach, or the largest displacement in the grid if the pattern has
+    no reach.
 
     Raises ValueError for a size below 1, if the pattern is not defined on the grid, and if the grid
     is symbolic (torch.export) but the pattern is not traceable.
@@ -67,19 +69,19 @@ class Layout(ChunkGrid):
 
     @property
     def heads(self) -> int:
-        """H, the number of heads if their patterns differ; 1 if all have the same pattern."""
+        """H: the number of heads if their patterns differ, 1 if all heads have the same pattern."""
         return self.pattern.heads
 
     @property
     def table_reach(self) -> Reach:
-        """The largest displacement (rows, columns) of the bias table."""
+        """The largest displacement (rows, columns) that has an entry in the bias table."""
         if self.max_reach is not None:
             return self.max_reach
         return self.pattern.reach or (self.grid[0] - 1, self.grid[1] - 1)
 
     @property
     def table_entries(self) -> int:
-        """The number of entries in the bias table of a head."""
+        """The number of bias table entries for each head."""
         top, left = self.table_reach
         return (2 * top + 1) * (2 * left + 1)
 
@@ -87,7 +89,7 @@ class Layout(ChunkGrid):
         """Return the indices of displacements (rows, cols) into a flattened bias table.
 
         The table has 2 * reach + 1 rows and columns, with the displacement (0, 0) in the middle.
-        Larger displacements than `table_reach` are clamped to it.
+        Displacements above `table_reach` are clamped to it.
         """
         (top, left) = self.table_reach
         rows, cols = rows.clamp(-top, top), cols.clamp(-left, left)
@@ -95,29 +97,34 @@ class Layout(ChunkGrid):
 
     @property
     def mask(self) -> Tensor:
-        """Whether each query attends to each key, (H, L, L) bool: H heads (1 if all have the same
-        pattern), L tokens. The masks of recently used layouts are cached."""
+        """Whether each query attends to each key, (H, L, L) bool, for H heads and L tokens.
+
+        H is 1 if all heads have the same pattern. The masks of recently used layouts are cached.
+        """
         return dense_mask(self)
 
     @property
     def lists(self) -> ChunkLists:
-        """The pairs of query and key chunks to compute, cached for recently used layouts."""
+        """The pairs of query and key chunks to compute. The lists of recently used layouts are
+        cached."""
         return build_lists(self)
 
     @property
     def density(self) -> float:
-        """The fraction of all pairs of chunks that attention computes (mean over the heads)."""
+        """The fraction of all pairs of chunks that attention computes, averaged over the heads."""
         return len(self.lists.query) / (self.heads * math.prod(self.chunks) ** 2)
 
     def count_pairs(self) -> int:
-        """Count the visible pairs of tokens; if patterns differ by head, summed over heads."""
+        """Count the visible pairs of tokens. If patterns differ by head, the count is summed over
+        heads."""
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
+        """Return (rows, columns): the positions in the grid of the W tokens of each chunk, (.., W)
+        each.
 
-        chunks (..): row-major indices. Tokens that only complete the last chunks lie
-        outside the grid.
+        chunks (..): row-major indices of chunks. Tokens that pad incomplete chunks are outside the
+        grid.
         """
         inside = torch.arange(self.tile)
         row, col = chunks // self.chunks[1], chunks % self.chunks[1]
@@ -136,9 +143,11 @@ class Layout(ChunkGrid):
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return which of the W query tokens (dim 1) attend to which of the W key tokens (dim 2) in
-        n pairs of chunks, (n, W, W) bool. head, query, key (n,): head, query chunk and key
-        chunk."""
+        """Return the masks of n pairs of chunks, (n, W, W) bool.
+
+        A mask is True where a query token (dim 1) attends to a key token (dim 2). head, query, key
+        (n,): the head, query chunk and key chunk of each pair.
+        """
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
         inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
         tokens = [query_row, query_col, key_row, key_col]
@@ -158,10 +167,12 @@ class Layout(ChunkGrid):
 class ChunkLists:
     """The pairs of query and key chunks that a layout computes, sorted by head, query and key.
 
-    head, query, key (E,) int64: the head, query chunk and key chunk of each pair. mask (E,) int64:
-    the index of the pair's mask in `masks` (T, W, W) bool; FULL if all its W x W pairs of tokens
-    are visible. num_visible: number of visible pairs of tokens. num_blind: number of tokens,
-    counted for each head, that attend to no token.
+    head, query, key (E,) int64: the head, query chunk and key chunk of each pair.
+    mask (E,) int64: the index of the pair's mask in `masks`; FULL if all its W x W pairs of tokens
+    are visible.
+    masks (T, W, W) bool: the distinct masks.
+    num_visible: number of visible pairs of tokens.
+    num_blind: number of tokens that attend to no token, summed over heads.
     """
 
     head: Tensor
@@ -214,7 +225,7 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns (distinct, index): the selected pairs, and for each of `pairs` the index in `distinct`
     of a pair with an equal mask. If visibility depends only on the displacement, two pairs of
-    chunks with the same displacement have equal masks, provided that the border of the grid
+    chunks have equal masks if they have the same displacement and if the border of the grid
     truncates their key chunks in the same way.
     """
     if not layout.pattern.invariant:
@@ -229,8 +240,10 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (masks, index): the distinct masks (T, W, W) of pairs of chunks, and for each pair the
-    index of its mask, FULL if all its token pairs are visible, or ABSENT if none is."""
+    """Return (masks, index): the distinct masks (T, W, W), and the index of each pair's mask.
+
+    The index of a pair of chunks is FULL if all its token pairs are visible, ABSENT if none is.
+    """
     shape = (layout.tile, layout.tile)
     ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}
     numbers, masks, index = dict(ends), [], []
@@ -251,7 +264,7 @@ def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _packed(tiles: Tensor) -> list[bytes]:
-    """Return the entries of each mask as packed bits, by which equal masks are found."""
+    """Return the entries of each mask as packed bits, so that equal masks can be found."""
     return [row.tobytes() for row in np.packbits(tiles.flatten(1).numpy() != 0, axis=1)]
 
 

@@ -1,6 +1,6 @@
-"""The second half of a transformer block, a layer norm and an MLP, as one operation.
+"""A layer norm and an MLP, the second half of a transformer block, as one operation.
 
-`norm_mlp` computes it by PyTorch's operators, or by a compiled function for CPUs that keeps the
+`norm_mlp` uses PyTorch's operators or a compiled function for CPUs. The compiled function keeps the
 hidden activations of some tokens in the cache and saves only its input for the backward pass.
 
 Shapes: ... leading dimensions, C channels, F hidden channels.
@@ -28,8 +28,11 @@ CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
 
 
 class MlpWeights(NamedTuple):
-    """The parameters of a layer norm, `gain` and `shift` (C,), and of an MLP: `weight1` (F, C),
-    `bias1` (F,), `weight2` (C, F) and `bias2` (C,)."""
+    """The parameters of a layer norm and an MLP.
+
+    gain, shift (C,): weight and bias of the layer norm. weight1 (F, C), bias1 (F,): first linear
+    layer. weight2 (C, F), bias2 (C,): second linear layer.
+    """
 
     gain: Tensor
     shift: Tensor
@@ -43,8 +46,8 @@ class MlpWeights(NamedTuple):
 class MlpCase:
     """The static properties of a `norm_mlp` call, from which its backend is selected.
 
-    tokens: number of tokens of all images. dim, hidden: C and F. dtype: that of the matrix
-    multiplications, such as the type of autocast. needs_grad: whether autograd is on.
+    tokens: number of tokens of all images. dim, hidden: C and F. dtype: dtype of the matrix
+    multiplications, for example the autocast dtype. needs_grad: whether autograd is enabled.
     """
 
     tokens: int
@@ -55,8 +58,10 @@ class MlpCase:
     needs_grad: bool = True
 
     def bucket(self) -> str:
-        """Return the key under which the tuned backend for this case is stored. Similar numbers of
-        tokens have the same key."""
+        """Return the key under which the tuned backend for this case is stored.
+
+        The number of tokens in the key is rounded up to a power of two.
+        """
         phase = "training" if self.needs_grad else "evaluation"
         kind = f"{self.dtype} {self.device}".removeprefix("torch.")
         tokens = next_power_of_2(self.tokens)
@@ -80,22 +85,24 @@ class MlpCase:
 def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
     """Return linear2(gelu(linear1(norm(x)))) for x (..., C), plus x itself if `residual`.
 
-    The norm is over the channels, with `eps` added to their variance, and the GELU is exact. The
-    backend is the one that `vil tune` found fastest for the shape, by default PyTorch's operators.
+    The norm is over the channels, with `eps` added to their variance, and the GELU is exact. If
+    `vil tune` has measured this shape, the fastest backend is used. Otherwise PyTorch's operators
+    are.
     """
     compute = norm_mlp_native if _is_native(x, weights) else norm_mlp_torch
     return compute(x, weights, eps=eps, residual=residual)
 
 
 def _is_native(x: Tensor, weights: MlpWeights) -> bool:
-    """Whether a call is computed by `native`. torch.compile fuses PyTorch's operators itself."""
+    """Whether to compute a call by `native`. Never under torch.compile, which fuses PyTorch's
+    operators."""
     if not CHOICES or torch.compiler.is_compiling() or is_exporting():
         return False
     return choose_mlp(case_of(x, weights)) == "native" and not is_transformed(x, *weights)
 
 
 def norm_mlp_torch(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
-    """Compute `norm_mlp` by PyTorch's operators."""
+    """Compute `norm_mlp` with PyTorch's operators."""
     gain, shift, weight1, bias1, weight2, bias2 = weights
     normed = F.layer_norm(x, gain.shape, gain, shift, eps)
     y = F.linear(F.gelu(F.linear(normed, weight1, bias1)), weight2, bias2)
@@ -105,8 +112,10 @@ def norm_mlp_torch(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool
 def norm_mlp_native(
     x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False
 ) -> Tensor:
-    """Compute `norm_mlp` by compiled code for CPUs. Under autocast it multiplies in autocast's
-    type. The output has the type of x."""
+    """Compute `norm_mlp` with compiled code for CPUs.
+
+    Under autocast, the multiplications are in the autocast dtype. The output has the dtype of x.
+    """
     half = compute_dtype(x) == torch.bfloat16
     return torch.ops.vil.norm_mlp(x, *weights, eps, half, residual)
 
@@ -119,20 +128,21 @@ def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which a linear layer multiplies x: autocast's, if it is on."""
+    """Return the dtype in which a linear layer multiplies x: the autocast dtype if autocast is
+    enabled."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def choose_mlp(case: MlpCase) -> str:
-    """Return the name of the backend for a case: the tuned one if it can run, else "torch"."""
+    """Return the backend for a case: the tuned backend if it supports the case, else "torch"."""
     if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
         return "torch"
     return "native"
 
 
 def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether `native` is the tuned backend in evaluation for some number of tokens."""
+    """Whether `native` is the tuned backend in evaluation, for any number of tokens."""
     case = MlpCase(1, dim, hidden, dtype, needs_grad=False)
     sizes, _, kind = case.bucket().partition(" 1 tokens")
     return any(
@@ -201,7 +211,7 @@ _norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 class _Call(ctypes.Structure):
-    """The structure `MlpCall` of mlp.h."""
+    """The C structure `MlpCall` of mlp.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
@@ -217,7 +227,11 @@ def _run(
     x: Tensor, weights: MlpWeights, tensors: dict[str, Tensor], eps: float, half: bool,
     residual: bool, *, is_backward: bool,
 ) -> None:  # fmt: skip
-    """Compute a pass. tensors: its further contiguous tensors, by their names in `_Call`."""
+    """Run the forward or backward pass of the native library.
+
+    tensors: {field of `_Call`: contiguous tensor}, in addition to x and the weights. half: whether
+    to multiply in bfloat16.
+    """
     full = {name: w.float().contiguous() for name, w in weights._asdict().items()}
     hidden, dim = weights.weight1.shape
     numbers = _Call(

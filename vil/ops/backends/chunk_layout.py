@@ -84,8 +84,7 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """Apply the transpose of `roll_neighbors`: roll each part back by its offset, and sum the
-    parts.
+    """Apply the transpose of `roll_neighbors`, for gradients: roll the parts back, and sum them.
 
     parts: one tensor (B, N, R, C, ...) for each of the offsets.
     """

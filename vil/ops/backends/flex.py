@@ -1,29 +1,30 @@
 """FlexAttention for windows and layouts: torch's compiled attention with a custom mask and bias.
 
-FlexAttention divides the sequences of queries and keys into blocks. A list (the BlockMask) has the
-key blocks of each query block, and functions that mask and change single scores are compiled into
-FlexAttention's kernel. A 2-D window is scattered over a row-major sequence: most blocks would have
-a few visible keys among many hidden ones, all of which are computed. So tokens are reordered chunk
-by chunk, and each chunk is padded to a block:
+FlexAttention divides the sequences of queries and keys into blocks. Its BlockMask lists the key
+blocks of each query block. Functions that mask and change single scores are compiled into its
+kernel. In a row-major sequence, the tokens of a 2-D window are scattered: most blocks would have a
+few visible keys among many masked ones, and the kernel would compute all of them. So tokens are
+reordered chunk by chunk, and each chunk is padded to a block:
 
     chunks a, b, c, d     row-major order       a a b b | a a b b | c c d d | c c d d
     of 2 x 2 tokens       chunk order           a a a a | b b b b | c c c c | d d d d
 
-The list is then the list of neighbor chunks, or that of a layout. Every computed block is dense,
-and every length is a multiple of the block, as FlexAttention requires. Global tokens are the first
-key blocks. Lists and functions are made in flex_blocks.py.
+The BlockMask then lists the neighbor chunks of each chunk, or the key chunks of a layout. Every
+computed block is dense, and every length is a multiple of the block size, as FlexAttention
+requires. Global tokens are the first key blocks. flex_blocks.py builds the lists and functions.
 
-Compiling takes seconds per shape, and above a number of shapes torch computes all scores (L x L)
-with only a warning. So shapes are rounded: images and heads are one dimension, the number of chunks
-is rounded up to a power of two, everything else that varies is in tensors of a fixed size. For a
-layout, the chunk size and the largest displacement in the bias table are fixed in the kernel too.
-Above MAX_SHAPES, `unsupported` refuses further shapes; torch raises an error if it gets them.
+Compilation takes seconds for each shape. Above a limit on the number of shapes, torch computes all
+scores (L x L) with only a warning. To need fewer shapes, images and heads are one dimension, the
+number of chunks is rounded up to a power of two, and everything else that varies is in tensors of a
+fixed size. For a layout, the chunk size and the largest displacement in the bias table are also
+compiled into the kernel. Above MAX_SHAPES, `unsupported` rejects new shapes, and torch raises an
+error if it is called with one.
 
-`run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
-a backward pass of `vil.ops.custom_op`; on CPUs, torch cannot compile `forward`.
+`run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for a
+backward pass of `vil.ops.custom_op`. On CPUs, torch cannot compile `forward`.
 
 Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
-P tokens of a block (a padded chunk), M query blocks (chunks, and empty ones), S first key blocks
+P tokens of a block (a padded chunk), M query blocks (chunks, and empty blocks), S first key blocks
 (of global tokens), T entries of the bias table.
 """
 
@@ -115,14 +116,14 @@ def run(call: Call) -> Tensor:
 
 
 def forget() -> None:
-    """Free all compiled kernels, so that MAX_SHAPES other shapes can be compiled."""
+    """Free all compiled kernels, so that up to MAX_SHAPES new shapes can be compiled."""
     if _shapes:
         torch._dynamo.reset()
     _shapes.clear()
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """Return the reasons why `forward` (if `lse`) or `run` (if not) does not support a case."""
+    """Return the reasons why a case is not supported by `forward` (if `lse`) or `run` (if not)."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
         reasons.append("dropout: FlexAttention does not support it")
@@ -151,7 +152,7 @@ def _most_chunks(window: Window | Layout) -> int:
 
 @torch.compiler.assume_constant_result
 def _missing(device: str, compiler: str) -> list[str]:
-    """Return the requirements of FlexAttention that this machine does not meet, as reasons."""
+    """Return the requirements of FlexAttention that this machine does not meet, as sentences."""
     reasons = []
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
@@ -167,16 +168,19 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Return whether a shape (see `_shape`) is compiled, or one more shape may be compiled."""
+    """Return whether a shape is already compiled, or may still be compiled under the limit.
+
+    shape: a key of `_shape`.
+    """
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
 def _limits() -> dict[str, int | bool]:
-    """Return torch settings under which torch raises an error instead of computing all L x L
-    scores.
+    """Return torch settings that limit the number of compilations.
 
-    The settings allow more than MAX_SHAPES compilations, because torch also recompiles for other
-    properties, such as whether an input requires a gradient.
+    Above the limit, torch then raises an error instead of computing all L x L scores. The limit is
+    larger than MAX_SHAPES, because torch also recompiles for other properties, such as whether an
+    input requires a gradient.
     """
     if hasattr(torch._dynamo.config, "recompile_limit"):
         return {"recompile_limit": 4 * MAX_SHAPES, "fail_on_recompile_limit_hit": True}
@@ -184,7 +188,7 @@ def _limits() -> dict[str, int | bool]:
 
 
 def _shape(case: Case, lse: bool) -> str:
-    """Return a text with all properties of a case, and `lse`, that make torch recompile."""
+    """Return a string key of all properties of a case, and of `lse`, for which torch recompiles."""
     window, backward = case.window, case.needs_grad and not lse
     block = block_size(window, case.device, backward)
     first, count = num_first(case.num_global, block), num_blocks(window)
@@ -202,14 +206,16 @@ def _shape(case: Case, lse: bool) -> str:
 
 
 def _lanes(case: Case) -> tuple[int, int]:
-    """Return the first two dimensions of q: (B*N, 1), or (B, N) if patterns differ by head."""
+    """Return the first two dimensions of q: (B, N) if patterns differ by head, else (B*N, 1)."""
     own_lists = case.is_layout and case.window.heads > 1
     return (case.batch, case.heads) if own_lists else (case.batch * case.heads, 1)
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L) if `lse`, else
-    None."""
+    """Return the output (B, N, L, D) and, if `lse`, the log-sum-exp of the scores (B, N, L).
+
+    Without `lse`, the second result is None.
+    """
     q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size, lanes = block_size(window, case.device, case.needs_grad), _lanes(case)
     tokens = (
@@ -229,7 +235,7 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """Run `_flex`, compiled, with `inputs` as its first five arguments. Returns (output, lse)."""
+    """Run the compiled `_flex` with `inputs` as its first five arguments. Returns (output, lse)."""
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
@@ -260,10 +266,12 @@ def _flex(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases `added` (h, S*P + T).
 
-    Tokens are in blocks of P: M query blocks, S blocks of global keys, M blocks of local keys. T:
-    entries of the bias table. h: images times heads; q, k, v may have (B, N, ..) instead of
-    (h, 1, ..). options: FlexAttention's kernel options. Returns the output, in the shape of q, and
-    if `lse` the log-sum-exp (h, 1, M*P), else None.
+    h is images times heads. If patterns differ by head, q, k and v are (B, N, ..) instead of (h, 1,
+    ..). Tokens are in blocks of P: M query blocks, S blocks of global keys, M blocks of local keys.
+    T is the number of entries of the bias table.
+    options: FlexAttention's kernel options.
+    Returns (output, lse): the output in the shape of q and, if `lse`, the log-sum-exp in the same
+    shape without D, else None.
     """
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
@@ -283,8 +291,10 @@ def _flex(
 
 
 def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Tensor:
-    """Reorder keys or values (B, N, G+L, D) to padded blocks of P = `size` tokens: S blocks of
-    global tokens, then M blocks of local tokens, (B*N, 1, (S+M)*P, D)."""
+    """Reorder keys or values (B, N, G+L, D) to blocks of P = `size` tokens, (B*N, 1, (S+M)*P, D).
+
+    S zero-padded blocks of global tokens come first, then M blocks of local tokens.
+    """
     first = x[:, :, :num_global].flatten(0, 1)[:, None]
     first = F.pad(first, (0, 0, 0, num_first(num_global, size) * size - num_global))
     return torch.cat([first, to_blocks(x[:, :, num_global:], window, size)], dim=2)
@@ -293,9 +303,9 @@ def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Ten
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
     """Return the bias to global keys and the bias table in one tensor; None without a bias.
 
-    The tensor has a row per image and head: the bias to each global key, padded to sizes[0], then
-    the table of the head, padded to sizes[1]. Images do not share rows, so that the kernel does not
-    sum gradients over images.
+    The tensor has a row for each image and head: the bias to each global key, padded to sizes[0]
+    entries, then the table of the head, padded to sizes[1] entries. Images do not share rows, so
+    that the kernel does not sum gradients over images.
     """
     table, to_global = bias
     if table is None and to_global is None:

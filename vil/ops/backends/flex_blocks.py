@@ -1,7 +1,7 @@
 """Block lists, masks and bias of a window or a layout, in the form that FlexAttention needs.
 
-Shapes: those of flex.py, H heads with different block lists (1 if all heads have the same, as in a
-window), T' masks in `LayoutBlocks.tiles`.
+Shapes: as in flex.py. H heads with different block lists (1 if all heads have the same lists, as in
+a window), T' masks in `LayoutBlocks.tiles`.
 """
 
 import math
@@ -29,17 +29,20 @@ Lists = tuple[Tensor | None, ...]
 class WindowBlocks(NamedTuple):
     """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys; h is images times heads. The tensor `added`
-    (h, S*P + T) has the bias of each global key, followed by the bias table. The bias of a query
-    and a local key is at index base + (code of the query) - (code of the key).
+    The first S key blocks have the global keys. h is images times heads. The tensor `added` (h, S*P
+    + T) has the bias of each global key, followed by the bias table of T entries. The bias of a
+    query and a local key is at index base + (code of the query) - (code of the key).
 
     base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
-    chunks are not neighbors. code (P) int32: a number for each position in a chunk.
-    near (S*P + T) bool: whether an entry of `added` is of a global key, or of a local key at most w
-    rows and columns away; None if the window is not exact. real (h, (S+M)*P) bool: whether a key is
-    not padding. lists: four pairs of tensors (number of blocks, their indices). The first two pairs
-    list the key blocks that each query block sees partly, and fully. The other two list the query
-    blocks of each key block likewise, for the backward pass. Tensors that are not needed are None.
+    chunks are not neighbors.
+    code (P) int32: a number for each position in a chunk.
+    near (S*P + T) bool: whether an entry of `added` belongs to a global key, or to a local key at
+    most w rows and columns away; None if the window is not exact.
+    real (h, (S+M)*P) bool: whether a key is not padding.
+    lists: four pairs of tensors (number of blocks, their indices). The first pair lists the key
+    blocks that each query block attends to partly, and the second pair those that it attends to
+    fully. The other two pairs list the query blocks of each key block in the same way, for the
+    backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -56,11 +59,12 @@ class LayoutBlocks(NamedTuple):
     followed by the bias table.
 
     masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block,
-    for H heads with different patterns, or H = 1. tiles (T', W, W) bool: the masks of the layout
-    for chunks of W tokens, then a mask that shows all pairs, and one that hides all. rows, cols
-    (M*P) int32: the position of each query in the grid. reach: the largest displacement (rows,
-    columns) in the bias table. real, lists: as in `WindowBlocks`, but with lists for each of the H
-    heads.
+    for H heads with different patterns, or H = 1.
+    tiles (T', W, W) bool: the masks of the layout for chunks of W tokens, then an all-True mask,
+    then all-False masks.
+    rows, cols (M*P) int32: the position of each query in the grid.
+    reach: the largest displacement (rows, columns) in the bias table.
+    real, lists: as in `WindowBlocks`, but with separate lists for each of the H heads.
     """
 
     masks: Tensor
@@ -73,21 +77,28 @@ class LayoutBlocks(NamedTuple):
 
 
 def block_size(window: Window | Layout, device: str, backward: bool) -> int:
-    """Return P, the tokens in a block: those of a chunk, rounded up to a multiple of the kernels'
-    block size. backward: whether FlexAttention's backward pass runs too."""
+    """Return P, the number of tokens in a block.
+
+    It is the number of tokens in a chunk, rounded up to a multiple of the kernels' block size.
+    backward: whether FlexAttention's backward pass also runs.
+    """
     step = 16 if device == "cpu" else 128 if backward else 64
     return math.ceil(window.tile / step) * step
 
 
 def num_blocks(window: Window | Layout) -> int:
-    """Return M, the number of query blocks: the number of chunks, rounded up to a power of two, or
-    FEWEST_BLOCKS if that is more. The kernels skip empty blocks."""
+    """Return M, the number of query blocks: the number of chunks, rounded up to a power of two.
+
+    M is at least FEWEST_BLOCKS. The kernels skip empty blocks.
+    """
     return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
 
 
 def num_first(num_global: int, block: int) -> int:
-    """Return S, the number of blocks for global tokens. It is at least 1, so that calls without
-    global tokens share a compiled kernel. block: tokens per block."""
+    """Return S, the number of blocks for global tokens, of `block` tokens each.
+
+    S is at least 1, so that calls without global tokens share a compiled kernel with other calls.
+    """
     return max(1, math.ceil(num_global / block))
 
 
@@ -98,28 +109,37 @@ def has_full(window: Window | Layout, block: int) -> bool:
 
 
 def num_tiles(layout: Layout) -> int:
-    """Return the number of masks in `LayoutBlocks.tiles`: those of the layout, one that shows all
-    and one that hides all, rounded up to a power of two."""
+    """Return the number of masks in `LayoutBlocks.tiles`.
+
+    It is the number of masks of the layout plus an all-True and an all-False mask, rounded up to a
+    power of two.
+    """
     return _count_tiles(*to_numbers(layout, 0))
 
 
 @torch.compiler.assume_constant_result
 def _count_tiles(*numbers: int) -> int:
-    """Return `num_tiles` of the layout that `to_numbers` encoded as `numbers`. torch.compile treats
-    the result as a constant, because it cannot trace how a layout builds its lists of chunks."""
+    """Return `num_tiles` of the layout that `to_numbers` encoded as `numbers`.
+
+    torch.compile treats the result as a constant, because it cannot trace how a layout builds its
+    lists of chunks.
+    """
     layout, _ = from_numbers(numbers)
     return next_power_of_2(len(layout.lists.masks) + 2)
 
 
 def table_reach(case: Case) -> tuple[int, int]:
-    """Return the largest displacement in a layout's bias table; NO_REACH without a table."""
+    """Return the largest displacement in a layout's bias table; NO_REACH without a bias table."""
     return case.window.table_reach if case.table_bias else NO_REACH
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return the widths of the two parts of `added`: the number of tokens in the blocks of global
-    keys, and the number of entries for the bias table. The latter is equal for all windows whose
-    chunks fit into a block of `block` tokens, and large enough for the largest of them."""
+    """Return the widths of the two parts of `added`: for global keys, and for the bias table.
+
+    The first is the number of tokens in the blocks of global keys. The second is the number of
+    entries for the bias table. For windows, it depends only on `block`, the number of tokens in a
+    block, and is large enough for the largest window whose chunks fit into a block.
+    """
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
         return first, (4 * math.isqrt(block) - 1) ** 2
@@ -128,16 +148,20 @@ def widths(case: Case, block: int) -> tuple[int, int]:
 
 
 def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
-    """Reorder tokens (B, N, L, ..) to M zero-padded blocks of P = `size` tokens, one for each chunk
-    and some empty ones, (B*N, 1, M*P, ..)."""
+    """Reorder tokens (B, N, L, ..) to M zero-padded blocks of P = `size` tokens, (B*N, 1, M*P, ..).
+
+    There is a block for each chunk, followed by empty blocks.
+    """
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, num_blocks(window) - x.shape[1]))
     return x.flatten(1, 2)[:, None]
 
 
 def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
-    """Reverse `to_blocks`: reorder M blocks of P tokens, (B*N, 1, M*P, ..) or (B, N, M*P, ..), to
-    (B, N, L, ..). lead: (B, N)."""
+    """Reverse `to_blocks`: reorder M blocks of P tokens to (B, N, L, ..).
+
+    x: (B*N, 1, M*P, ..) or (B, N, M*P, ..). lead: (B, N).
+    """
     x = x.flatten(0, 1).unflatten(1, (num_blocks(window), -1))
     x = x[:, : math.prod(window.chunks), : window.tile]
     return from_chunks(x.unflatten(1, window.chunks).unflatten(0, lead), window)
@@ -146,7 +170,8 @@ def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
 def make_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks | LayoutBlocks:
-    """Return the tensors for FlexAttention of a call. size: P, the tokens in a block."""
+    """Return a call's window or layout as tensors for FlexAttention. size: P, the tokens in a
+    block."""
     make = _layout_blocks if case.is_layout else _window_blocks
     return make(case, size, valid_hw, device)
 
@@ -154,9 +179,9 @@ def make_blocks(
 def _window_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks:
-    """Return the tensors for FlexAttention of a window. size: P, the tokens in a block.
+    """Return a window as tensors for FlexAttention. size: P, the number of tokens in a block.
 
-    They are built by a few small operations, so nothing is cached per grid.
+    A few small operations build the tensors, so they are not cached for each grid.
     """
     window, (first, width) = case.window, widths(case, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
@@ -175,8 +200,10 @@ def _window_blocks(
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks of `size`
-    tokens. It is 0 for blocks that have global keys."""
+    """Return `WindowBlocks.base` (M, S+M) int32, for blocks of `size` tokens.
+
+    There are M query blocks and S+M key blocks. The base is 0 for blocks that have global keys.
+    """
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
     base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
@@ -198,7 +225,7 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 def _layout_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> LayoutBlocks:
-    """Return the tensors for FlexAttention of a layout. size: P, the tokens in a block."""
+    """Return a layout as tensors for FlexAttention. size: P, the number of tokens in a block."""
     masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
     real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
     full = None
@@ -228,8 +255,10 @@ def _layout_tensors(
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.real` or `LayoutBlocks.real` for blocks of `size` tokens: True for
-    global keys, and for local keys that are not padding."""
+    """Return `WindowBlocks.real` or `LayoutBlocks.real` for blocks of `size` tokens.
+
+    It is True for global keys, and for local keys that are not padding.
+    """
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
     tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
@@ -242,9 +271,9 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
     """Return `WindowBlocks.lists` or `LayoutBlocks.lists`.
 
-    seen (H, M, S+M) bool: the pairs of a query block and a key block to compute. full: those of
-    them that need no mask, in the same shape; None if all pairs need one. backward: whether the
-    lists of the backward pass are needed.
+    seen (H, M, S+M) bool: the pairs of a query block and a key block to compute.
+    full (H, M, S+M) bool: the computed pairs that need no mask; None if all of them need one.
+    backward: whether the lists of the backward pass are needed.
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
     mirrored = [part.mT if backward and part is not None else None for part in parts]
@@ -252,17 +281,18 @@ def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
 
 
 def _all_real(real: Tensor, count: int) -> Tensor:
-    """Return which of `count` key blocks have no padding in any image, (count) bool. real: see
-    `WindowBlocks`."""
+    """Return which of `count` key blocks have no padding in any image, (count) bool.
+
+    real: see `WindowBlocks`.
+    """
     return real.unflatten(1, (count, -1)).all(2).all(0)
 
 
 def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return, for each row of a bool tensor (H, rows, cols), the number of its True entries, and
-    all columns, beginning with those of the True entries.
+    """Return (counts, columns) of the True entries in each row of a bool tensor (H, rows, cols).
 
-    The counts are (1, H, rows) int32, the columns (1, H, rows, cols) int32. Returns (None, None)
-    for None.
+    counts (1, H, rows) int32: the number of True entries. columns (1, H, rows, cols) int32: the
+    column indices of the True entries, followed by unused values. Returns (None, None) for None.
     """
     if visible is None:
         return None, None
@@ -278,8 +308,10 @@ def score_functions(
 ) -> tuple[Callable, Callable]:
     """Return FlexAttention's (mask_mod, score_mod): functions of the image, head, query and key.
 
-    size: tokens in a block. first: tokens in the blocks of global keys. heads: size of q's second
-    dimension; `added` and `blocks.real` have row b * heads + head for image b.
+    size: number of tokens in a block.
+    first: number of tokens in the blocks of global keys.
+    heads: size of q's second dimension. Row b * heads + head of `added` and of `blocks.real` is for
+    this head of image b.
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -294,12 +326,13 @@ def score_functions(
 
 
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return the functions visible(head, query, key) and bias_index(query, key) of a window. size:
-    tokens in a block. first: tokens in the blocks of global keys."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a window.
+
+    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the column of `added` that has the bias of a query and a key; any column for a
-        hidden key."""
+        """Return the column of `added` that has the bias of a query and a visible key."""
         start = blocks.base[query // size, key // size]
         local = start + blocks.code[query % size] - blocks.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
@@ -312,8 +345,10 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 
 
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return the functions visible(head, query, key) and bias_index(query, key) of a layout. size:
-    tokens in a block. first: tokens in the blocks of global keys."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a layout.
+
+    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    """
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Gather the neighbors of each chunk, then compute all chunks in one call of torch's fused
-attention.
+"""Gather the neighbors of each chunk, then call torch's fused attention once for all chunks.
 
-Uses plain tensor operations, so that it can be exported with symbolic grid sizes. Stores K copies
-of k and v. Skips offsets that are outside the grid for every chunk. Has no second derivative,
-because torch's fused attention has none.
+This backend uses plain tensor operations, so that it can be exported with symbolic grid sizes. It
+stores K copies of k and v, without offsets that are outside the grid for every chunk. It has no
+second derivative, because torch's fused attention has none.
 
 Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
@@ -45,8 +44,11 @@ def run(call: Call) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """Return the keys or values of each of R x C query chunks, (B, N*R*C, G + K*W, D): the G global
-    tokens, then the W tokens of each chunk at the window's K offsets. x (B, N, G+L, D)."""
+    """Return the keys or values of each of R x C query chunks, (B, N*R*C, G + K*W, D).
+
+    x (B, N, G+L, D): the keys or values. Each query chunk gets the G global tokens, followed by the
+    W tokens of each chunk at the window's K offsets.
+    """
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []

@@ -1,6 +1,6 @@
-"""Divide the query chunks of a layout into groups that are computed alike.
+"""Divide the query chunks of a layout into groups that can be computed together.
 
-Query chunks with equally many key chunks form a group. If their key chunks also have equal
+Query chunks with the same number of key chunks form a group. If their key chunks also have the same
 displacements and masks, as in the interior of a local pattern, they share the bias and the mask.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
@@ -21,12 +21,14 @@ MIN_EQUAL = 4  # query chunks with equal lists that are worth a group of their o
 
 
 class ListGroup(NamedTuple):
-    """P query chunks with J key chunks each, which are computed alike.
+    """P query chunks with J key chunks each, which are computed together.
 
-    head: the head of the query chunks; None if all heads have the same pattern. queries (P,),
-    keys (P, J): indices of chunks. hidden (P or 1, W, J*W) bool: whether a key token is hidden from
-    a query token; None if none is. steps (P or 1, J): indices into `Plan.steps`, the displacement
-    of each pair of query and key chunk.
+    head: the head of the query chunks; None if all heads have the same pattern.
+    queries (P,), keys (P, J): indices of the query chunks and of their key chunks.
+    hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
+    nothing is masked.
+    steps (P or 1, J): indices into `Plan.steps`, the displacement of each pair of a query chunk and
+    a key chunk.
     """
 
     head: int | None
@@ -37,8 +39,11 @@ class ListGroup(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The query chunks of a layout in groups. steps (S, 2): the distinct displacements between a
-    query chunk and a key chunk, in rows and columns of chunks."""
+    """The query chunks of a layout, divided into groups.
+
+    steps (S, 2): the distinct displacements between a query chunk and a key chunk, in rows and
+    columns of chunks.
+    """
 
     groups: tuple[ListGroup, ...]
     steps: Tensor
@@ -47,7 +52,7 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=64)
 @untraced
 def make_plan(layout: Layout, device: torch.device) -> Plan:
-    """Divide the query chunks of a layout into groups, with index tensors on a device."""
+    """Divide the query chunks of a layout into groups, whose index tensors are on `device`."""
     lists, (rows, cols) = layout.lists, layout.chunks
     steps, step = layout.steps()
     kinds = torch.stack([step, lists.mask], 1)
@@ -68,9 +73,10 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return `ListGroup.hidden` (P, W, J*W) bool, for P query chunks with J key chunks of W tokens
-    each: which keys each query must not attend to; None if each may attend to all. pairs (P, J):
-    the indices in `lists` of the pairs of query and key chunk."""
+    """Return `ListGroup.hidden` (P, W, J*W) bool for P query chunks; None if nothing is masked.
+
+    pairs (P, J): the indices in `lists` of the pairs of query chunks with their J key chunks.
+    """
     masks = lists.mask[pairs]
     if (masks == FULL).all():
         return None
@@ -79,8 +85,10 @@ def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
 
 
 def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Group equal rows of `kinds` (P, n). Yields (row indices, whether the rows are equal). Rows
-    that occur fewer than MIN_EQUAL times form one last group of unequal rows."""
+    """Group equal rows of `kinds` (P, n). Yields (row indices, whether the rows are equal).
+
+    Rows that occur fewer than MIN_EQUAL times form the last group, in which rows may differ.
+    """
     if not kinds.shape[1]:  # chunks without keys
         yield torch.arange(len(kinds)), True
         return

@@ -1,8 +1,8 @@
-"""Full attention under a pattern's mask by torch's scaled_dot_product_attention, which stores no
-scores.
+"""Full attention with a dense mask, by torch's fused attention, which stores no scores.
 
-The mask has an entry for each pair of tokens, so the limits of dense_masked.py on the grid apply
-here too. Training with a bias is not supported: torch's fused kernels have no gradient for it.
+The mask has an entry for each pair of tokens, so the limits of dense_masked.py on the grid also
+apply here. Training with a bias is not supported, because the fused kernels of torch's
+scaled_dot_product_attention have no gradient for it.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -53,8 +53,11 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the attn_mask of torch's attention: without a bias `visible` (B or 1, H, L, G+L), else
-    the bias of visible pairs and -inf for hidden ones. index (L, L): into the bias table."""
+    """Return the attn_mask argument of torch's attention.
+
+    Without a bias, it is `visible` (B or 1, H, L, G+L). With a bias, it is the bias of visible
+    pairs, and -inf for masked ones. index (L, L): indices into the bias table.
+    """
     table, to_global = bias
     if table is None and to_global is None:
         return visible

@@ -1,11 +1,12 @@
-"""Local attention compiled from C++, for CPUs: block by block, with the scores in the cache.
+"""Local attention compiled from C++, for CPUs. It processes blocks whose scores fit into the cache.
 
-The sources are in vil/ops/native, which are compiled at the first use. This backend is selected
-only if it is tuned or pinned, so no other run needs a compiler.
+The sources are in vil/ops/native, and are compiled at first use. This backend is selected only if
+it is tuned or pinned, so other runs need no compiler.
 
-Compared with `blocked`, keys are packed once and not for every query chunk, the bias, the mask and
-the softmax are one pass over scores that stay in the cache, and nothing but q, k, v and results has
-the size of the grid. Forward and backward recompute the scores in the same way.
+There are three differences from `blocked`. Keys are packed once, not for every query chunk. The
+bias, the mask and the softmax are applied in one pass over scores that stay in the cache. Only q,
+k, v and the results have the size of the grid. The forward and backward pass recompute the scores
+in the same way.
 
 Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
@@ -56,7 +57,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `out` and `lse` are not used, for the reason that `blocked.backward` has.
+    `out` and `lse` are not used. See `blocked.backward` for the reason.
     """
     padded = call.valid_hw is not None  # the gradients of padding are not written
     grads = [torch.zeros_like(x) if padded else torch.empty_like(x) for x in call[:3]]
@@ -78,13 +79,14 @@ def _with_adjacent_channels(x: Tensor) -> Tensor:
 
 
 class _Tokens(ctypes.Structure):
-    """A tensor (B, N, L, D): its address, and the distances of images, heads and tokens."""
+    """A tensor (B, N, L, D) as a C structure: its address, and the strides of images, heads and
+    tokens."""
 
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 
 
 class _Call(ctypes.Structure):
-    """The structure `Call` of window.h."""
+    """The C structure `Call` of window.h."""
 
     _fields_ = [
         *((name, _Tokens) for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")),
@@ -104,10 +106,10 @@ class _Call(ctypes.Structure):
 def _run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
 ) -> None:
-    """Compute a pass.
+    """Run the forward or backward pass of the native library on the given tensors.
 
-    tokens: its further tensors of tokens (B, N, L or G+L, D), by their names in `_Call`. others:
-    contiguous float32 results, or None.
+    tokens: {field of `_Call`: tensor (B, N, L or G+L, D)}, in addition to q, k and v. others:
+    {field of `_Call`: contiguous float32 tensor for a result, or None}.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -131,7 +133,7 @@ def _run(
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` for a window: the numbers, and no tensors."""
+    """Return the fields of `_Call` for a window: (numbers, tensors). There are no tensors."""
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
@@ -143,10 +145,10 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` for a layout: the numbers, and the tensors of its lists.
+    """Return the fields of `_Call` for a layout: (numbers, tensors of its lists).
 
-    num_offsets is the largest number of key chunks that a query chunk has. Of the masks, a row of
-    bits for each query is followed by unused bytes, because the library reads four at a time.
+    num_offsets is the largest number of key chunks of a query chunk. masks has a row of bits for
+    each query, followed by unused bytes, because the library reads four bytes at a time.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)

@@ -1,6 +1,7 @@
-"""Reused buffers, and the sizes of batches, for backends that compute a few chunks at a time.
+"""Reused buffers, and batch sizes, for backends that compute a few chunks at a time.
 
-A batch is the chunks that are computed together: so few that their scores stay in the cache.
+A batch is a set of chunks that are computed together. It is so small that its scores stay in the
+CPU cache.
 """
 
 import math
@@ -12,7 +13,7 @@ BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """Return the dtype of scores and sums for inputs like x: at least float32."""
+    """Return the dtype of the scores and sums for inputs like x: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -23,29 +24,38 @@ def split_range(span: slice, size: int) -> list[slice]:
 
 
 def even_share(count: int, limit: int) -> int:
-    """Return the size of the parts if `count` elements are divided evenly into as few parts as
-    possible, of at most `limit` elements each. The last part may be smaller."""
+    """Return the part size that divides `count` elements evenly into as few parts as possible.
+
+    A part has at most `limit` elements. The last part may be smaller than the others.
+    """
     parts = -(-count // max(1, limit))
     return -(-count // parts)
 
 
 class Scratch:
-    """Named buffers that all batches of chunks reuse, because allocating new memory is as slow as a
-    matmul."""
+    """Named buffers that all batches of chunks reuse.
+
+    Allocating new memory would take as long as a matmul.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.buffers = like, {}
 
     def take(self, buffer: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor in the named buffer. It reuses the memory of the previous
-        tensor in this buffer with the same dtype."""
+        """Return an uninitialized tensor in the named buffer.
+
+        The tensor overwrites the previous tensor in this buffer with the same dtype.
+        """
         size, key = math.prod(shape), (buffer, dtype)
         if key not in self.buffers or len(self.buffers[key]) < size:
             self.buffers[key] = self.like.new_empty(size, dtype=dtype)
         return self.buffers[key][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a @ b of batched matrices, converted to at least float32, in a reused buffer."""
+        """Return a @ b of batched matrices, converted to at least float32.
+
+        The result is in a reused buffer.
+        """
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")

@@ -1,8 +1,8 @@
 """Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its rolled neighbors.
 
 `chunk_autograd` uses the backward pass of autograd, which stores all rolled copies of k and v.
-`chunk_handgrad` computes the same with a hand-written backward pass, which stores the inputs of
-each matmul and rolls again.
+`chunk_handgrad` has a hand-written backward pass, which stores only the inputs of each matmul and
+rolls them again.
 
 Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
 channels.
@@ -30,8 +30,10 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """Compute the scores (B, N, R, C, W, K*W) of the queries of each chunk with the keys of the
-    chunks at the K offsets. q and k are (B, N, R, C, W, D): R x C chunks of W tokens."""
+    """Multiply the queries of each chunk with the keys of the chunks at the K offsets.
+
+    q and k are (B, N, R, C, W, D): R x C chunks of W tokens. Returns (B, N, R, C, W, K*W).
+    """
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
@@ -45,8 +47,10 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
 
 
 class HandMatmul(Function):
-    """An autograd function for `scores_autograd(a, b)` or `values_autograd(a, b)` that saves only a
-    and b for its backward pass."""
+    """An autograd function for `scores_autograd(a, b)` or `values_autograd(a, b)`.
+
+    It saves only a and b for its backward pass.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
@@ -70,13 +74,12 @@ class HandMatmul(Function):
 
 
 def run_autograd(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` with autograd, which stores the rolled copies of k and
-    v."""
+    """Compute `vil.ops.local_attention` with autograd, which stores rolled copies of k and v."""
     return _run(call, scores_autograd, values_autograd)
 
 
 def run_handgrad(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` with `HandMatmul`. A second derivative raises an error."""
+    """Compute `vil.ops.local_attention` with `HandMatmul`, which has no second derivative."""
     return _run(
         call,
         lambda q, k, offsets: HandMatmul.apply(q, k, offsets, True),

@@ -1,10 +1,11 @@
-"""The exact window by unfolding: copy the neighbors of every token, then plain matmuls.
+"""The exact window by unfolding: copy the neighbors of every token, then use plain matmuls.
 
-A simple implementation for comparisons. Stores (2w+1)**2 copies of k and of v. `unfold_nnf` uses
-torch.nn.functional.unfold, `unfold_tensor` Tensor.unfold. Differentiable twice by autograd.
+This is a simple implementation for comparisons. It stores (2w+1)**2 copies of k and of v.
+`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Autograd can
+differentiate it twice.
 
-Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window,
-K = (2w+1)**2 neighbors of a token, fewer where the window is larger than the grid.
+Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window, K =
+(2w+1)**2 neighbors of a token, or fewer if the window is larger than the grid.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from vil.ops.window import Mask, Window
 
 
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """Gather each token's K neighbors, (B, N, X, Y, D) -> (B, N, L, D, K), with 0 outside the grid.
+    """Gather each token's K neighbors, with 0 outside the grid.
 
-    reach: rows and columns of neighbors to each side of a token.
+    x (B, N, X, Y, D). Returns (B, N, L, D, K). reach: rows and columns of neighbors on each side of
+    a token.
     """
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
@@ -31,7 +33,7 @@ def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """Compute the same as `unfold_nnf` with two Tensor.unfold views of the padded grid."""
+    """Compute the result of `unfold_nnf` with two Tensor.unfold views of the padded grid."""
     rows, cols = reach
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
     views = padded.unfold(2, 2 * rows + 1, 1).unfold(3, 2 * cols + 1, 1)
@@ -75,7 +77,10 @@ def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Ten
 
 
 def _steps(reach: int, device: torch.device) -> Tensor:
-    """Return key position minus query position of all neighbors along an axis: -reach .. reach."""
+    """Return the key position minus the query position of all neighbors along an axis.
+
+    The values are -reach to reach.
+    """
     return torch.arange(-reach, reach + 1, device=device)
 
 
@@ -90,8 +95,10 @@ def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Ten
 def _visible(
     window: Window, reach: tuple[int, int], valid_hw: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return whether each of the K neighbors of a token is inside the grid and not padding, (B or
-    1, L, K) bool."""
+    """Return whether each neighbor of a token is inside the grid and not padding.
+
+    The result is (B or 1, L, K) bool for K neighbors of each of L tokens.
+    """
     real = torch.tensor([window.grid], device=device)
     if valid_hw is not None:
         real = real.minimum(valid_hw.to(device))  # (B, 2)

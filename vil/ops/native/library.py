@@ -1,9 +1,9 @@
 """Compile the C++ sources of this folder, and load the library.
 
-It is compiled at the first use, in about ten seconds, and kept in $VIL_CACHE/native (see
-`vil.utils.cache_dir`). The sources need neither torch's headers nor its libraries, except that all
-libraries of a process must share torch's OpenMP. If the cache cannot be written, each process
-compiles its own copy.
+The library is compiled at first use, in about ten seconds, and is stored in $VIL_CACHE/native (see
+`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy. The
+sources need neither torch's headers nor its libraries. However, all libraries of a process must
+share torch's OpenMP.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ MAX_SECONDS = 300  # of the compiler
 
 @functools.cache
 def capability() -> str:
-    """Return the CPU's vector instructions: a key of INSTRUCTIONS, or another name of torch's."""
+    """Return torch's name of the CPU's vector instructions, such as "AVX512"."""
     return torch.backends.cpu.get_cpu_capability()
 
 
@@ -57,15 +57,17 @@ def _cpu_flags() -> list[str]:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler: $CXX, or the first of COMPILERS that is installed; None if there is
-    none."""
+    """Return the path of the C++ compiler; None if there is none.
+
+    The compiler is $CXX or, if this is not set, the first of COMPILERS that is installed.
+    """
     names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     return next(filter(None, map(shutil.which, names)), None)
 
 
 @functools.cache
 def path() -> Path:
-    """Return the library's file, whose name depends on the sources, the CPU and torch."""
+    """Return the path of the library, which depends on the sources, the CPU and torch's version."""
     digest = hashlib.sha256()
     for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
         digest.update(part if isinstance(part, bytes) else part.encode())
@@ -75,8 +77,10 @@ def path() -> Path:
 
 @torch.compiler.assume_constant_result
 def obstacle() -> str:
-    """Return in a sentence why the library can be neither loaded nor compiled on this machine, as
-    far as that is known before the attempt; "" if it can be."""
+    """Return why the library can be neither loaded nor compiled on this machine, in a sentence.
+
+    Returns "" if no reason is known before compilation.
+    """
     return _obstacle()
 
 
@@ -91,8 +95,11 @@ def _obstacle() -> str:
 
 @torch.compiler.assume_constant_result
 def prepare() -> list[str]:
-    """Compile the library if needed, and load it. Return why that failed; an empty list if it did
-    not. The result is kept, as is the library, until the process ends."""
+    """Compile the library if needed, and load it.
+
+    Returns the reasons why that failed; an empty list if it succeeded. The result and the library
+    are cached until the process ends.
+    """
     return list(_prepare())
 
 
@@ -107,8 +114,10 @@ def _prepare() -> list[str]:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library, compiled if needed. Raises RuntimeError, in a sentence, if it cannot be
-    compiled or loaded."""
+    """Return the library. Compiles it first if needed.
+
+    Raises RuntimeError if the library cannot be compiled, and OSError if it cannot be loaded.
+    """
     if reason := obstacle():
         raise RuntimeError(reason)
     with _built() as file:
@@ -119,15 +128,21 @@ def load() -> ctypes.CDLL:
 
 
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
-    """Call one of FUNCTIONS. Raises RuntimeError if it fails, for example without memory."""
+    """Call a function of the library, which is named in FUNCTIONS.
+
+    numbers: the structure that has its arguments. Raises RuntimeError if the function fails, for
+    example because memory cannot be allocated.
+    """
     if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
         raise RuntimeError(f"native: {error.decode()}")
 
 
 @contextmanager
 def _built() -> Iterator[Path]:
-    """Yield the file of the library, compiled if needed: in the cache, else in a temporary
-    folder."""
+    """Yield the path of the library. Compiles it first if needed.
+
+    The library is in the cache or, if the cache cannot be written, in a temporary folder.
+    """
     file = path()
     try:
         if not file.exists():
@@ -147,7 +162,10 @@ def _built() -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process compiles. The system frees the lock of a process that dies."""
+    """Wait until no other process compiles the library, and hold the lock.
+
+    The operating system frees the lock if the process ends.
+    """
     with (folder / "lock").open("w") as file:
         with suppress(OSError):  # of a file system without locks: each process compiles
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -155,7 +173,10 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _compile(file: Path) -> None:
-    """Compile the library aside, and rename it. Raises RuntimeError with the compiler's error."""
+    """Compile the library to a temporary file, and rename it to `file`.
+
+    Raises RuntimeError with the compiler's error message if compilation fails.
+    """
     name = compiler()
     if not name:
         raise RuntimeError(obstacle())
@@ -185,7 +206,7 @@ def _options() -> list[str]:
 
 @functools.cache
 def _compiles(options: tuple[str, ...]) -> bool:
-    """Return whether the compiler, which may be old, knows these options."""
+    """Return whether the compiler supports these options. An old compiler may not."""
     command = [compiler() or "", *options, "-E", "-x", "c++", os.devnull]
     try:
         return not subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode
@@ -194,7 +215,10 @@ def _compiles(options: tuple[str, ...]) -> bool:
 
 
 def _openmp() -> list[str]:
-    """Return torch's OpenMP library, whose threads the library must share."""
+    """Return the path of torch's OpenMP library as a list; empty if torch has none.
+
+    The native library must share its threads.
+    """
     folder = Path(torch.__file__).parent
     places = (folder / "lib", folder.parent / "torch.libs")
     found = [str(file) for place in places for file in sorted(place.glob("libgomp*.so*"))]
