@@ -75,10 +75,7 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Return one line that tells which patterns use full attention with a dense mask on CPUs.
-
-    The line is about cases that are not tuned.
-    """
+    """Return a one-line description of when untuned CPUs compute a pattern with a dense mask."""
     rules = [
         f"{name} above a density of {density}"
         + (f" up to {tokens} tokens" if tokens < math.inf else " on larger grids")

@@ -120,8 +120,7 @@ class Layout(ChunkGrid):
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (rows, columns): the positions in the grid of the W tokens of each chunk, (.., W)
-        each.
+        """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
 
         chunks (..): row-major indices of chunks. Tokens that pad incomplete chunks are outside the
         grid.

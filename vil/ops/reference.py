@@ -1,9 +1,9 @@
 """The reference implementation of local attention. Every backend is tested against it.
 
-It is slow and direct: one query at a time, with one softmax over the global keys and the keys of
-the window. In a small cyclic grid a key can occur several times. Each occurrence counts, with the
-bias of its offset. In a layout, the pattern is evaluated for one query and all keys. The file
-shares no code with the masks of window.py and layout.py.
+It is slow and simple. It processes one query at a time, with one softmax over the global keys and
+the keys of the window. In a small cyclic grid, a key can occur several times. Each occurrence is a
+separate key, with the bias of its offset. For a layout, the pattern is evaluated for one query and
+all keys. This file shares no code with the masks of window.py and layout.py.
 """
 
 import torch
@@ -17,8 +17,10 @@ from vil.ops.window import Mask, Window
 
 
 def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
-    """Return (row, column, index into the bias table) of each key that the query in row x and
-    column y attends to."""
+    """Return (row, column, index into the bias table) of each key of the query at (x, y).
+
+    x, y: row and column of the query.
+    """
     w, (rows, cols), keys = window.size, window.chunks, []
     for dx, dy in window.offsets:
         for i in range(w):
@@ -35,9 +37,11 @@ def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
 
 
 def keys_of_pattern(layout: Layout, x: int, y: int) -> tuple[Tensor, Tensor]:
-    """Return (index, visible) of all L tokens as keys of the query in row x and column y.
+    """Return (index, visible) of all L tokens as keys of the query at (x, y).
 
-    index (L,) int64: into the bias table. visible (H heads or 1, L) bool: whether it is a key.
+    x, y: row and column of the query. index (L,) int64: the index of each key's bias in the bias
+    table. visible (H or 1, L) bool: whether the query attends to the key, for each of H heads or
+    for all heads.
     """
     row, col = (torch.arange(n) for n in layout.grid)
     row, col = row.repeat_interleave(layout.grid[1]), col.repeat(layout.grid[0])
@@ -61,8 +65,11 @@ def attend(
     scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Compute `vil.ops.local_attention` one query at a time. The arguments and the result are
-    those of `local_attention`; all computations are in float32 (float64 for float64 inputs)."""
+    """Compute `vil.ops.local_attention` one query at a time.
+
+    The arguments and the result are the same as in `local_attention`. All computations are in
+    float32 (float64 for float64 inputs).
+    """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values = q.to(dtype), k.to(dtype), v.to(dtype)

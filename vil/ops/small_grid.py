@@ -1,9 +1,9 @@
-"""Replace a window larger than the grid by an equivalent window of the grid's size, which is
-cheaper.
+"""Replace a window larger than the grid by an equivalent window of the grid's size.
 
-If w >= max(X, Y), the grid is a single chunk, and every query attends to all tokens. In a cyclic
-window each token occurs once per offset, with the bias of that offset. Several occurrences of a key
-in a softmax equal one occurrence whose bias is the log-sum-exp of their biases.
+The equivalent window is cheaper. If w >= max(X, Y), the grid is a single chunk, and every query
+attends to all tokens. In a cyclic window, each token then occurs once for each offset, with the
+bias of that offset. Several occurrences of a key in a softmax are equivalent to one occurrence
+whose bias is the log-sum-exp of their biases.
 
 Shapes: N heads, X Y grid, w window, s = max(X, Y), the size of the new window.
 """
@@ -24,8 +24,9 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid.
 
-    Returned unchanged are a smaller window, a window on a symbolic grid and a layout. With dropout,
-    also a cyclic window of several offsets, since each occurrence of a key is dropped separately.
+    Returns `window` unchanged if it is smaller, if its grid is symbolic, or if it is a layout. With
+    dropout, a cyclic window of several offsets is also unchanged, because each occurrence of a key
+    is dropped separately.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
@@ -38,7 +39,8 @@ def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window |
 
 
 def shrink_call(call: Call) -> Call:
-    """Return an equivalent call with the window of `shrink_window` and a bias table to match."""
+    """Return an equivalent call with the window of `shrink_window` and a bias table of matching
+    size."""
     window = call.window
     small = shrink_window(window, dropout=call.dropout_p > 0)
     if small == window:
@@ -54,7 +56,10 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Return the case that describes `shrink_call(call)`, from the case that describes `call`."""
+    """Return the case of the call that `shrink_call` returns.
+
+    case: the case of the original call.
+    """
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case
@@ -68,10 +73,11 @@ def _square(table: Tensor, size: int) -> Tensor:
 
 
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
-    """Return the bias table (N, (4s-1)**2) of a window of size s that has each key once.
+    """Return the bias table (N, (4s-1)**2) of a window of size s in which each key occurs once.
 
-    An entry is the log-sum-exp of the biases of a key's occurrences, one per offset of `window`.
-    Without a `table` these biases are 0. size: s. q: gives N and the dtype if there is no table.
+    An entry is the log-sum-exp of the biases of a key's occurrences, one for each offset of
+    `window`. Without a `table`, these biases are 0. size: s. q: determines N and the dtype if there
+    is no table.
     """
     if table is None:
         number = math.log(len(window.offsets))

@@ -87,7 +87,8 @@ def forward(
 ) -> Tensor:
     """Run a backend, and return its output (B, N, L, D).
 
-    attend: the backend's function. leaves: see `leaves_of`; they replace the tensors of `inputs`.
+    attend: the backend's function. leaves: tensors from `leaves_of`, which replace the tensors of
+    `inputs`.
     """
     bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
     options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)
@@ -96,8 +97,11 @@ def forward(
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Run a backend's function `attend`, and return {name: tensor}: the output as "out" and, if the
-    case needs gradients, the gradients as "grad of q", "grad of k" and so on."""
+    """Run a backend's function `attend`, and return its results as {name: tensor}.
+
+    The output is named "out". If the case needs gradients, they are named "grad of q", "grad of k"
+    and so on.
+    """
     leaves = leaves_of(inputs)
     with torch.set_grad_enabled(case.needs_grad):
         out = forward(attend, case, inputs, leaves)
@@ -113,9 +117,9 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
     """Compare backends with the float64 reference. Returns {"backend, tensor": (error, bound)}.
 
     The error is the `distance` to the reference. The bound is a small multiple of the rounding
-    error of full attention, and at least a few ulps. This rounding error is measured in the case's
-    dtype on the same inputs, with the backend `masked`, or with the reference if `masked` does not
-    support the case.
+    error of full attention, and at least a few ulps. This rounding error is measured on the same
+    inputs in the case's dtype, with the backend `masked`. If `masked` does not support the case,
+    the reference is used instead.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))
@@ -137,7 +141,10 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 
 
 def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
-    """Compare two backends on a case. Returns {tensor: (difference, allowed difference)}."""
+    """Compare two backends on a case. Returns {tensor: (difference, allowed difference)}.
+
+    name, other: keys of BACKENDS.
+    """
     inputs = make_inputs(case)
     first, second = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
     bound = BACKEND_ULPS[case.dtype] * torch.finfo(case.dtype).eps

@@ -4,13 +4,13 @@ Shapes: B batch, X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*
 R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 
 The grid is divided into chunks of w x w tokens. A query attends to the chunks at certain offsets
-from its chunk. The offset (0, 0), its chunk itself, is always one of them (Vision Longformer,
-arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine chunks, the
-query's chunk only, or this chunk and one neighbor, as random shift does (section 3.3).
+from its chunk. These always include the offset (0, 0), which is the query's chunk (Vision
+Longformer, arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine
+chunks, the query's chunk only, or this chunk and one neighbor, as random shift does (section 3.3).
 
-A mask is computed from two parts: a tile (W, K*W) that is equal for all chunks, and which rows and
-columns of the keys are real tokens. It never has L x L entries, so it is cheap enough to build in
-each call.
+A mask is computed from two parts: a tile (W, K*W) that is the same for all chunks, and masks of the
+rows and columns of keys that are real tokens. It never has L x L entries, so it is cheap enough to
+compute in each call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Which tokens of the attended chunks are keys of a query. The values are those of the
-    config key SW_EXACT."""
+    """Selects which tokens of the attended chunks are keys of a query.
+
+    The values are those of the config key SW_EXACT.
+    """
 
     EXACT = 1  # keys at most w rows and w columns away
     CHUNKS = 0  # all keys inside the grid
@@ -70,7 +72,10 @@ def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class ChunkGrid:
-    """A grid of tokens that is divided into chunks of w x w. Attributes: grid (X, Y), size (w)."""
+    """A grid of tokens that is divided into chunks of w x w tokens.
+
+    grid: its rows and columns (X, Y). size: w.
+    """
 
     grid: tuple[int, int]
     size: int
@@ -92,8 +97,7 @@ class ChunkGrid:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """(R, C), the rows and columns of the chunk grid. Its last chunks may be partly
-        padding."""
+        """(R, C): the rows and columns of the chunk grid. The last chunks may be partly padding."""
         return tuple((n + self.size - 1) // self.size for n in self.grid)
 
 
@@ -143,7 +147,7 @@ class Window(ChunkGrid):
 
     @property
     def exact(self) -> int:
-        """Deprecated: the value of `mask`."""
+        """Deprecated. Use `mask`, which has the same value."""
         warnings.warn(
             "Window.exact is deprecated, use Window.mask", DeprecationWarning, stacklevel=2
         )
@@ -155,12 +159,14 @@ class Window(ChunkGrid):
 
     @property
     def table_entries(self) -> int:
-        """The number of entries in the bias table of a head: (4w-1)**2."""
+        """The number of bias table entries for each head: (4w-1)**2."""
         return (4 * self.size - 1) ** 2
 
     def repeats(self) -> bool:
-        """Return whether a query attends to a key twice. This happens in cyclic grids of few
-        chunks."""
+        """Return whether a query may attend to a key more than once.
+
+        This happens in cyclic grids with few chunks.
+        """
         rows, cols = self.chunks
         distinct = {(dx % rows, dy % cols) for dx, dy in self.offsets}
         return self.cyclic and len(distinct) < len(self.offsets)
@@ -174,11 +180,11 @@ class Window(ChunkGrid):
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the index into a flattened bias table for each of the W queries of a chunk and
-        each of the K*W keys in the chunks at the K offsets, (W, K*W) int64.
+        """Return the index of each query-key pair in a flattened bias table, (W, K*W) int64.
 
-        The table has 4w-1 rows and columns. The row of a pair is the query's row minus the key's,
-        plus 2w-1; the column likewise.
+        The index is the same for all chunks. A chunk has W queries, and K*W keys in the chunks at
+        the K offsets. The table has 4w-1 rows and columns. The row of a pair is the query's row
+        minus the key's row, plus 2w-1. The column is computed in the same way.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
@@ -196,26 +202,27 @@ class Window(ChunkGrid):
         return real & self.reach(device) if self.mask == Mask.EXACT else real
 
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return for each of the R x C chunks the indices of the K*W tokens in the chunks at
-        `offsets`, (R, C, K*W) int64.
+        """Return the indices of the K*W tokens in the chunks at `offsets`, (R, C, K*W) int64.
 
-        Positions outside the grid get the index of the nearest token inside it.
+        The result has a row of indices for each of the R x C chunks. Positions outside the grid get
+        the index of the nearest token inside it.
         """
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the mask of the exact window: whether each key is at most w rows and w columns
-        from each query, (W, K*W) bool. It is equal for all chunks: W queries of a chunk, K*W keys
-        in the chunks at the K offsets."""
+        """Return the mask of the exact window, (W, K*W) bool, which is the same for all chunks.
+
+        It is True if a key is at most w rows and w columns away from a query. A chunk has W
+        queries, and K*W keys in the chunks at the K offsets.
+        """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the positions of a chunk's queries and of their keys, each as [rows, columns], of
-        shapes (W, 1) and (1, K*W).
+        """Return the positions of a chunk's queries (W, 1) and of their keys (1, K*W).
 
-        Rows and columns are relative to the first token of the query's chunk.
+        Each is a list [rows, columns], relative to the first token of the query's chunk.
         """
         inside = torch.arange(self.size, device=device)
         lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
@@ -224,8 +231,11 @@ class Window(ChunkGrid):
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """Return which of the rows (axis 0) or columns (axis 1) from `_lines` are in the grid and
-        not padding, (B or 1, R, K, w) bool, for R chunks along the axis and K offsets."""
+        """Return whether the rows (axis 0) or columns (axis 1) of `_lines` are real tokens.
+
+        The result is (B or 1, R, K, w) bool, for R chunks along the axis and K offsets. It is False
+        outside the grid and for padding.
+        """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
         if valid_hw is None:
@@ -233,8 +243,11 @@ class Window(ChunkGrid):
         return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
-        """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, (R, K, w)
-        int64, for R query chunks along the axis and K offsets. Numbers may be outside the grid."""
+        """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, int64.
+
+        The result is (R, K, w), for R query chunks along the axis and K offsets. Numbers may be
+        outside the grid.
+        """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
         if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension

@@ -1,11 +1,11 @@
-"""Patterns of 2-D attention: which tokens of a grid are keys of which query, for any grid.
+"""Patterns of 2-D attention: rules that define the keys of each query, for any grid.
 
-A pattern is a predicate on pairs of tokens. Patterns are combined by `|`, `&` and `-`, in Python or
-as text in a config, such as "axial | local:5". `vil.ops.layout` turns a pattern into the lists of
-key chunks that a backend computes.
+A pattern is a predicate on pairs of tokens. Patterns are combined with `|`, `&` and `-`, in Python
+or as text in a config, such as "axial | local:5". `vil.ops.layout` turns a pattern into the lists
+of key chunks that a backend computes.
 
-The registry names the classes by location, so that importing this package does not import torch.
-Each name is also an attribute of this package: `patterns.local(5) | patterns.axial()`.
+The registry stores the location of each class, so that importing this package does not import
+torch. Each name is also an attribute of this package: `patterns.local(5) | patterns.axial()`.
 """
 
 from typing import Any
@@ -42,11 +42,12 @@ def __getattr__(name: str) -> Any:
 
 
 def register_pattern(name: str, cls_or_home: Any, *, about: str = "") -> None:
-    """Register a pattern under a name, for patterns given as text.
+    """Register a pattern under a name that can be used in pattern text.
 
-    cls_or_home: a subclass of `Pattern` or a function that returns one, or its location as a string
-    "module:attribute". The arguments in the text become its positional and keyword arguments:
-    "mine:3,seed=1" calls it as mine(3, seed=1).
+    cls_or_home: a subclass of `Pattern` or a function that returns a pattern, or its location as a
+    string "module:attribute". The arguments in the text become its positional and keyword
+    arguments: "mine:3,seed=1" calls mine(3, seed=1).
+    about: a short description.
 
     Raises ValueError for a name that is already taken or is not an identifier, and for an object
     that cannot be called.

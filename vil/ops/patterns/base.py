@@ -1,7 +1,7 @@
-"""The base class of patterns, the token pairs that it takes, and operators on patterns.
+"""The base class of patterns, the token pairs for which patterns are evaluated, and operators.
 
-Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ,
-else 1, w chunk side, Q chunks of w x w tokens.
+Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ, else 1, w chunk
+side, Q chunks of w x w tokens.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ DENSITY_CHUNK = 8  # of the layout from which `density` is counted
 
 
 class Pairs(NamedTuple):
-    """Pairs of a query and a key: their positions in a grid, int64 tensors that broadcast.
+    """Pairs of a query and a key, given by their positions in a grid.
 
-    The displacement of a pair is the position of the query minus that of the key.
+    The positions are int64 tensors that broadcast to the shape of the pairs. The displacement of a
+    pair is the position of the query minus the position of the key.
     """
 
     grid: Grid
@@ -70,25 +71,25 @@ class Pairs(NamedTuple):
 
     @classmethod
     def every(cls, grid: Grid) -> Pairs:
-        """Return all pairs of a grid of L tokens. Their positions broadcast to (L, L)."""
+        """Return all pairs of tokens in a grid of L tokens. Their positions broadcast to (L, L)."""
         row = torch.arange(grid[0])[:, None].expand(grid).flatten()
         col = torch.arange(grid[1])[None, :].expand(grid).flatten()
         return cls(grid, row[:, None], col[:, None], row, col)
 
 
 class Pattern:
-    """A rule that decides which keys each query of a grid attends to: which pairs are visible.
+    """A rule that defines which keys each query of a grid attends to: which pairs are visible.
 
     A subclass defines `visible`. It should be a frozen dataclass whose fields are the arguments of
-    the pattern, so that patterns with equal fields are equal. Four attributes describe a pattern:
+    the pattern, so that patterns with equal fields are equal. A pattern has four attributes:
 
-    heads: H, the number of heads if their patterns differ; 1 if all heads have the same pattern.
+    heads: H. The number of heads if their patterns differ, 1 if all heads have the same pattern.
     invariant: whether visibility depends only on the displacement of a pair (query position minus
-      key position). The masks of such a pattern are computed faster.
+    key position). The masks of invariant patterns are computed faster.
     reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
-      with the grid. Chunks farther apart than the reach are skipped.
-    traceable: whether torch.export can trace `visible` for a symbolic grid size. By default equal
-      to `invariant`.
+    with the grid. Chunks farther apart than the reach are skipped.
+    traceable: whether torch.export can trace `visible` for a symbolic grid size. By default the
+    same as `invariant`.
     """
 
     number: int  # of the object in this process, by which torch operators name it
@@ -104,8 +105,10 @@ class Pattern:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, without `number`, which identifies the object in this
-        process: each copy gets a new number."""
+        """Return the state to copy or pickle, without `number`.
+
+        The number identifies the object in this process, so each copy gets a new one.
+        """
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:
@@ -116,8 +119,7 @@ class Pattern:
         raise NotImplementedError
 
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
-        """Return whether each of Q query chunks may attend to each of Q key chunks, as bool (H or 1
-        heads, Q, Q).
+        """Return whether each query chunk may attend to each key chunk, (H or 1, Q, Q) bool.
 
         False where no query of the query chunk attends to a key of the key chunk. chunk: side of a
         chunk in tokens.
@@ -133,7 +135,11 @@ class Pattern:
         """Raise ValueError if the pattern is not defined on a grid."""
 
     def mask(self, grid: Grid) -> Tensor:
-        """Return the mask of all pairs of a grid, (L, L) bool, or (H, L, L) if heads differ."""
+        """Return the mask of all query-key pairs of a grid, (L, L) or (H, L, L) bool.
+
+        The mask is True where the query (row) attends to the key (column). It has the dimension H
+        only if patterns differ by head.
+        """
         self.check_grid(grid)
         pairs = Pairs.every(grid)
         shape = (pairs.grid[0] * pairs.grid[1],) * 2
@@ -141,19 +147,22 @@ class Pattern:
         return visible.expand(*((self.heads,) if self.heads > 1 else ()), *shape)
 
     def layout(self, grid: Grid, chunk: int = 8) -> Any:
-        """Return the pattern on a grid as the `window` argument of `vil.ops.local_attention`.
+        """Return the layout of the pattern on a grid: the argument `window` of `local_attention`.
 
-        chunk: side of the chunks in which attention is computed. The result does not depend on it.
+        chunk: side, in tokens, of the chunks in which attention is computed. The result does not
+        depend on it.
         """
         return load_object(LAYOUT)(grid, chunk, self)
 
     def density(self, grid: Grid) -> float:
-        """Return the fraction of a grid's query-key pairs that are visible (mean over heads)."""
+        """Return the fraction of a grid's query-key pairs that are visible, averaged over heads."""
         return self.layout(grid, DENSITY_CHUNK).count_pairs() / (self.heads * math.prod(grid) ** 2)
 
     def plot(self, grid: Grid, query: Grid | None = None) -> Figure:
-        """Draw the keys of one query, and the mask of all pairs. query: (row, column) of this
-        query, by default the middle of the grid."""
+        """Plot the keys of one query, and the mask of all pairs.
+
+        query: (row, column) of the query, by default the middle of the grid.
+        """
         from vil.ops.patterns.plot import plot_mask
 
         return plot_mask(self.mask(grid), grid, query, str(self))
@@ -188,7 +197,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Combination(Pattern):
-    """Two patterns joined by `|` (union), `&` (intersection) or `-` (difference)."""
+    """Two patterns combined by `|` (union), `&` (intersection) or `-` (difference)."""
 
     sign: str
     left: Pattern
@@ -241,8 +250,10 @@ class Combination(Pattern):
 
 
 class Operator(NamedTuple):
-    """An operator that combines two patterns. precedence: as in Python. join: function that
-    combines the results of their `visible`."""
+    """An operator that combines two patterns.
+
+    precedence: as in Python. join: the function that combines the results of their `visible`.
+    """
 
     precedence: int
     join: Callable[[Tensor, Tensor], Tensor]
@@ -271,8 +282,10 @@ def combine(sign: str, left: Pattern, right: Pattern) -> Pattern:
 
 
 def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return (rows, columns): the distances between any two of the Q chunks of a grid, counted in
-    chunks, (Q, Q) int64 each. chunk: side of a chunk in tokens."""
+    """Return (rows, columns): the distances between all pairs of the Q chunks of a grid, in chunks.
+
+    Each is (Q, Q) int64. chunk: side of a chunk in tokens.
+    """
     rows, cols = (-(-side // chunk) for side in grid)
     number = torch.arange(rows * cols)
     row, col = number // cols, number % cols
@@ -280,8 +293,10 @@ def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def operands(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the simple patterns from which a `Combination` is built; the pattern itself if it is
-    not a combination."""
+    """Yield the simple patterns that a `Combination` combines, at any depth.
+
+    Yields the pattern itself if it is not a combination.
+    """
     if not isinstance(pattern, Combination):
         yield pattern
         return
@@ -290,8 +305,10 @@ def operands(pattern: Pattern) -> Iterator[Pattern]:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError if a registered class or function cannot make patterns, or if its name is
-    not an identifier."""
+    """Raise ValueError if an entry of the pattern registry is invalid.
+
+    The class or function must be able to make patterns, and the name must be an identifier.
+    """
     if not entry.name.isidentifier():
         raise ValueError(f"the pattern name {entry.name!r} must consist of letters, digits and _")
     if not callable(cls):

@@ -23,9 +23,9 @@ Mask = Tensor | np.ndarray | str | Path
 class GlobalTokens(Pattern):
     """Tokens of the grid that attend to all tokens, and to which all tokens attend.
 
-    tokens: a number n for the first n tokens of the grid (all tokens of a grid with fewer), or the
-    (row, column) positions of the tokens. This is unrelated to the global tokens that a model adds
-    to the grid, which need no pattern.
+    tokens: a number n, which selects the first n tokens of the grid (or all of them, if the grid
+    has fewer), or the (row, column) positions of the tokens. These tokens are different from the
+    global tokens that a model adds to the grid, which need no pattern.
     """
 
     tokens: int | tuple[tuple[int, int], ...] = 1
@@ -70,10 +70,10 @@ class GlobalTokens(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class TokenMask(Pattern):
-    """A pattern given by a mask of token pairs, for grids of L tokens; see `from_mask`.
+    """A pattern given by a mask of token pairs, for grids of L tokens. See `from_mask`.
 
     array (H or 1, L, L) bool: True where a query (row) attends to a key (column), for each head or
-    for all. source: the file of the mask, or "".
+    for all heads. source: the path of the mask's file, or "".
     """
 
     array: Tensor = field(repr=False)
@@ -100,10 +100,11 @@ class TokenMask(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class ChunkMask(Pattern):
-    """A pattern given by a mask of chunk pairs, for grids of Q chunks; see `from_blocks`.
+    """A pattern given by a mask of chunk pairs, for grids of Q chunks. See `from_blocks`.
 
     array (H or 1, Q, Q) bool: True where a query chunk (row) attends to a key chunk (column), for
-    each head or for all. chunk: side of a chunk in tokens. source: the file of the mask, or "".
+    each head or for all heads. chunk: side of a chunk in tokens. source: the path of the mask's
+    file, or "".
     """
 
     array: Tensor = field(repr=False)
@@ -137,23 +138,24 @@ class ChunkMask(Pattern):
 
 
 def from_mask(mask: Mask) -> TokenMask:
-    """Return the pattern of a mask: True where the query (row) attends to the key (column).
+    """Return the pattern of a mask that is True where the query (row) attends to the key (column).
 
-    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask per head, or the path
-    of a .npy file with this array. Tokens are numbered row by row. Raises ValueError for another
-    shape or type.
+    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask for each head, or the
+    path of a .npy file with this array. Tokens are numbered row by row. Raises ValueError for
+    another shape or dtype.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
     return TokenMask(array, source)
 
 
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
-    """Return the pattern of a mask of chunk pairs: if blocks[i, j] is True, all queries of chunk i
-    attend to all keys of chunk j.
+    """Return the pattern of a mask of chunk pairs.
 
-    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask per head, or the
-    path of a .npy file with this array. chunk: the side of a chunk in tokens. Chunks are numbered
-    row by row. Raises ValueError for another shape or type.
+    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask for each head, or
+    the path of a .npy file with this array. If blocks[i, j] is True, all queries of chunk i attend
+    to all keys of chunk j. Chunks are numbered row by row.
+    chunk: the side of a chunk in tokens.
+    Raises ValueError for another shape or dtype.
     """
     check_count("from_blocks: the side of a chunk", chunk)
     array, source = _read(blocks, "from_blocks", "(Q, Q) or (heads, Q, Q)")
@@ -161,8 +163,11 @@ def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
 
 
 def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
-    """Return (mask, source): the mask as a CPU tensor (H or 1, n, n) bool, and the path of its .npy
-    file, "" for an array. name, expected: the pattern and the allowed shapes, for messages."""
+    """Return (mask, source): the mask as a CPU tensor (H or 1, n, n) bool, and its file's path.
+
+    The path is "" for an array. name, expected: the name of the pattern and the allowed shapes, for
+    error messages.
+    """
     source = str(mask) if isinstance(mask, str | Path) else ""
     if source:
         try:

@@ -1,8 +1,10 @@
 """Parse patterns given as text, such as "axial | local:5 - dilated:2".
 
-expression   term, or expressions joined by `|`, `&` or `-`, with Python's precedence
-term         (expression), or NAME[:ARGUMENT,...]
-argument     VALUE or KEY=VALUE; a value is a number, a word, or text in quotes
+The grammar is:
+
+    expression   term, or expressions joined by `|`, `&` or `-`, with Python's precedence
+    term         (expression), or NAME[:ARGUMENT,...]
+    argument     VALUE or KEY=VALUE; a value is a number, a word, or text in quotes
 """
 
 import inspect
@@ -22,7 +24,10 @@ END = "the end"
 
 
 class Token(NamedTuple):
-    """A token of pattern text. kind: number, quoted, word, or sign. column: counted from 1."""
+    """A token of pattern text.
+
+    kind: number, quoted, word, or sign. column: position in the text, counted from 1.
+    """
 
     kind: str
     text: str
@@ -39,10 +44,10 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
-    """Return the pattern that the class or function registered as `name` makes from arguments.
+    """Build a pattern by calling the class or function that is registered as `name`.
 
-    Raises ValueError for an unknown name, for arguments that the class or function does not accept,
-    and if its result is not a pattern.
+    arguments, options: its positional and keyword arguments. Raises ValueError for an unknown name,
+    for arguments that the class or function does not accept, and if its result is not a pattern.
     """
     function = PATTERNS.load(name)
     signature = inspect.signature(function)
@@ -150,7 +155,7 @@ class _Parser:
             raise self._error(f"expected {text}")
 
     def _checked(self, token: Token, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function. If it raises ValueError, add the position of `token` to the message."""
+        """Call a function. If it raises ValueError, raise it again with the position of `token`."""
         try:
             return function(*arguments, **options)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Patterns that follow from the positions of query and key: local, axial, dilated and windows.
+"""Patterns that depend on the positions of query and key: local, axial, dilated and windows.
 
 Shapes: X Y grid rows and columns, w side of a window, Q chunks.
 """
@@ -17,10 +17,12 @@ NORMS = ("max", 1, 2)
 
 @dataclass(frozen=True)
 class Local(Pattern):
-    """Keys up to a distance from the query.
+    """A pattern of keys up to a maximum distance from the query.
 
-    distance: the largest distance in tokens. norm: "max" for a square, 2 for a disk (Euclidean), 1
-    for a diamond (rows plus columns). Raises ValueError for a negative distance or another norm.
+    distance: the largest distance in tokens.
+    norm: how distances are measured. "max": a square of keys. 2: a disk (Euclidean distance). 1: a
+    diamond (rows plus columns).
+    Raises ValueError for a negative distance or another norm.
     """
 
     distance: float
@@ -48,10 +50,10 @@ class Local(Pattern):
 
 @dataclass(frozen=True)
 class Axial(Pattern):
-    """The keys in the query's row and in its column.
+    """A pattern of the keys in the query's row and column.
 
-    Source: Axial Attention in Multidimensional Transformers, arXiv:1912.12180; here both axes are
-    under one softmax.
+    Source: Axial Attention in Multidimensional Transformers, arXiv:1912.12180. Unlike in the paper,
+    both axes share one softmax.
     """
 
     invariant: ClassVar[bool] = True
@@ -66,9 +68,9 @@ class Axial(Pattern):
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """The keys whose distances from the query in rows and in columns are multiples of `step`.
+    """A pattern of keys whose row and column distances from the query are multiples of `step`.
 
-    Raises ValueError unless `step` is a whole number of at least 1.
+    Raises ValueError unless `step` is an integer of at least 1.
     """
 
     step: int
@@ -83,10 +85,10 @@ class Dilated(Pattern):
 
 @dataclass(frozen=True)
 class Swin(Pattern):
-    """The keys in the query's window. The windows of w x w tokens do not overlap.
+    """A pattern of the keys in the query's window, for non-overlapping windows of w x w tokens.
 
-    window: w. shift: rows and columns by which the windows are moved, from 0 to w - 1. Windows that
-    the border cuts are smaller, as with Swin's attention masks.
+    window: w. shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows
+    that cross the border of the grid are truncated, as with Swin's attention masks.
 
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
@@ -117,13 +119,14 @@ class Swin(Pattern):
 
 @dataclass(frozen=True)
 class ChunkWindow(Pattern):
-    """The window of Vision Longformer as a pattern, see `vil.ops.window.Window`.
+    """The window of Vision Longformer as a pattern. See `vil.ops.window.Window`.
 
-    size: w. sw_exact: 1 for keys at most w rows and columns away, 0 for whole chunks. mode: 0 for
-    the 3 x 3 chunks around the query, -1 for the query's chunk only.
+    size: w, the chunk side in tokens.
+    sw_exact: 1 for keys at most w rows and columns away, 0 for all keys of the attended chunks.
+    mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for a cyclic window (sw_exact -1): in it, a query may attend to a key twice,
-    with different biases, which a pattern cannot express.
+    Raises ValueError for a cyclic window (sw_exact -1). In a cyclic window, a query may attend to a
+    key twice, with different biases, which a pattern cannot express.
     """
 
     size: int
@@ -160,6 +163,9 @@ class ChunkWindow(Pattern):
 
 
 def check_count(what: str, value: object) -> None:
-    """Raise ValueError unless a value is a whole number of at least 1. what: names it."""
+    """Raise ValueError unless a value is an integer of at least 1.
+
+    what: the name of the value in the message.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")

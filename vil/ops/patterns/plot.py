@@ -1,4 +1,4 @@
-"""Draw the mask of a pattern.
+"""Plot the mask of a pattern.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ.
 """
@@ -12,9 +12,10 @@ INCHES = 4.0  # side of a panel
 def plot_mask(
     mask: Tensor, grid: tuple[int, int], query: tuple[int, int] | None, title: str
 ) -> Figure:
-    """Draw a mask (L, L) or (H, L, L): the keys of one query on the grid, and all pairs.
+    """Plot a mask (L, L) or (H, L, L): the keys of one query on the grid, and all pairs.
 
-    query: (row, column), by default the middle of the grid. There is a row of panels for each head.
+    query: (row, column), by default the middle of the grid. The figure has a row of panels for each
+    head.
     """
     masks = (mask if mask.ndim == 3 else mask[None]).numpy()
     row, col = query or (grid[0] // 2, grid[1] // 2)

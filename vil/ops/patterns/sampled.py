@@ -1,13 +1,13 @@
 """Patterns whose pairs are sampled once, with a probability for each pair.
 
-A hash of (seed, query, key) gives each pair a random number, so that any part of the mask can be
-computed without the rest, and equally on every machine.
+A hash of (seed, query, key) gives each pair a random number. Any part of the mask can thus be
+computed without the rest, and is the same on every machine.
 
-Pairs are sampled without replacement, with probabilities proportional to their weights: each pair
-has an exponential arrival time with its weight as the rate, and the first arrivals are the sample
-(Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Up to EXACT_TOKENS
-tokens the sample has the exact size. In larger grids, pairs are sampled independently, with the
-size as expectation.
+Pairs are sampled without replacement, with probabilities proportional to their weights. Each pair
+has an exponentially distributed arrival time, whose rate is the weight of the pair, and the pairs
+that arrive first are the sample (Efraimidis and Spirakis, Weighted random sampling with a
+reservoir, 2006). Up to EXACT_TOKENS tokens, the sample has the exact size. In larger grids, pairs
+are sampled independently, so that the sample has this size only on average.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens.
 """
@@ -37,16 +37,18 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 def random(density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of keys sampled with equal probability (Big Bird, arXiv:2007.14062).
 
-    density: fraction of all query-key pairs of a grid that are sampled. seed: random seed.
-    Raises ValueError for a density outside of (0, 1].
+    density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
+    seed: random seed.
+    Raises ValueError for another density.
     """
     return Sampled(Uniform(), density, seed, f"random:{density},{seed}")
 
 
 def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
-    """Return a pattern of keys sampled with Gaussian weights of their distance from the query.
+    """Return a pattern of sampled keys. Sampling weights are a Gaussian function of the distance.
 
-    sigma: standard deviation in tokens. density, seed: see `random`.
+    sigma: standard deviation of the distance between query and key, in tokens. density, seed: see
+    `random`. Raises ValueError for a sigma of 0 or less.
     """
     if not isinstance(sigma, int | float) or not sigma > 0:
         raise ValueError(f"gaussian: sigma must be above 0, got {sigma!r}")
@@ -54,7 +56,7 @@ def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
 
 
 def probability(weights: Weights, density: float, seed: int = 0) -> "Sampled":
-    """Return a pattern of keys sampled with probabilities that you define.
+    """Return a pattern of keys sampled with custom weights.
 
     weights: function that takes `Pairs` and returns their weights, a nonnegative tensor that
     broadcasts to the pairs. Pairs are sampled in proportion to their weights. density, seed: see
@@ -73,8 +75,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A function that gives pairs a sampling weight that falls with their distance. sigma: standard
-    deviation in tokens."""
+    """A function that gives pairs a sampling weight that decreases with their distance.
+
+    sigma: standard deviation in tokens.
+    """
 
     sigma: float
 
@@ -87,8 +91,10 @@ class Gaussian:
 class Sampled(Pattern):
     """A pattern whose visible pairs are a random sample of all query-key pairs.
 
-    weights: function that takes `Pairs` and returns their sampling weights. fraction: the share of
-    pairs that are sampled. text: the result of str(); if "", a description of the arguments.
+    weights: function that takes `Pairs` and returns their sampling weights.
+    fraction: the fraction of pairs that are sampled.
+    seed: random seed.
+    text: the result of str(). If it is "", str() describes the arguments.
     """
 
     weights: Weights
@@ -104,9 +110,10 @@ class Sampled(Pattern):
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
 
     def arrival(self, pairs: Pairs) -> Tensor:
-        """Return a random time for each pair, float64. The earliest pairs are in the sample.
+        """Return a random arrival time for each pair, float64. The earliest pairs are the sample.
 
-        Times are exponentially distributed. The rate is the sampling weight; infinity for weight 0.
+        Times are exponentially distributed, and the sampling weight is the rate. The time is
+        infinity for weight 0.
         """
         weight = self.weights(pairs).double()
         return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
@@ -122,7 +129,7 @@ def uniform(seed: int, query: Tensor, key: Tensor) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Hash each int64 number with SplitMix64. Overflow of its products is intended."""
+    """Hash each int64 number with SplitMix64. Integer overflow is intended."""
     x = x + _signed(GOLDEN)
     x = (x ^ _shift_right(x, 30)) * _signed(FIRST)
     x = (x ^ _shift_right(x, 27)) * _signed(SECOND)
@@ -130,18 +137,18 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """Return the int64 number that has the bits of an unsigned number of at least 2**63."""
+    """Reinterpret an unsigned 64-bit integer of at least 2**63 as int64."""
     return number - (1 << 64)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 numbers right, with zeros instead of copies of the sign bit."""
+    """Logically shift int64 numbers right, so that zeros are shifted in instead of the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the time of the last sampled pair of a grid. See `Sampled.arrival` for the times."""
+    """Return the arrival time of the last sampled pair of a grid. See `Sampled.arrival`."""
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:
@@ -150,11 +157,11 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 
 
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
-    """Return the latest arrival time of a sample that consists of the `wanted` earliest pairs.
+    """Return the arrival time of the last pair in a sample of exactly `wanted` pairs.
 
-    A first pass over all pairs counts the arrival times in bins, see `_bins`. A second pass
-    searches the bin of the latest sampled pair. Raises ValueError if fewer than `wanted` pairs have
-    a weight above 0.
+    The sample has the earliest pairs. A first pass over all pairs counts their arrival times in
+    bins, see `_bins`. A second pass searches the bin of the last sampled pair. Raises ValueError if
+    fewer than `wanted` pairs have a weight above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
@@ -172,17 +179,18 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
 
 
 def _bins(time: Tensor) -> Tensor:
-    """Return the leading bits of each time as an integer. Positive floats have the same order as
-    their bits."""
+    """Return the leading bits of each time as an integer, which is the number of its bin.
+
+    Positive floats and their bits have the same order.
+    """
     return (time.view(torch.int64) >> BIN_SHIFT).clamp(min=0)
 
 
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
-    """Return the time t by which the expected share of pairs that have arrived is `density`.
+    """Return the time at which the expected fraction of pairs that have arrived is `density`.
 
-    A pair arrives at its time from `Sampled.arrival`. The share is estimated from the weights of
-    some queries. It is a concave function of t, so Newton's method from below finds t without
-    overshooting.
+    See `Sampled.arrival` for the times. The expected fraction is estimated from the weights of some
+    queries. It is a concave function of time, so Newton's method from below does not overshoot.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])

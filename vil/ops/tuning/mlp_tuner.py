@@ -1,4 +1,4 @@
-"""Find the fastest backend of `vil.ops.mlp.norm_mlp` for a shape by measuring both."""
+"""Find the fastest backend of `vil.ops.mlp.norm_mlp` for a shape by measuring all backends."""
 
 import statistics
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CHECKED_TOKENS = 257  # an incomplete block in every backend
 def tune_mlp(case: MlpCase, *, rounds: int = ROUNDS) -> list[Trial]:
     """Measure the backends on a case, and store the fastest one in CHOICES.
 
-    Returns usable backends, fastest first, then those that cannot run or are wrong, with a reason.
+    Returns usable backends, fastest first, then rejected backends, with a reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
@@ -46,7 +46,10 @@ def tune_mlp(case: MlpCase, *, rounds: int = ROUNDS) -> list[Trial]:
 
 
 def reason_against_native(case: MlpCase) -> str:
-    """Return why the native backend cannot run a case, or is wrong; "" if it is usable."""
+    """Return why the native backend is rejected for a case; "" if it is usable.
+
+    It is rejected if it cannot run the case or if its results are wrong.
+    """
     if reasons := case.unsupported() or library.prepare():
         return "; ".join(reasons)
     try:
@@ -56,8 +59,10 @@ def reason_against_native(case: MlpCase) -> str:
 
 
 def make_tensors(case: MlpCase) -> tuple[Tensor, MlpWeights, Tensor]:
-    """Return random (x, weights, gradient of the output) of a case, in float32: under autocast, the
-    tokens of a model are float32 too."""
+    """Return random (x, weights, gradient of the output) for a case.
+
+    All are in float32, because a model's tokens are float32 under autocast too.
+    """
     generator = torch.Generator().manual_seed(0)
     dim, hidden = case.dim, case.hidden
     sizes = ((dim,), (dim,), (hidden, dim), (hidden,), (dim, hidden), (dim,))
@@ -76,7 +81,7 @@ def _autocast(case: MlpCase) -> AbstractContextManager:
 def _candidate(
     compute: Callable, case: MlpCase, x: Tensor, weights: MlpWeights, cotangent: Tensor
 ) -> Candidate:
-    """Return a backend's forward pass and, in training, its backward pass as a `Candidate`."""
+    """Return a `Candidate` with a backend's forward pass and, in training, its backward pass."""
 
     def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad), _autocast(case):
@@ -89,8 +94,11 @@ def _candidate(
 
 
 def _find_mismatch(case: MlpCase) -> str:
-    """Describe how native's output or a gradient is wrong; "" if all agree with float64 as well as
-    PyTorch's operators do."""
+    """Compare native's output and gradients with float64, and describe the first wrong tensor.
+
+    A tensor is wrong if its error is larger than a small multiple of the error of PyTorch's
+    operators. Returns "" if none is wrong.
+    """
     case = replace(case, device="cpu", needs_grad=True)
     x, weights, cotangent = make_tensors(case)
     names = ["out", "dx", *(f"d{name}" for name in weights._fields)]

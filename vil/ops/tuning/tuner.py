@@ -1,10 +1,10 @@
 """Find the fastest backend for a case by measuring all of them.
 
-Forward and backward passes of every backend are timed on the actual shape, in alternation. A
-backend is rejected, with a reason, if it does not support the case, if it needs too much memory, or
-if its output or a gradient is wrong. Results are compared with the reference on a small grid, and
-with a plain backend on the full grid. Only the command `vil tune` and the start of a run (TUNE)
-measure, never a forward pass. The idea is that of the meta-optimizer of Theano's convolutions.
+Forward and backward passes of all backends are timed in turn, on the actual shape. A backend is
+rejected, with a reason, if it does not support the case, if it needs too much memory, or if its
+output or a gradient is wrong. Results are compared with the reference on a small grid, and with a
+simple backend on the full grid. Only the command `vil tune` and the start of a run (TUNE) measure.
+A forward pass never does. Theano's meta-optimizer of convolutions worked in the same way.
 """
 
 import math
@@ -36,7 +36,11 @@ CHECKED_IMAGES = 2  # to compare full grids
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of one backend: why it was rejected, or seconds of each pass and peak bytes."""
+    """The result of measuring one backend.
+
+    reason: why the backend was rejected, or "". forward, backward: seconds of each pass. bytes:
+    peak memory.
+    """
 
     name: str
     reason: str = ""
@@ -58,9 +62,10 @@ def tune(
 ) -> list[Trial]:
     """Measure the named backends (all by default) on a case, and store the fastest in CHOICES.
 
-    max_bytes: memory limit per backend, by default half of the free memory. If the batch is large,
-    only some of its images are used. Returns usable backends, fastest first, then rejected ones.
-    Raises ValueError for an unknown name or device.
+    rounds: how often each backend is timed.
+    max_bytes: memory limit for each backend, by default half of the free memory.
+    If the batch is large, only some of its images are timed. Returns usable backends, fastest
+    first, then rejected ones. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
     names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
@@ -81,12 +86,16 @@ def tune(
 
 
 def spare_bytes(case: Case) -> float:
-    """Return the default memory limit per backend on the case's device."""
+    """Return the default memory limit for each backend on the case's device."""
     return FREE_SHARE * free_bytes(torch.device(case.device))
 
 
 def listing(trials: list[Trial]) -> list[str]:
-    """Format a line per backend: milliseconds per pass and peak MiB, or why it was rejected."""
+    """Format results as a table with a line for each backend.
+
+    A line has the milliseconds of each pass and the peak MiB, or the reason why the backend was
+    rejected.
+    """
     lines = [f"  {'candidate':16} {'ms forward':>11} {'ms backward':>12} {'MiB':>9}"]
     for rank, trial in enumerate(trials):
         result = f"{1e3 * trial.forward:11.2f} {1e3 * trial.backward:12.2f}"
@@ -96,8 +105,10 @@ def listing(trials: list[Trial]) -> list[str]:
 
 
 def timed_batch(case: Case) -> int:
-    """Return the number of images to time, at least 1. Together they have at most MAX_SCORES
-    scores."""
+    """Return the number of images to time, at least 1.
+
+    In total, these images have at most MAX_SCORES attention scores.
+    """
     window = case.window
     keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
     scores = case.heads * window.length * (case.num_global + keys)
@@ -106,7 +117,7 @@ def timed_batch(case: Case) -> int:
 
 @contextmanager
 def full_precision_matmuls() -> Iterator[None]:
-    """Disable TF32 inside the context, because its rounding exceeds the error bounds."""
+    """Context manager that disables TF32, because its rounding error exceeds the error bounds."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -116,7 +127,10 @@ def full_precision_matmuls() -> Iterator[None]:
 
 
 def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) -> str:
-    """Return why a backend is rejected; "" if it is not. trial_case: the case with fewer images."""
+    """Return why a backend is rejected; "" if it is not.
+
+    trial_case: the case with fewer images, which is run to check the results.
+    """
     if reasons := BACKENDS[name].reasons_against(case):
         return "; ".join(reasons)
     try:
@@ -128,10 +142,10 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 
 
 def expected_bytes(name: str, case: Case) -> int:
-    """Estimate the peak bytes of forward and backward, besides the inputs, on fake tensors.
+    """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    Returns 0 for a backend that does not run on fake tensors. If such a backend needs too much
-    memory, its timed run fails.
+    The passes run on fake tensors. Returns 0 for a backend that does not support fake tensors. If
+    such a backend needs too much memory, timing it fails.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -146,8 +160,10 @@ def expected_bytes(name: str, case: Case) -> int:
 
 
 def find_mismatch(name: str, case: Case) -> str:
-    """Describe how a backend's results differ from the reference or a plain backend; "" if they
-    agree."""
+    """Describe how a backend's results differ from the reference or from a simple backend.
+
+    Returns "" if they agree.
+    """
     # fp32 too: the rounding of half precision would hide small errors
     small = [shrink(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
     small = list(filter(None, small))
@@ -172,10 +188,11 @@ def find_mismatch(name: str, case: Case) -> str:
 
 
 def shrink(case: Case, dtype: torch.dtype) -> Case | None:
-    """Return the case with one image on a small grid, at most two and a half chunks per side, whose
-    last chunks are incomplete. It has two heads, or those of the pattern if its heads differ.
+    """Return the case with one image on a small grid, to compare with the slow reference.
 
-    Returns None for a pattern that is not defined on the small grid, such as a mask.
+    The grid has at most two and a half chunks on each side, and its last chunks are incomplete. The
+    case has two heads, or all heads of a pattern that differs by head. Returns None for a pattern
+    that is not defined on the small grid, such as a mask.
     """
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
@@ -190,7 +207,7 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
 def time_candidates(
     names: list[str], case: Case, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
-    """Time backends in alternation.
+    """Time backends in turn.
 
     Returns (trials, reasons): trials with median times, and {name: reason} for backends that
     failed.
@@ -212,7 +229,7 @@ def time_candidates(
 def backend_candidate(
     name: str, case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
 ) -> Candidate:
-    """Return a backend's forward pass and, in training, its backward pass as a `Candidate`."""
+    """Return a `Candidate` with a backend's forward pass and, in training, its backward pass."""
 
     def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad):

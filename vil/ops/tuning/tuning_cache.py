@@ -1,8 +1,8 @@
 """Store the fastest backend of each tuned case in a per-user file.
 
-The choices depend on the machine, the versions and the code. The file is $VIL_CACHE/attention.json,
-by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected). A bucket is the key of
-similar cases, from `Case.bucket`:
+The fastest backend depends on the machine, the versions and the code. The file is
+$VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected). In
+the file, a bucket is the key of similar cases, from `Case.bucket`:
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
@@ -39,8 +39,10 @@ def path() -> Path:
 
 
 def machine(device: str) -> str:
-    """Return the key of this machine in the cache file: device, versions of torch and triton, hash
-    of the code."""
+    """Return the key of this machine in the cache file.
+
+    It contains the device, the versions of torch and triton, and a hash of the code.
+    """
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
     precision = torch.get_float32_matmul_precision()  # "high" allows TF32
@@ -65,7 +67,10 @@ def fingerprint() -> str:
 
 
 def load(device: str) -> int:
-    """Load this machine's fastest backends from the cache file into CHOICES. Return how many."""
+    """Load this machine's fastest backends from the cache file into CHOICES.
+
+    Returns the number of loaded entries.
+    """
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
@@ -80,7 +85,7 @@ def load(device: str) -> int:
 
 
 def save(device: str, trials: dict[str, list[Trial]]) -> bool:
-    """Add this machine's trials to the cache file. Returns whether it could be written.
+    """Add this machine's trials to the cache file. Returns whether the file could be written.
 
     trials: {`Case.bucket()`: trials, fastest first}.
     """

@@ -1,9 +1,10 @@
 """The backward kernels of fused local attention.
 
 They recompute the weights P from the scores and the log-sum-exp of the forward pass. Each result is
-summed by one program in a fixed order, or by a few programs whose parts are summed afterwards.
-There are no atomics, so repeated runs give equal bits. delta is the sum of out * dout over the
-channels. The gradient of the scores is E = P * (dout values^T - delta). The kernels compute:
+summed by one program in a fixed order, or by a few programs whose partial sums are added
+afterwards. There are no atomics, so repeated runs give bitwise equal results. delta is the sum of
+out * dout over the channels. The gradient of the scores is E = P * (dout values^T - delta). The
+kernels compute:
 
     query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
     key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk, over the
@@ -12,7 +13,7 @@ channels. The gradient of the scores is E = P * (dout values^T - delta). The ker
     tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
     table_kernel     the table's gradient, which is this tile summed by relative position
 
-tile_kernel and table_kernel are for windows; the gradient of a layout's table is in layout_bias.py.
+tile_kernel and table_kernel are for windows. The gradient of a layout's table is in layout_bias.py.
 
 Shapes: see forward.py.
 """
@@ -50,8 +51,10 @@ from vil.ops.backends.triton.lists import (
 
 @triton.jit
 def read_stat(LSE, token, exists):
-    """Load the log-sum-exp of queries in base 2. It is +inf for queries without keys and those that
-    do not exist, so that their weights are 0."""
+    """Load the log-sum-exp of queries in base 2.
+
+    It is +inf for queries without keys and where `exists` is False, so that their weights are 0.
+    """
     stat = tl.load(LSE + token)
     return tl.where(exists & (stat != NOTHING), stat * LOG2E, float("inf"))
 
@@ -60,13 +63,15 @@ def read_stat(LSE, token, exists):
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     """Add the contribution of a block of keys (K, D_PAD) to three sums over a query's keys.
 
-    stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. P (Q, K): attention weights.
-    E: gradient of the scores.
-    acc: E keys. rest (Q,): the row sums of E. These sums would be 0 in exact arithmetic, so `rest`
-    is the error of delta that is due to the rounding of `out`. `query_kernel` adds it to the delta
-    that the other kernels read. pull: P keys. `query_kernel` subtracts rest * pull from acc. `pull`
-    takes one more matmul, and is computed only for float32: in 16 bits the correction is below the
-    rounding error.
+    stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. In the following, P (Q, K)
+    are the attention weights, and E is the gradient of the scores.
+    acc: the sum of E keys.
+    rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the error of
+    delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that the other
+    kernels read.
+    pull: the sum of P keys. `query_kernel` subtracts rest * pull from acc. `pull` takes one more
+    matmul, and is computed only for float32. In 16 bits, the correction is below the rounding
+    error.
     """
     weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -82,8 +87,9 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
 def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
     """Add the contribution of a block of Q queries to the gradients of a block of K keys.
 
-    score (K, Q). stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. Returns the
-    sums (dkeys, dvalues), (K, D_PAD) each: the gradient of the keys is dkeys times `scale`.
+    score (K, Q): the scores. stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout.
+    Returns the sums (dkeys, dvalues), (K, D_PAD) each. The gradient of the keys is dkeys times
+    `scale`.
     """
     weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
@@ -100,8 +106,11 @@ def query_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one block of queries, and DELTA (B, N, L): each query's sum of out * dout over
-    the channels. Loops over the same keys as the forward kernel."""
+    """Compute dq and DELTA (B, N, L) of one block of queries.
+
+    DELTA is each query's sum of out * dout over the channels. The kernel loops over the same keys
+    as the forward kernel.
+    """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
@@ -172,9 +181,9 @@ def key_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
 
-    RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk.
-    The gradients of padding are 0. Rows of the scores of padding, which no other row depends on,
-    are not masked.
+    RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk. The
+    gradients of padding are 0. Scores in rows of padding are not masked, because no other row
+    depends on them.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -246,8 +255,8 @@ def global_kernel(
 ):  # fmt: skip
     """Compute the gradients of the global keys from every `splits`-th block of the queries.
 
-    The results of all splits are stored, and must be summed afterwards: dk, dv (B, N, splits*G, D)
-    and DBIAS (B, N, splits, G), float32.
+    The results of all splits are stored in float32, and must be summed afterwards: dk, dv (B, N,
+    splits*G, D) and DBIAS (B, N, splits, G).
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -294,10 +303,10 @@ def tile_kernel(
 ):  # fmt: skip
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
-    Each split sums a share of the (image, chunk) pairs. The queries are Q tokens of each chunk,
+    Each split sums a subset of the (image, chunk) pairs. The queries are Q tokens of each chunk,
     beginning with token number part*Q. The cells are the keys of one rectangle, `width` wide, which
-    starts at (top, left) relative to the chunk's corner. Relative positions, and so the bias, are
-    the same for every chunk. Tokens outside the grid add nothing.
+    starts at (top, left) relative to the chunk's corner. Relative positions, and thus the bias, are
+    the same for every chunk. Tokens outside the grid contribute nothing.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -343,8 +352,10 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of TILE (see `tile_kernel`), and add each pair's sum to the entry of its
-    relative position in DTABLE (N, (4w-1)**2) float32."""
+    """Sum TILE (see `tile_kernel`) over splits and by relative position, and add it to DTABLE.
+
+    DTABLE (N, (4w-1)**2) float32 has an entry for each relative position.
+    """
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks

@@ -1,7 +1,7 @@
 """Launch the kernels that sum the gradients of the global keys and of the biases.
 
 Shapes: B batch, N heads, L tokens, G global tokens, w chunk side, W = w*w tokens of a chunk.
-`tensors` are the first arguments of these kernels: q, k, v, dout, lse and delta.
+`tensors` is the tuple (q, k, v, dout, lse, delta), the first arguments of these kernels.
 """
 
 import torch
@@ -24,8 +24,11 @@ from vil.ops.layout import Layout
 
 
 def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
-    """Write the gradients of the G global keys and values to the first G tokens of dk and dv, and
-    return that of their bias (N, G); None without a bias. tensors: q, k, v, dout, lse and delta."""
+    """Write the gradients of the G global keys and values to the first G tokens of dk and dv.
+
+    Returns the gradient of the bias to global keys, (N, G); None without this bias. tensors: (q, k,
+    v, dout, lse, delta).
+    """
     q, k, v, dout, lse, delta = tensors
     options = launcher.options("global", "keys")
     options.pop("K")
@@ -48,8 +51,10 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
 
 
 def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
-    """Return the gradient of the bias table (N heads, entries) float32, summed over images and
-    chunks. tensors: q, k, v, dout, lse and delta."""
+    """Return the gradient of the bias table (N heads, entries) float32.
+
+    tensors: (q, k, v, dout, lse, delta).
+    """
     of_kind = _of_layout if isinstance(launcher.window, Layout) else _of_window
     return of_kind(launcher, tensors)
 
@@ -114,7 +119,7 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis of displacements to 2 * reach + 1 entries. The displacement 0 is the middle.
+    """Resize an axis of displacements to 2 * reach + 1 entries. Displacement 0 is in the middle.
 
     Sums of larger displacements are added to the outermost entries. New entries are 0.
     """

@@ -1,24 +1,26 @@
 """The forward kernel of fused local attention, and the geometry shared with the backward kernels.
 
-A program computes a block of queries of one chunk. Their keys fill a few rectangles of tokens (all
-nine chunks together are one), clipped to the grid. The kernel reads the tokens of a rectangle row
-by row in blocks of any width, directly in the row-major layout. Clipping excludes absent neighbors
-and padding, so masks are needed only at the end of a rectangle and for the exact mask. (In a cyclic
-window, rectangles are wrapped instead of clipped, and padding is masked.) In the layout of a
-pattern, keys are in listed chunks instead of rectangles (lists.py).
+A program computes a block of queries of one chunk. The keys of a chunk fill a few rectangles of
+tokens (all nine chunks together are one rectangle), which are clipped to the grid. The kernel reads
+the tokens of a rectangle row by row in blocks of any width, directly in the row-major layout.
+Clipping excludes absent neighbors and padding, so masks are needed only at the end of a rectangle
+and for the exact mask. In a cyclic window, rectangles are wrapped instead of clipped, and padding
+is masked. In the layout of a pattern, keys are in listed chunks instead of rectangles (lists.py).
 The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
-Scores are in base 2: they are multiplied by log2(e), in the scale and in the bias table, so that
-the exponential is one exp2. LSE, which other backends read, is in base e. No mask costs an
-instruction per score if there is a table or no exact mask: keys that do not exist get a bias of
--inf as a vector, which joins the multiplication by the scale, and the table holds the exact mask.
+Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
+exponential is a single exp2. LSE, which other backends read, is in base e. Masks cost no
+instruction per score, except for an exact mask without a table. Keys that do not exist get a bias
+vector of -inf, which is fused with the multiplication by the scale. If there is a table, it
+contains the exact mask.
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
-Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of launch.py:
-pointer and strides. For a window, `lists` is None; for a layout, RECTS and num_rects are. TABLE
-(N, 2*reach_rows + 1, 2*reach_cols + 1) and TO_GLOBAL (N, G) are float32 biases in base 2. The
-displacement (0, 0) is in the middle of the table.
+Window.mask: 1 exact, 0 chunks, -1 cyclic.
+Arguments q, k, v, out, .. are `Tokens` of launch.py: pointer and strides. For a window, `lists` is
+None. For a layout, RECTS and num_rects are None. TABLE (N, 2*reach_rows + 1, 2*reach_cols + 1) and
+TO_GLOBAL (N, G) are float32 biases in base 2. The displacement (0, 0) is in the middle of the
+table.
 """
 
 import triton
@@ -46,7 +48,7 @@ SIZES += ["first_step", "num_steps", "reach_rows", "reach_cols", "span_rows", "s
 def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
     """Return pointers (len(token), D_PAD) to the channels of some tokens of an image and a head.
 
-    tokens: a `Tokens`. Offsets are 64-bit, for large tensors.
+    tokens: a `Tokens` tuple. token: the token numbers. Offsets are 64-bit, for large tensors.
     """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD).to(tl.int64)
@@ -55,8 +57,10 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 
 @triton.jit
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Load the channels of some tokens of an image and a head, (len(token), D_PAD), with zeros
-    beyond D. tokens: a `Tokens`."""
+    """Load the channels of some tokens of an image and a head, (len(token), D_PAD).
+
+    tokens: a `Tokens` tuple. token: the token numbers. Channels beyond D are 0.
+    """
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
         x = tl.load(pointer)
@@ -67,7 +71,7 @@ def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
 
 @triton.jit
 def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Store `value` (len(token), D_PAD) as the channels of those tokens that exist."""
+    """Store `value` (len(token), D_PAD) as the channels of the tokens where `exists` is True."""
     pointer = pointers(tokens, image, head, token, D_PAD)
     mask = exists[:, None] & (tl.arange(0, D_PAD)[None, :] < D)
     tl.store(pointer, value.to(tokens.at.dtype.element_ty), mask=mask)
@@ -87,10 +91,10 @@ def real_size(VALID_HW, image, X, Y):
 def own_chunk(parts, N, X, Y, w):
     """Return the chunk and the block that this program computes.
 
-    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk. (x0,
-    y0): first row and column of the chunk. height, width: its size, smaller than w at the end of
-    the grid. Consecutive programs compute neighboring chunks, so that they find common keys in the
-    cache.
+    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk. x0,
+    y0: first row and column of the chunk. height, width: its size, which is smaller than w at the
+    end of the grid. Consecutive programs compute neighboring chunks, so that the keys they share
+    are in the cache.
     """
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
@@ -102,9 +106,9 @@ def own_chunk(parts, N, X, Y, w):
 def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token number `first`.
 
-    x0, y0: first row and column of the chunk. count: its tokens. exists: whether the number is
-    below `count`. The others repeat token `first`, so that they read inside the tensor and compute
-    finite numbers, which are not stored.
+    x0, y0: first row and column of the chunk. count: its number of tokens. exists: whether the
+    token number is below `count`. Lanes beyond `count` repeat token `first`, so that they read
+    inside the tensor and compute finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -117,9 +121,9 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
     """Return (first row, first column, width, number of tokens) of rectangle `number` in RECTS.
 
     RECTS (.., 4) int32: first row, end row, first column and end column, relative to the chunk's
-    corner (x0, y0). Rectangles are clipped to a grid of rows x cols, and in the exact window to w
-    rows and columns around the positions row, col of the block's tokens. In a cyclic window they
-    are not clipped, because `resolve_token` wraps their tokens.
+    corner (x0, y0). Rectangles are clipped to a grid of rows x cols. In the exact window, they are
+    also clipped to w rows and columns around the positions row, col of the block's tokens. In a
+    cyclic window, they are not clipped, because `resolve_token` wraps their tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -135,11 +139,10 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 
 @triton.jit
 def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
-    """Return (row, column, exists) of BLOCK tokens of a rectangle, beginning with token number
-    `first`.
+    """Return (row, column, exists) of BLOCK tokens of a rectangle, from token number `first` on.
 
-    top, left: first row and column of the rectangle. count: its tokens. exists: whether the number
-    is below `count`. The others get the position of token 0.
+    top, left: first row and column of the rectangle. count: its number of tokens. exists: whether
+    the token number is below `count`. Lanes beyond `count` get the position of token 0.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -149,8 +152,10 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """Return the token number of (row, col), and whether the token exists and is not padding. In a
-    cyclic window (MASK -1), positions outside the grid of chunks are wrapped first."""
+    """Return the token number of (row, col), and whether the token exists and is not padding.
+
+    In a cyclic window (MASK -1), positions outside the grid of chunks are wrapped first.
+    """
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))
@@ -169,12 +174,13 @@ def key_mask(exists):
 def window_bias(
     score, TABLE, row, col, key_row, key_col, w, reach_rows, reach_cols, MASK: tl.constexpr
 ):
-    """Add the bias of the relative position to the scores. In the exact window, set them to -inf
-    where the key is too far from the query; a table has this mask in its entries.
+    """Add the bias of the relative position to the scores, and apply the exact mask.
 
+    In the exact window, scores of keys that are too far from the query become -inf. If there is a
+    TABLE, its entries contain this mask.
     Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
     col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key positions before
-    wrapping: the bias depends on them.
+    wrapping, because the bias depends on them.
     """
     if TABLE is not None:
         score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
@@ -199,9 +205,9 @@ def global_scores(score, TO_GLOBAL, lane, G):
 def softmax_step(score, values, top, total, acc):
     """Process one block of keys in the online softmax: score (Q, K), values (K, D_PAD).
 
-    top (Q,): the largest score so far. total (Q,), acc (Q, D_PAD): the sums of exponentials and of
-    weighted values, relative to `top`. While `top` of a row is -inf, its sums are relative to 0.
-    Returns the updated (top, total, acc).
+    top (Q,): the largest score so far. total (Q,): the sum of exponentials. acc (Q, D_PAD): the sum
+    of weighted values. Both sums are relative to `top`. While `top` of a row is -inf, they are
+    relative to 0. Returns the updated (top, total, acc).
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -221,8 +227,8 @@ def listed_scores(
 ):  # fmt: skip
     """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in listed chunks.
 
-    number: of the block, and `blocks` per chunk, see `list_blocks`. row, col, place: positions of
-    the queries in the grid and in their chunk, see `chunk_places`.
+    number: the number of the block. blocks: blocks per chunk. See `list_blocks` for both. row, col:
+    positions of the queries in the grid. place: their positions in the chunk, see `chunk_places`.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -245,8 +251,11 @@ def rectangle_scores(
     X, Y, rows, cols, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in a rectangle,
-    from token number `first` on. See `rect_tokens`. row, col: positions of the queries."""
+    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in a rectangle.
+
+    first: number of the block's first token in the rectangle, see `rect_tokens`. row, col:
+    positions of the queries.
+    """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
     keys = read(k, image, head, G + key, D, D_PAD)
@@ -267,9 +276,9 @@ def forward_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute out and LSE (B, N, L), the log-sum-exp of the scores, of one block of queries.
+    """Compute the output and LSE (B, N, L), the log-sum-exp of the scores, of one block of queries.
 
-    K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
+    K_GLOBAL: the number of global keys, padded for tl.dot, or 0.
     """
     scale *= LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)

@@ -11,8 +11,10 @@ from triton.runtime import interpreter
 
 
 def repair() -> None:
-    """Patch Triton's interpreter, so that it computes what a GPU computes. Call this function
-    before kernels run."""
+    """Patch Triton's interpreter, so that it computes the same results as a GPU.
+
+    Call this function before kernels run.
+    """
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     cast = builder.cast_impl
 
@@ -43,7 +45,7 @@ def widened(bits: np.ndarray) -> np.ndarray:
 
 
 def rounded(numbers: np.ndarray) -> np.ndarray:
-    """Round float32 numbers to the nearest bfloat16, ties to even. Returns their bits as uint16."""
+    """Round float32 numbers to the nearest bfloat16, ties to even. Returns the bits as uint16."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(numbers), 0x7FC0, near).astype(np.uint16)

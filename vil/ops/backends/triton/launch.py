@@ -1,7 +1,8 @@
 """Launch the Triton kernels: block sizes, shared arguments, the rectangles of a window.
 
-The kernels are imported with the first call, so that this file does not need Triton. With
-TRITON_INTERPRET=1 in the environment (before Triton is first imported) they run on the CPU, slowly.
+The kernels are imported at the first call, so that this file does not need Triton. If
+TRITON_INTERPRET=1 is in the environment before Triton is first imported, they run on the CPU,
+slowly.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D head dim, w chunk side.
 """
@@ -49,7 +50,10 @@ def interpreted() -> bool:
 
 
 def current_target() -> str:
-    """Return the kind of the current GPU, such as "sm_90" or "gfx942"; "sm_80" if interpreted."""
+    """Return the architecture of the current GPU, such as "sm_90" or "gfx942".
+
+    Returns "sm_80" if kernels run in Triton's interpreter.
+    """
     if interpreted():
         return "sm_80"
     from triton.runtime import driver
@@ -71,8 +75,7 @@ def kernels() -> SimpleNamespace:
 
 
 class Launcher:
-    """The arguments that all kernels of a call share: sizes, float32 biases and launch
-    parameters."""
+    """The arguments that all kernels of a call share: sizes, float32 biases and launch options."""
 
     def __init__(self, call: Call) -> None:
         q, valid_hw = call.q, call.valid_hw
@@ -92,8 +95,8 @@ class Launcher:
     def options(self, kernel: str, owned: str) -> dict[str, int]:
         """Return the constants and launch options of a kernel.
 
-        kernel: its name in `launches`. owned: "queries" or "keys"; each program computes one block
-        of these, and loops over the blocks of the others.
+        kernel: its name in `launches`. owned: "queries" or "keys". Each program computes one block
+        of them, and loops over the blocks of the others.
         """
         launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
         window = self.window
@@ -110,8 +113,11 @@ class Launcher:
         }
 
     def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
-        """Launch one program per block of queries (or keys, see `owned` in `options`) of each
-        chunk, for each image and head. name: of the kernel in `launches`."""
+        """Launch one program per block of queries (or keys) of each chunk, for each image and head.
+
+        name: the kernel's name in `launches`. owned: "queries" or "keys", see `options`. tensors,
+        constants: further arguments of the kernel.
+        """
         kernel = getattr(kernels(), f"{name}_kernel")
         options, window = self.options(name, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
@@ -124,8 +130,7 @@ class Launcher:
         )  # fmt: skip
 
     def _loop_arguments(self, mirrored: bool) -> tuple:
-        """Return the kernel arguments that differ between window and layout: (RECTS, lists,
-        num_rects).
+        """Return the kernel arguments (RECTS, lists, num_rects) of a window or a layout.
 
         mirrored: for kernels that loop over the queries of each key chunk instead of the reverse.
         """
@@ -137,10 +142,11 @@ class Launcher:
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """Return rectangles that contain the keys of a chunk: one if possible, else one per offset.
+    """Return rectangles that contain the keys of a chunk.
 
-    A rectangle is (first row, end row, first column, end column), relative to the chunk's corner.
-    With `mirrored`, they contain the queries that attend to the chunk instead.
+    There is a single rectangle if possible, else one for each offset. A rectangle is (first row,
+    end row, first column, end column), relative to the chunk's corner. If `mirrored`, the
+    rectangles contain the queries that attend to the chunk instead.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
@@ -154,7 +160,7 @@ def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
 
 
 def area(rect: Rectangle) -> int:
-    """Return the number of tokens of a rectangle."""
+    """Return the number of tokens in a rectangle."""
     return (rect[1] - rect[0]) * (rect[3] - rect[2])
 
 

@@ -1,9 +1,9 @@
-"""Block sizes, warps, pipeline stages and registers of the kernels, per kind of GPU.
+"""Block sizes, warps, pipeline stages and registers of the kernels, for each kind of GPU.
 
-They are chosen from the table of `benchmarks/kernels.py`, in this order: nothing spills, matmuls on
-Hopper have the 64 rows that its fastest instruction needs, three or more blocks fit on a
-multiprocessor, blocks are large. A block of 64 queries reads each key half as often as one of 32.
-None of them has been timed on a GPU.
+They are chosen from the table of `benchmarks/kernels.py`, by these criteria in order of priority:
+no register spills, matmuls on Hopper have the 64 rows that its fastest instruction needs, three or
+more blocks fit on a multiprocessor, blocks are large. A block of 64 queries reads each key half as
+often as a block of 32. None of the choices has been timed on a GPU.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,12 @@ HEAD_DIMS = (32, 64, 128)  # padded; each has a column in LAUNCHES
 
 
 class Launch(NamedTuple):
-    """Launch parameters of a kernel: the largest number of queries and of keys in a block, the
-    number of warps, of pipeline stages, and the most registers per thread (NVIDIA; 0: no limit)."""
+    """Launch parameters of a kernel.
+
+    queries, keys: the largest number of queries and of keys in a block. warps, stages: the number
+    of warps and of pipeline stages. registers: the most registers per thread, on NVIDIA GPUs; 0 for
+    no limit.
+    """
 
     queries: int
     keys: int
@@ -22,18 +26,18 @@ class Launch(NamedTuple):
     registers: int = 0
 
     def options(self) -> dict[str, int]:
-        """Return the launch options of Triton."""
+        """Return the launch options that Triton accepts."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
 def three(queries: int, keys: int) -> Launch:
-    """Return a launch of four warps of which three blocks fit into the registers of an SM."""
+    """Return a launch of four warps. Three such blocks fit into the registers of an SM."""
     return Launch(queries, keys, registers=168)
 
 
 def four(queries: int, keys: int) -> Launch:
-    """Return a launch of four warps of which four blocks fit into the registers of an SM."""
+    """Return a launch of four warps. Four such blocks fit into the registers of an SM."""
     return Launch(queries, keys, registers=128)
 
 
@@ -86,10 +90,10 @@ def kind_of(target: str) -> str:
 
 
 def find_launch(target: str, kernel: str, padded: int, itemsize: int) -> Launch:
-    """Return the launch parameters of a kernel, a key of `LAUNCHES["sm_80"]`.
+    """Return the launch parameters of a kernel.
 
-    target: such as "sm_90". padded: the head dim, rounded up to a power of two. itemsize: bytes per
-    number.
+    target: architecture of the GPU, such as "sm_90". kernel: a key of `LAUNCHES["sm_80"]`. padded:
+    the head dim, rounded up to a power of two. itemsize: bytes per number.
     """
     column = HEAD_DIMS.index(max(HEAD_DIMS[0], padded))
     return (FLOAT32 if itemsize == 4 else LAUNCHES[kind_of(target)][kernel])[column]

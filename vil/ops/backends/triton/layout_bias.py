@@ -1,10 +1,10 @@
 """The gradient of a layout's bias table, without atomics.
 
-A step is the displacement between the two chunks of a pair. All pairs of a step have the same
-displacements of their tokens, and so the same bias. step_kernel sums the gradient of scores over
-all images and pairs of a step into a tile, with an entry for each position in the query chunk and
-each in the key chunk. displacement_kernel sums the entries of the tiles by the displacement of
-tokens. Each sum has a fixed order, so repeated runs give equal bits.
+A step is the displacement between the two chunks of a pair. All pairs with the same step have the
+same displacements between their tokens, and thus the same bias. step_kernel sums the gradient of
+scores over all images and pairs of a step into a tile, with an entry for each position in the query
+chunk and each position in the key chunk. displacement_kernel sums the entries of the tiles by the
+displacement of tokens. Each sum has a fixed order, so repeated runs give bitwise equal results.
 
 Shapes: see lists.py. S steps, E pairs of chunks.
 """
@@ -27,9 +27,9 @@ def step_kernel(
 
     A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
     steps beginning with `first_step`, and Q queries of each chunk beginning with number part*Q.
-    Each split sums a share of the pairs of chunks of a step, over all images. lists: the query
-    chunks of the pairs, by step. KEY_CHUNKS (E,): the key chunk of each pair. Tokens outside the
-    grid add nothing.
+    Each split sums a subset of the pairs of chunks of a step, over all images.
+    lists: the query chunks of the pairs, by step. KEY_CHUNKS (E,): the key chunk of each pair.
+    Tokens outside the grid contribute nothing.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)

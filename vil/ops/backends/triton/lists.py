@@ -1,8 +1,8 @@
 """Layouts of patterns in kernels: lists of chunks, the masks of their pairs, and their bias.
 
 A layout gives each chunk of queries a list of key chunks, of any length (vil/ops/layout.py). A
-program walks its list as one sequence of blocks of tokens, so that the loads of a chunk can overlap
-with the matmuls of the chunk before it.
+program processes its list as one sequence of blocks of tokens, so that the loads of a chunk can
+overlap with the matmuls of the previous chunk.
 
 Shapes: N heads, X rows and Y columns of the grid, w chunk side, W = w*w tokens of a chunk, Q and K
 tokens of a block of queries and of keys, T masks. `lists` is a `Lists` of layouts.py.
@@ -23,10 +23,10 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks) of a list of chunks: the number of its first block, the number of
-    the block after its last, and the number of blocks per chunk.
+    """Return (first, end, blocks) of a list of chunks, whose blocks are numbered over all lists.
 
-    line: number of the list. A block has BLOCK tokens. Blocks are numbered over all lists.
+    first: the number of the list's first block. end: the number after its last block. blocks: the
+    number of blocks per chunk. line: the number of the list. A block has BLOCK tokens.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -37,9 +37,9 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, from place `first` on.
 
-    row, col: position in the grid. place: position in the chunk, row-major. token: number in the
-    grid; 0 for a lane whose token does not exist, because it is beyond the chunk, `rows` or `cols`.
-    Lanes beyond the chunk have the position of its first token.
+    row, col: positions in the grid. place: positions in the chunk, row-major. token: numbers in the
+    grid; 0 for tokens that do not exist. exists: False for tokens beyond the chunk, `rows` or
+    `cols`. Lanes beyond the chunk have the position of its first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -54,9 +54,9 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, first, token, exists, mask) of one block of tokens in listed chunks.
 
-    number: of the block, and `blocks` per chunk, see `list_blocks`. See `chunk_places` for the
-    positions. first: the place of the first token in its chunk. mask: the index of the mask of the
-    block's pair of chunks.
+    number: the number of the block. blocks: blocks per chunk. See `list_blocks` for both, and
+    `chunk_places` for the positions. first: the place of the first token in its chunk. mask: the
+    index of the mask of the block's pair of chunks.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -67,7 +67,7 @@ def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def head_table(TABLE, head, reach_rows, reach_cols):
-    """Return a pointer to the middle of the bias table of a head, the displacement (0, 0)."""
+    """Return a pointer to the displacement (0, 0), in the middle of the bias table of a head."""
     wide = 2 * reach_cols + 1
     return TABLE + head * (2 * reach_rows + 1) * wide + reach_rows * wide + reach_cols
 
@@ -77,7 +77,7 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
     """Add the bias of the displacement from key to query to the scores.
 
     Queries may be along either dimension of the scores. row, col, key_row, key_col: positions in
-    the grid, no farther apart than reach_rows and reach_cols. TABLE: see `head_table`.
+    the grid. Their differences must be at most reach_rows and reach_cols. TABLE: see `head_table`.
     """
     wide = 2 * reach_cols + 1
     return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
@@ -85,12 +85,12 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
 
 @triton.jit
 def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
-    """Set the scores that a pair's mask hides to -inf.
+    """Set the scores that the mask of a pair of chunks hides to -inf.
 
-    score (len(place), BLOCK): of tokens at `place` of one chunk, and those from place `first` of
-    the other chunk on. BLOCK divides 64. mask: the index of the pair's mask in lists.tiles (T, W,
-    ceil(W / 64)) int64, below 0 if all pairs of its tokens are visible. The tokens of the other
-    chunk are the bits of a line.
+    score (len(place), BLOCK): the scores of the tokens at `place` in one chunk, with BLOCK tokens
+    of the other chunk, beginning with place `first`. BLOCK divides 64. mask: the index of the
+    pair's mask in lists.tiles (T, W, ceil(W / 64)) int64; negative if all pairs of its tokens are
+    visible. In a row of the mask, the bits are the tokens of the other chunk.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

@@ -1,4 +1,4 @@
-"""Bias tables in the form that kernels read: float32, in base 2, with the exact mask.
+"""Bias tables in the form that kernels read: float32, in base 2, including the exact mask.
 
 Shapes: N heads, w chunk side. A table (N, rows*columns) has an entry for each displacement from key
 to query, with (0, 0) in the middle.
@@ -19,15 +19,16 @@ LOG2E = math.log2(math.e)
 
 
 def base_2(bias: Tensor | None) -> Tensor | None:
-    """Return a bias as float32, times log2(e); None if it is None or empty."""
+    """Return a bias as float32, multiplied by log2(e); None if it is None or empty."""
     return None if bias is None or not bias.numel() else (bias.float() * LOG2E).contiguous()
 
 
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
-    """Return the table for kernels, and its largest displacement (rows, columns).
+    """Return (table, reach): the bias table for kernels, and its largest displacement (rows,
+    columns).
 
-    table: see `LocalBias`. In the exact window, entries of keys that are too far away are -inf. In
-    a layout, there is an entry for each displacement in its pairs of chunks.
+    table: the table of a `LocalBias`. In the exact window, the result is -inf for keys that are too
+    far away. In a layout, it has an entry for each displacement in the layout's pairs of chunks.
     """
     if isinstance(window, Layout):
         if table is None:
@@ -43,9 +44,9 @@ def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | 
 
 @lru_cache(maxsize=64)
 def exact_mask(size: int, device: torch.device) -> Tensor:
-    """Return the exact mask as a table (entries,): 0, or -inf beyond `size` rows or columns.
+    """Return the exact mask as a table (entries,): -inf beyond `size` rows or columns, else 0.
 
-    Cached, because copying to the device synchronizes and cannot be in a CUDA graph.
+    The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
     """
     far = torch.arange(1 - 2 * size, 2 * size).abs() > size
     hidden = torch.zeros(len(far), len(far)).masked_fill(far[:, None] | far, -math.inf)
