@@ -136,7 +136,7 @@ def test_a_bad_pattern_in_a_config_is_one_line(pattern, message, tmp_path, monke
 
 def test_masks_per_head_need_as_many_heads():
     mask = patterns.from_mask(torch.ones(3, 4, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="masks of 3 heads, the attention has 2 heads"):
+    with pytest.raises(ValueError, match="masks for 3 heads, but the attention has 2 heads"):
         vil.build_attention("pattern", dim=8, num_heads=2, pattern=mask)
 
 

@@ -192,7 +192,7 @@ def test_a_shape_above_the_limit_is_refused_and_known_shapes_run(eager, monkeypa
     check(known, "flex+blocked")
     assert flex.unsupported(known) == []
     assert flex.unsupported(replace(known, window=Window((5, 5), 3))) == []
-    assert "1 shapes are compiled" in flex.unsupported(new)[0]
+    assert "the limit of 1 compiled shapes is reached" in flex.unsupported(new)[0]
     flex.forget()
     assert flex.unsupported(new) == []
 

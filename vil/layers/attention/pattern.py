@@ -57,8 +57,8 @@ class PatternAttention(LocalAttention):
         self.pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
         if self.pattern.heads not in (1, num_heads):
             raise ValueError(
-                f"the pattern {self.pattern} has masks of {self.pattern.heads} heads, the "
-                f"attention has {num_heads} heads"
+                f"the pattern {self.pattern} has masks for {self.pattern.heads} heads, "
+                f"but the attention has {num_heads} heads"
             )
         if chunk < 1 or max_reach < 0:
             raise ValueError(

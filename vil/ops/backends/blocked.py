@@ -46,8 +46,8 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 def unsupported(case: Case) -> list[str]:
     """Return the reasons why this backend does not support a case; an empty list if it does."""
     checks = {
-        "dropout: the backward pass would recompute the weights with another mask": case.dropout,
-        "the grid size is symbolic, but its chunks are counted in advance": case.window.symbolic,
+        "with dropout, the backward pass would recompute other weights": case.dropout,
+        "the grid size is symbolic, but batches need a fixed size": case.window.symbolic,
     }
     return [text for text, applies in checks.items() if applies]
 

@@ -96,7 +96,8 @@ def run_unsupported(case: Case) -> list[str]:
     biased = case.table_bias or case.global_bias
     if case.needs_grad and biased and torch.are_deterministic_algorithms_enabled():
         reasons.append(
-            "deterministic algorithms are enabled: it sums the gradient of the bias in any order"
+            "deterministic algorithms are enabled, but FlexAttention sums the gradient of the "
+            "bias in any order"
         )
     return reasons
 
@@ -126,21 +127,23 @@ def _reasons(case: Case, lse: bool) -> list[str]:
     """Return the reasons why a case is not supported by `forward` (if `lse`) or `run` (if not)."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
-        reasons.append("dropout: FlexAttention does not support it")
+        reasons.append("FlexAttention does not support dropout")
     if case.symbolic:
-        return [*reasons, "the batch or grid size is symbolic, but blocks are listed in advance"]
+        return [*reasons, "the batch or grid size is symbolic, but block lists need fixed sizes"]
     lanes, chunks, most = case.batch * case.heads, math.prod(window.chunks), _most_chunks(window)
     on_gpu, has_room = case.device == "cuda", chunks > most or _has_room(_shape(case, lse))
     few, many = case.head_dim < 16, lanes > MAX_GRID
     checks = {
-        "keys repeat in a small cyclic grid: block lists have each block once": window.repeats(),
-        "float64: FlexAttention computes in float32": case.dtype == torch.float64,
-        f"{case.head_dim} channels per head: on GPUs FlexAttention needs at least 16": on_gpu
+        "keys repeat in a small cyclic grid, but a block list can have each block only once": (
+            window.repeats()
+        ),
+        "FlexAttention computes in float32, not in float64": case.dtype == torch.float64,
+        f"{case.head_dim} channels per head: FlexAttention needs at least 16 on GPUs": on_gpu
         and few,
-        f"{lanes} images times heads: more than {MAX_GRID}": on_gpu and many,
-        f"{chunks} chunks are more than {most}: block lists grow with the square": chunks > most,
-        f"{MAX_SHAPES} shapes are compiled, which is the limit, and this is another one: "
-        "each takes seconds to compile and stays in memory": not has_room,
+        f"{lanes} images times heads are more than {MAX_GRID}": on_gpu and many,
+        f"{chunks} chunks are more than {most}: block lists would be too large": chunks > most,
+        f"the limit of {MAX_SHAPES} compiled shapes is reached: "
+        "each shape takes seconds to compile and stays in memory": not has_room,
     }
     return reasons + [text for text, applies in checks.items() if applies]
 
@@ -155,12 +158,14 @@ def _missing(device: str, compiler: str) -> list[str]:
     """Return the requirements of FlexAttention that this machine does not meet, as sentences."""
     reasons = []
     if device not in ("cpu", "cuda"):
-        reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
+        reasons.append(f"device {device} is not supported: FlexAttention needs cpu or cuda")
     if device == "cuda" and not has_compiler(device):
-        reasons.append("no Triton: torch compiles FlexAttention for GPUs with it")
+        reasons.append("Triton is not installed: torch compiles FlexAttention for GPUs with Triton")
     if device == "cpu" and compiler == "inductor":
         if not has_compiler(device):
-            reasons.append("no C++ compiler (CXX or g++): torch needs one on CPUs")
+            reasons.append(
+                "no C++ compiler (CXX or g++): torch compiles FlexAttention for CPUs with one"
+            )
         if not torch.cpu._is_avx2_supported():
             reasons.append("the CPU has no AVX2: torch does not compile FlexAttention for it")
     return reasons

@@ -24,11 +24,10 @@ def unsupported(case: Case) -> list[str]:
     """Return the reasons why this backend does not support a case; an empty list if it does."""
     has_bias = case.table_bias or case.global_bias
     checks = {
-        "dropout: torch would store all scores": case.dropout,
-        "a bias in training: the fused kernels have no gradient for it": has_bias
+        "with dropout, torch would store all scores": case.dropout,
+        "torch's fused kernels have no gradient for a bias in training": has_bias
         and case.needs_grad,
-        "a bias in half precision: it would be rounded": has_bias
-        and case.dtype not in FULL_PRECISION,
+        "a bias would be rounded to half precision": has_bias and case.dtype not in FULL_PRECISION,
         "the batch or grid size is symbolic": case.symbolic,
         "it computes patterns, not windows": not case.is_layout,
     }

@@ -89,7 +89,7 @@ def _obstacle() -> str:
     if sys.platform != "linux" or capability() not in INSTRUCTIONS:
         return f"it needs Linux and AVX2 or AVX512, not {sys.platform} and {capability()}"
     if not compiler() and not path().exists():
-        return f"no C++ compiler ({os.environ.get('CXX') or ', '.join(COMPILERS)})"
+        return f"no C++ compiler ({os.environ.get('CXX') or ', '.join(COMPILERS)}) was found"
     return ""
 
 
@@ -134,7 +134,7 @@ def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
     example because memory cannot be allocated.
     """
     if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
-        raise RuntimeError(f"native: {error.decode()}")
+        raise RuntimeError(f"the native library failed: {error.decode()}")
 
 
 @contextmanager
@@ -151,7 +151,10 @@ def _built() -> Iterator[Path]:
                 if not file.exists():  # another process may have compiled it
                     _compile(file)
     except OSError as error:
-        log.warning("the native library is compiled for this process: %s", error)
+        log.warning(
+            "the cache cannot be used, so the native library is compiled for this process: %s",
+            error,
+        )
     else:
         yield file
         return
@@ -191,7 +194,7 @@ def _compile(file: Path) -> None:
             raise RuntimeError(f"the C++ compiler {name} failed: {first.strip()}")
         os.replace(aside, file)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the C++ compiler {name} took more than {MAX_SECONDS} s") from None
+        raise RuntimeError(f"the C++ compiler {name} was stopped after {MAX_SECONDS} s") from None
     finally:
         with suppress(OSError):
             aside.unlink()

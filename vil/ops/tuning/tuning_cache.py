@@ -74,8 +74,8 @@ def load(device: str) -> int:
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has choices, but none measured with this machine, this code and the same "
-            "--import: %s (run vil tune)",
+            "%s has tuned backends, but none for this machine, this code and the same --import "
+            "(%s): run vil tune",
             path(),
             here,
         )
