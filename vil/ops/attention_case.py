@@ -42,7 +42,7 @@ class Case:
 
     @classmethod
     def of(cls, call: Call) -> Case:
-        """Return the static properties of a call."""
+        """Return the `Case` that describes a call."""
         q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p, _ = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)

@@ -36,19 +36,21 @@ def local_attention(
     backend: str = "auto",
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each local token to the global tokens and its window, under one softmax.
+    """Attend from each local token to the global tokens and its window, with a single softmax.
 
     q (B, N, L, D): local queries, row-major over the grid.
-    window: a `Window` of w x w chunks, or the `Layout` of a pattern; its grid has X * Y = L tokens.
-    k, v (B, N, G+L, D): global tokens first.
-    bias.table (N, window.table_entries): added by relative position; (4w-1)**2 for a `Window`.
-    bias.to_global (N, G): added toward global tokens.
+    k, v (B, N, G+L, D): keys and values, global tokens first.
+    window: a `Window` of w x w chunks, or the `Layout` of a pattern. Its grid has X * Y = L tokens.
+    num_global: G.
+    bias.table (N, window.table_entries): bias of local keys by relative position. A `Window` has
+    (4w-1)**2 entries.
+    bias.to_global (N, G): bias of global keys.
     valid_hw (B, 2): rows and columns of each image that are not padding. No token attends to
-      padding.
+    padding.
     scale: factor of q @ k^T, D**-0.5 by default.
     dropout_p: dropout probability of the attention weights.
-    backend: "auto" or a name of `vil.ops.BACKENDS`. The result does not depend on it;
-      `vil.ops.reference` is the reference implementation.
+    backend: "auto" or a name in `vil.ops.BACKENDS`. The result does not depend on it. The reference
+    implementation is `vil.ops.reference`.
     valid: deprecated name of `valid_hw`.
 
     Returns (B, N, L, D) in the dtype of q. The output of a query without any key is 0. The softmax
@@ -92,7 +94,8 @@ def hide_padding(call: Call) -> Call:
 
 
 def _no_images(call: Call) -> Tensor:
-    """Return the empty output for a batch of size 0, with gradients of 0."""
+    """Return the empty output for a batch of size 0. Its gradients with respect to the inputs are
+    0."""
     tensors = (call.k, call.v, *(x for x in call.bias if x is not None))
     return call.q + sum(x.sum() for x in tensors) * 0
 

@@ -64,7 +64,7 @@ class Layout(ChunkGrid):
         self.pattern.check_grid(self.grid)
 
     def repeats(self) -> bool:
-        """Return False: in a layout, no query attends to a key twice."""
+        """Return False, because no query of a layout attends to a key twice."""
         return False
 
     @property
@@ -131,10 +131,10 @@ class Layout(ChunkGrid):
         return rows, col[..., None] * self.size + inside % self.size
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """Return (steps (S, 2) int64, index (E,)) of the E pairs in `lists`.
+        """Return (steps, index): the displacements of the E pairs of chunks in `lists`.
 
-        steps: the distinct displacements, query chunk minus key chunk, in rows and columns of
-        chunks. index: the number of each pair's displacement in `steps`.
+        steps (S, 2) int64: the distinct displacements, query chunk minus key chunk, in rows and
+        columns of chunks. index (E,): the index in `steps` of each pair's displacement.
         """
         (_, cols), lists = self.chunks, self.lists
         rows = lists.query // cols - lists.key // cols

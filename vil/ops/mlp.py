@@ -121,7 +121,7 @@ def norm_mlp_native(
 
 
 def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
-    """Return the static properties of a `norm_mlp` call."""
+    """Return the `MlpCase` that describes a `norm_mlp` call."""
     hidden, dim = weights.weight1.shape
     grad = torch.is_grad_enabled()
     return MlpCase(x.numel() // dim, dim, hidden, compute_dtype(x), x.device.type, grad)
@@ -244,8 +244,8 @@ def _run(
 
 
 def _register_flops(operator: str, num_matmuls: int) -> None:
-    """Register the FLOP formula of an operator that multiplies all tokens by `num_matmuls` matrices
-    of the size of a weight."""
+    """Register an operator's FLOP formula: `num_matmuls` matmuls of all tokens with a weight (F,
+    C)."""
 
     def flops(x_shape: Sequence[int], *shapes: Any, **kwargs: Any) -> int:
         return 2 * num_matmuls * shapes[2][0] * torch.Size(x_shape).numel()

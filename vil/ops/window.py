@@ -45,9 +45,10 @@ class Mask(IntEnum):
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Return the chunk offsets (rows, columns) of a neighbor mode.
+    """Return the chunk offsets (rows, columns) that a neighbor mode selects.
 
-    0: all nine chunks. -1: the query's chunk only. 1..8: the query's chunk and one neighbor.
+    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and one
+    neighbor.
     """
     if mode == 0:
         return ALL_NINE
@@ -62,7 +63,7 @@ def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
 
 
 def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which cells of a feature map are not padding, (B, 1, X, Y) bool.
+    """Return which positions of a feature map are not padding, (B, 1, X, Y) bool.
 
     valid_hw (B, 2): rows and columns of each image that are not padding. size: (X, Y).
     """
@@ -105,8 +106,10 @@ class ChunkGrid:
 class Window(ChunkGrid):
     """The window of local attention: which keys each token of a grid attends to.
 
-    grid: rows and columns of tokens. size: w, the chunk side and the reach of the exact mask.
-    mask: a `Mask` or its value. offsets: chunks to attend to, relative to the query's chunk.
+    grid: rows and columns of tokens.
+    size: w, the chunk side. In the exact mask, it is also the largest distance of a key.
+    mask: a `Mask` or its value.
+    offsets: (row, column) offsets of the attended chunks, relative to the query's chunk.
 
     Raises ValueError for a size below 1, an unknown mask, offsets without (0, 0), and the exact
     mask with fewer than nine offsets.
@@ -142,7 +145,11 @@ class Window(ChunkGrid):
     def from_mode(
         cls, grid: tuple[int, int], size: int, mask: int = Mask.CHUNKS, mode: int = 0
     ) -> Window:
-        """Return a window with the chunk offsets of a neighbor mode, see `mode_offsets`."""
+        """Return a window with the chunk offsets of a neighbor mode.
+
+        grid: rows and columns of tokens. size: w, the chunk side. mask: a `Mask` or its value.
+        mode: -1 to 8, see `mode_offsets`.
+        """
         return cls(grid, size, Mask(mask), mode_offsets(mode))
 
     @property

@@ -64,7 +64,7 @@ class Implementation(Entry):
 
     @cached_property
     def run(self) -> Callable:
-        """The function that computes a `vil.ops.call.Call`, imported at first use."""
+        """The function that computes attention for a `vil.ops.call.Call`, imported at first use."""
         return self._resolve(self.home)
 
     @cached_property
@@ -113,7 +113,8 @@ class Backend(Implementation):
 
     @cached_property
     def attend(self) -> Callable:
-        """The backend as a function with the arguments of `attend` in `register_backend`."""
+        """The function that computes attention, with the arguments of `attend` in
+        `register_backend`."""
         from vil.ops.call import Call
 
         @wraps(self.run)
@@ -155,9 +156,9 @@ def _add(name: str, home: str, about: str, limits: str | None = None, **facts: A
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
 
 
-_BLOCKED = "a few chunks at a time, scores recomputed in the backward pass"
-_TRITON = "one fused kernel each way, scores recomputed in the backward pass"
-_NATIVE = "compiled C++ for CPUs, scores recomputed in the backward pass"
+_BLOCKED = "a few chunks at a time; the backward pass recomputes the scores"
+_TRITON = "fused Triton kernels; the backward pass recomputes the scores"
+_NATIVE = "compiled C++ for CPUs; the backward pass recomputes the scores"
 _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
 _add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
@@ -166,13 +167,13 @@ _add_passes(
     "native", "native", _NATIVE, FORWARDS, BACKWARDS, layouts=True, prepare="native:prepare"
 )
 _add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
-_MASKED = "all scores under a boolean mask"
+_MASKED = "full attention with a dense mask"
 _add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
-_FUSED = "torch's fused attention under the mask"
+_FUSED = "torch's fused attention with a dense mask"
 _add("masked_sdpa", "masked_sdpa:run", _FUSED, "unsupported", layouts=True)
 _add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
 _add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
-_add("gathered", "gather_sdpa:run", "gathered neighbor chunks, one fused attention; exportable")
+_add("gathered", "gather_sdpa:run", "fused attention on gathered neighbor chunks; exportable")
 _add("flex", "flex:run", _FLEX, "run_unsupported", compiles=True, layouts=True)
 for _pair in itertools.product(FORWARDS, BACKWARDS):
     _forward, _backward = _pair

@@ -1,4 +1,6 @@
-"""The chunk layout: a grid of tokens divided into chunks of w x w, zero-padded at the bottom right.
+"""The chunk layout: a grid of tokens that is divided into chunks of w x w tokens.
+
+Chunks at the bottom and right of the grid are zero-padded if they are incomplete.
 
 Shapes: B batch, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
 """
@@ -129,5 +131,8 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
 
 
 def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:
-    """Return whether a query may have no keys: only with padding and without global tokens."""
+    """Return whether a query may have no keys.
+
+    This is possible only with padding and without global tokens.
+    """
     return valid_hw is not None and num_global == 0

@@ -61,5 +61,5 @@ class Scratch:
         return self.cast(product, wide(a), "wide")
 
     def cast(self, x: Tensor, dtype: torch.dtype, buffer: str = "cast") -> Tensor:
-        """Return x if it has this dtype, else a converted copy in the named buffer."""
+        """Return x if it has this dtype, else a converted copy of x in the named buffer."""
         return x if x.dtype == dtype else self.take(buffer, x.shape, dtype).copy_(x)

@@ -47,7 +47,7 @@ def capability() -> str:
 
 @torch.compiler.assume_constant_result
 def has_bfloat16() -> bool:
-    """Return whether the CPU multiplies bfloat16 vectors (AVX512-BF16)."""
+    """Return whether the CPU has instructions that multiply bfloat16 vectors (AVX512-BF16)."""
     return capability() == "AVX512" and "avx512_bf16" in _cpu_flags()
 
 

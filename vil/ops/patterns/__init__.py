@@ -27,10 +27,10 @@ for _name, _home, _about in (
     ("dilated", "geometric:Dilated", "keys a multiple of STEP away: dilated:STEP"),
     ("swin", "geometric:Swin", "windows that do not overlap: swin:WINDOW[,SHIFT]"),
     ("window", "geometric:ChunkWindow", "the window of longformer: window:SIZE[,SW_EXACT]"),
-    ("gaussian", "sampled:gaussian", "sampled near keys: gaussian:SIGMA,DENSITY[,SEED]"),
+    ("gaussian", "sampled:gaussian", "sampled keys, mostly near: gaussian:SIGMA,DENSITY[,SEED]"),
     ("random", "sampled:random", "sampled keys: random:DENSITY[,SEED]"),
-    ("probability", "sampled:probability", "sampled by a function of yours, in Python only"),
-    ("global_tokens", "explicit:GlobalTokens", "the first COUNT tokens see, and are seen by, all"),
+    ("probability", "sampled:probability", "sampled with your own weight function, in Python only"),
+    ("global_tokens", "explicit:GlobalTokens", "the first COUNT tokens are global"),
     ("from_mask", "explicit:from_mask", "a mask of token pairs: from_mask:FILE.npy"),
     ("from_blocks", "explicit:from_blocks", "a mask of chunk pairs: from_blocks:FILE.npy,CHUNK"),
 ):

@@ -112,9 +112,10 @@ class Pattern:
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:
-        """Return whether the query of each pair attends to its key, bool in the shape of the pairs.
+        """Return whether the query of each pair attends to its key, bool.
 
-        If patterns differ by head (H > 1), the result has a first dimension H.
+        The result has the shape of the pairs. If patterns differ by head (H > 1), it has an
+        additional first dimension H.
         """
         raise NotImplementedError
 
@@ -187,7 +188,7 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """The name under which the class is registered; the class name if it is not."""
+        """The name under which the class is registered, or else the class name."""
         from vil.ops.patterns import PATTERNS
 
         cls = type(self)

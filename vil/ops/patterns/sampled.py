@@ -148,7 +148,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the arrival time of the last sampled pair of a grid. See `Sampled.arrival`."""
+    """Return the latest arrival time of the sampled pairs of a grid. See `Sampled.arrival`."""
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:
@@ -213,7 +213,7 @@ def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:
 
 
 def _all(grid: Grid, step: int = 1) -> Iterator[Pairs]:
-    """Yield the pairs of every `step`-th query with all keys, for a few queries at a time."""
+    """Yield all pairs of every `step`-th query with the keys, in batches of a few queries."""
     length = math.prod(grid)
     keys = torch.arange(length)
     for queries in torch.arange(0, length, step).split(max(1, PAIRS_AT_ONCE // length)):

@@ -105,7 +105,10 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """Return {machine: {bucket: entry}} from the cache file; {} with a warning if it is invalid."""
+    """Return {machine: {bucket: entry}} from the cache file.
+
+    If the file is missing, returns {}. If it is invalid, also logs a warning.
+    """
     try:
         content = json.loads(path().read_text(encoding="utf-8"))
         machines = content["machines"]

@@ -81,8 +81,8 @@ FLOAT32 = (Launch(32, 32), Launch(32, 32), Launch(32, 16))  # all kernels, witho
 def kind_of(target: str) -> str:
     """Return the key of LAUNCHES for a target such as "sm_89" or "gfx950".
 
-    A Blackwell GPU for desktops (sm_120) has the tensor instructions and the shared memory of
-    sm_80.
+    A Blackwell desktop GPU (sm_120) uses the key sm_80, because it has the same tensor instructions
+    and shared memory.
     """
     if target.startswith("gfx"):
         return "gfx942"
