@@ -28,8 +28,9 @@ KINDS = dict(
 class Block(nn.Module):
     """Transformer block: x = x + attn(norm1(x)), then x = x + mlp(norm2(x)).
 
-    The MLP has 4C hidden channels and exact GELU. drop: dropout rate of the MLP. drop_path: rate of
-    stochastic depth, for both branches.
+    The MLP has 4C hidden channels and exact GELU.
+    attn: the attention module. drop: dropout rate of the MLP. drop_path: rate of stochastic depth,
+    for both branches. norm_eps: epsilon of the layer norms.
     """
 
     def __init__(

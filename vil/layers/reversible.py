@@ -249,7 +249,7 @@ def set_rng_states(device: torch.device, states: list[Tensor]) -> None:
 
 @contextmanager
 def restored_rng(device: torch.device) -> Iterator[None]:
-    """Context manager that restores the current states of torch's generators at its end."""
+    """Context manager that restores the initial states of torch's generators when it exits."""
     states = get_rng_states(device)
     try:
         yield

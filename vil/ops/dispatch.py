@@ -75,7 +75,10 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Return a one-line description of when untuned CPUs compute a pattern with a dense mask."""
+    """Return a one-line description of when a pattern is computed with a dense mask on a CPU.
+
+    It applies to cases that are not tuned.
+    """
     rules = [
         f"{name} above a density of {density}"
         + (f" up to {tokens} tokens" if tokens < math.inf else " on larger grids")
@@ -87,7 +90,8 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether an untuned CPU computes a layout in chunks instead of using a dense mask."""
+    """Return whether a layout is computed in chunks, not with a dense mask, on a CPU without
+    tuning."""
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
         return True

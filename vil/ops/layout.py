@@ -37,10 +37,9 @@ class Layout(ChunkGrid):
 
     grid: rows and columns of tokens.
     size: w. The result of attention does not depend on it.
-    max_reach: the largest displacement (rows, columns) that has an entry of its own in the bias
-    table. Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By
-    default, it is the pattern's reach, or the largest displacement in the grid if the pattern has
-    no reach.
+    max_reach: the largest displacement (rows, columns) that has a separate entry in the bias table.
+    Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default,
+    it is the pattern's reach, or the largest displacement in the grid if the pattern has no reach.
 
     Raises ValueError for a size below 1, if the pattern is not defined on the grid, and if the grid
     is symbolic (torch.export) but the pattern is not traceable.

@@ -94,8 +94,10 @@ def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = Fal
 
 
 def _is_native(x: Tensor, weights: MlpWeights) -> bool:
-    """Whether to compute a call by `native`. Never under torch.compile, which fuses PyTorch's
-    operators."""
+    """Whether to compute a call with `native`.
+
+    False under torch.compile, which fuses PyTorch's operators itself.
+    """
     if not CHOICES or torch.compiler.is_compiling() or is_exporting():
         return False
     return choose_mlp(case_of(x, weights)) == "native" and not is_transformed(x, *weights)

@@ -175,8 +175,9 @@ class Attention(nn.Module):
     ) -> Tensor | None:
         """Return a checkpoint's weight resized to fit a parameter; None if it cannot be resized.
 
-        leaf, shape: name of the parameter in this module, and its shape. rule: a key of
-        `pos_embed.RULES`. A relative position table in a checkpoint is assumed to be square.
+        leaf, shape: name and shape of the parameter in this module. value: the checkpoint's weight.
+        rule: the interpolation, a key of `pos_embed.RULES`. A relative position table in a
+        checkpoint is assumed to be square.
         """
         if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
@@ -385,6 +386,6 @@ class GlobalLocalAttention(Attention):
     def local_macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of `attend_local` for one image.
 
-        Only two matmuls count: queries with keys, and attention weights with values.
+        Only two matmuls are counted: queries with keys, and attention weights with values.
         """
         raise NotImplementedError

@@ -80,9 +80,10 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection `table` resized to a grid with T tokens: (T, f).
+        """Return a projection `table` resized to a grid with T tokens, (T, f).
 
-        With `valid_hw` (B, 2), it is resized to the unpadded size of each image: (B, T, f).
+        If `valid_hw` (B, 2) is given, the table is resized to the unpadded size of each image, (B,
+        T, f).
         """
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
