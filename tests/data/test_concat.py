@@ -76,12 +76,12 @@ def test_a_class_mapping_compares_the_name_before_the_last_parenthesis(tmp_path,
     [
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
-        (["cat"], "must be a JSON object"),
-        ({"4": "cat"}, r"'4': 'cat' must be a class of the model \(0\.\.3\)"),
+        (["cat"], "must contain a JSON object"),
+        ({"4": "cat"}, r"'4': 'cat' must map a class number of the model \(0\.\.3\)"),
         ({"-1": "cat"}, "'-1'"),
         ({"one": "cat"}, "'one'"),
         ({"0": 5}, "'0': 5"),
-        ({"0": "yak(1)"}, r"maps no class of the model to one of the dataset \(cat, "),
+        ({"0": "yak(1)"}, r"maps no class of the model to any class of the dataset \(cat, "),
     ],
 )
 def test_an_invalid_class_mapping_is_rejected(tmp_path, table, message):

@@ -226,7 +226,7 @@ def test_bad_labels_are_counted(tmp_path):
     assert "row validation[2]: 'emu'" in message
     ragged = {"box": (List(Value("float32")), [[1, 2], [1], [3, 4]])}
     message = refusal(tmp_path, saved(tmp_path, rows(3, **ragged), "ragged"), **own)
-    assert "1 of 3 rows have no numbers, or another number of them than the first (2)" in message
+    assert "1 of 3 rows have no numbers, or not as many as the first (2)" in message
 
 
 @needs_library

@@ -109,7 +109,7 @@ def test_labels_and_numbers(tmp_path):
     data = read(tmp_path, ["1 2.5", " 3\t4\n"], "cls", **own)
     assert (data.classes, data.targets.tolist()) == (["value_0", "value_1"], [[1, 2.5], [3, 4]])
     message = refusal(tmp_path, [{"value": [1, 2]}, {"value": 3}], "json", **own)
-    assert "1 of 2 samples have no numbers, or another number of them than the first (2)" in message
+    assert "1 of 2 samples have no numbers, or not as many as the first (2)" in message
     assert "1 of 2 samples have no finite number" in refusal(tmp_path, ["1", "nan"], **own)
 
 

@@ -75,7 +75,7 @@ def test_several_labels_per_image(root):
     assert data.classes == ["wet", "day"]
     assert data.targets.tolist() == [[0, 1], [0, 0], [1, 0], [1, 1]]
     message = refusal(root, columns.replace("1,1", "1,2"), **own)
-    assert "1 of 4 rows have another value than 0 or 1 in the column wet" in message
+    assert "1 of 4 rows have a value other than 0 or 1 in the column wet" in message
     assert "line 5: '2'" in message
 
 
@@ -137,13 +137,16 @@ BAD = {
     "no train": (table_of(["a,val"] * 4, "path,label,split"), "no rows of the split train"),
     "weight": (table_of(["a,1", "a,-1", "a,nan", "a,x"], "path,label,weight"), "3 of 4 rows"),
     "zero weights": (table_of(["a,0"] * 4, "path,label,weight"), "all weights are 0"),
-    "ragged": ("path,label\na/1.png,a\na/2.png\n", "line 3: 1 cells, but 2 columns"),
+    "ragged": (
+        "path,label\na/1.png,a\na/2.png\n",
+        "line 3: the line has 1 cells, but there are 2 columns",
+    ),
     "empty": ("", "is empty"),
     "header only": ("path,label\n", "is empty: it has no rows"),
     "repeated column": ("path,label,label\n", "several columns with the name label"),
     "not UTF-8": (b"path,label\na/1.png,\xff\n", "line 2: not UTF-8"),
     "open quote": ('path,label\na/1.png,"a\n', "line 2: unexpected end of data"),
-    "huge line": (b"path,label\n" + b"x" * (2 << 20), "line 2: longer than 1048576 bytes"),
+    "huge line": (b"path,label\n" + b"x" * (2 << 20), "the line is longer than 1048576 bytes"),
     "huge cell": (b"path,label\n" + b"x" * 200_000, "line 2: field larger than field limit"),
     "outside": (PLAIN.replace("a/2.png", "../x.png"), "which is not below"),
     "nul": (PLAIN.replace("a/2", "a\0"), "line"),

@@ -167,5 +167,5 @@ def test_entries_that_are_not_read_are_counted_once(tmp_path, caplog):
     (tmp_path / "train/dog/.hidden").touch()
     Folder(tmp_path, "train")
     (line,) = caplog.messages
-    assert line.startswith("2 entries of class folders are not read (folders, or names without .j")
+    assert line.startswith("2 entries of class folders are ignored (folders, or names without .j")
     assert line.endswith("train/cat/inner")

@@ -1,7 +1,7 @@
 """Datasets, transforms and loaders. Nothing here reads the config: all settings are arguments.
 Importing this package does not import torch.
 
-datasets    the datasets of DATASETS below: one file each, subclasses of ImageDataset (`dataset.py`)
+datasets    the datasets registered in DATASETS below, one file each; all subclass ImageDataset
 formats     zip, tar and TSV files, read in place by any number of processes
 synthetic   rendered scenes for object detection
 transforms  PIL image -> normalized tensor
@@ -50,12 +50,15 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) != 3 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise ValueError(
-            f"dataset {name!r} is called as f(root, split, transform, **own): it must take these "
-            "three arguments, and all others as named keyword-only arguments; given "
+            f"dataset {name!r} must take exactly three positional arguments (root, split, "
+            "transform), and all others as named keyword-only arguments; its signature is "
             f"{inspect.signature(dataset)}"
         )
     if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
-        raise ValueError(f"dataset {name!r} has numbered=True: it must take num_classes by keyword")
+        raise ValueError(
+            f"dataset {name!r} is registered with numbered=True, so it must have the keyword-only "
+            "argument num_classes"
+        )
     if not inspect.isclass(dataset):
         return
     from vil.data.dataset import ImageDataset
@@ -103,7 +106,7 @@ EXTRAS |= dict.fromkeys(["/", "hf"], Extra("datasets", "hf"))
 def register_dataset(
     name: str, dataset: DatasetType | str, *, about: str = "", numbered: bool = False
 ) -> None:
-    """Add a dataset that DATA.TRAIN and DATA.TEST can name.
+    """Register a dataset under a name, for use in DATA.TRAIN and DATA.TEST.
 
     Args:
         dataset: a subclass of ImageDataset, or a function that returns an instance. A string
@@ -113,13 +116,13 @@ def register_dataset(
         about: one line for lists of datasets.
         numbered: the labels are integers without names, and the dataset takes `num_classes`.
 
-    Raises ValueError if the name is taken or has an end of FILES, or if the signature does
-    not fit.
+    Raises ValueError if the name is taken, if it ends like a path in FILES, or if the signature
+    breaks these rules.
     """
     if suffix := file_suffix(name):
         raise ValueError(
-            f"dataset {name!r}: names in {suffix} are paths for the dataset {FILES[suffix][0]}; "
-            "choose another name"
+            f"dataset {name!r}: a name that ends in {suffix!r} is read as a path by the dataset "
+            f"{FILES[suffix][0]!r}; choose another name"
         )
     DATASETS.register(name, dataset, about, numbered=numbered)
 
@@ -129,9 +132,10 @@ def build_dataset(
 ) -> "ImageDataset":
     """Build one split, "train", "val" or "test", of the dataset that is registered as `name`.
 
-    A name with an end of FILES is a path below root instead, of a file or, for "/", of a folder. A
-    name in .yaml selects a TSV dataset, which uses this file for all splits. `own` holds the
-    arguments that only this dataset takes.
+    If the name has an ending listed in FILES, it is instead a path below root: of a folder if it
+    ends in "/", otherwise of a file. A path that ends in .yaml selects a TSV dataset, which uses
+    this file for all splits. own: keyword arguments that are specific to this dataset. Raises
+    ValueError if the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 
@@ -151,8 +155,8 @@ def is_numbered(name: str) -> bool:
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the names of the arguments, except root, split and transform, that the dataset of the
-    given name takes."""
+    """Return the names of the arguments that a dataset, given by name, takes in addition to root,
+    split and transform."""
     return keyword_only(DATASETS.load(registered_name(name)))
 
 
@@ -162,11 +166,13 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the dataset's name in DATASETS: that in FILES for a path, else `name`."""
+    """Return the name in DATASETS of the dataset that `name` selects. If `name` is a path, FILES
+    maps its ending to the dataset. Otherwise `name` is returned unchanged."""
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 
 
 def file_suffix(name: str) -> str:
-    """Return the end of a dataset's name if it is one of FILES, else ""."""
+    """Return the ending of a dataset's name, such as ".csv", if FILES has it. Otherwise return
+    ""."""
     return next((suffix for suffix in FILES if name.lower().endswith(suffix)), "")

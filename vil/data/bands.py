@@ -1,7 +1,8 @@
-"""Images of 2 or 4 to 16 channels (bands): read them, and show them as RGB.
+"""Read images with 2 or 4 to 16 channels (bands), and convert them to RGB for display.
 
-PIL has no images of arbitrary bands, so they are tensors. Images of one channel (gray) and of three
-(RGB) stay PIL images: the transforms convert the former to gray.
+PIL has no image type with an arbitrary number of bands, so these images are tensors. Images with
+one channel (gray) or three (RGB) are PIL images in RGB, which the transforms convert to gray if
+one channel is requested.
 
 Shapes: C channels, H W image size.
 """
@@ -24,7 +25,8 @@ NPY = b"\x93NUMPY"  # the first bytes of an .npy file
 
 
 class BandImage(TensorImage):
-    """A tensor (C, H, W), uint8 or float32 in 0..1, with PIL's attributes of mode and size."""
+    """An image tensor (C, H, W) with the attributes mode, width and height of a PIL image. Values
+    are uint8, or float32 in 0..1."""
 
     @property
     def mode(self) -> str:
@@ -43,7 +45,8 @@ class BandImage(TensorImage):
 
 
 def is_npy(source: str | Path | BinaryIO) -> bool:
-    """Return whether a file, given by path or opened, is an .npy file, by its first bytes."""
+    """Return whether a file starts with the signature of .npy files. source: a path, or an open
+    binary file, whose position is restored."""
     if isinstance(source, str | Path):
         with open(source, "rb") as file:
             return file.read(len(NPY)) == NPY
@@ -55,18 +58,22 @@ def is_npy(source: str | Path | BinaryIO) -> bool:
 def read_npy(
     source: str | Path | BinaryIO, channels: int, value_range: Sequence[float]
 ) -> BandImage:
-    """Read an image from an .npy file of an array (H, W, C), or (H, W) for one channel.
+    """Read an image from an .npy file that contains an array (H, W, C), or (H, W) for one channel.
 
-    Raises ValueRangeError if the array has another shape or number of channels, or values without a
-    known range.
+    channels: required C. value_range: see `to_bands`. Raises ValueRangeError if the array has
+    another shape or number of channels, or if the range of its values is unknown.
     """
     array = np.load(source, allow_pickle=False)
     array = array[..., None] if array.ndim == 2 else array
     if array.ndim != 3 or not array.size:
-        raise ValueRangeError(f"an .npy image must be (H, W, C), not {array.shape}")
+        raise ValueRangeError(
+            f"an .npy image must be a nonempty array (H, W) or (H, W, C), not one of shape "
+            f"{array.shape}"
+        )
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and array.shape[0] * array.shape[1] > limit:
-        raise ValueRangeError(f"{array.shape[0]} x {array.shape[1]} pixels are more than {limit}")
+        size = f"{array.shape[1]} x {array.shape[0]} pixels"
+        raise ValueRangeError(f"the image has {size}, more than PIL's limit of {limit}")
     return to_bands(array, channels, value_range, f"(H, W, C) = {array.shape}")
 
 
@@ -75,15 +82,18 @@ def from_pages(
 ) -> BandImage:
     """Convert the pages of an image file to a BandImage.
 
-    A single page, (H, W) or (H, W, C), has the channels of its PIL mode. If there are several, each
-    page (H, W) is a band. mode: PIL mode of the first page, for messages. Raises ValueRangeError
-    for another number of channels.
+    A single page (H, W) or (H, W, C) has the channels of its PIL mode. If there are several pages,
+    each page (H, W) is a band. channels: required number of channels. value_range: see `to_bands`.
+    mode: PIL mode of the first page, for error messages. Raises ValueRangeError if the number of
+    channels differs.
     """
     if len(pages) == 1:
         pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]
         return to_bands(pixels, channels, value_range, f"mode {mode}")
     if len({page.shape for page in pages}) > 1 or pages[0].ndim != 2:
-        raise ValueRangeError(f"the {len(pages)} pages must be bands of one size")
+        raise ValueRangeError(
+            f"the file has {len(pages)} pages, which must all have one channel and the same size"
+        )
     return to_bands(np.stack(pages, -1), channels, value_range, "pages of a file")
 
 
@@ -92,10 +102,10 @@ def to_bands(
 ) -> BandImage:
     """Convert an array (H, W, C) of numbers to a BandImage.
 
-    8-bit values stay as they are. Others are scaled from value_range, by default 0..65535 for 16
-    bits and 0..1 for floats, to float32 in 0..1. Values that are not finite become the lowest.
-    source: where the bands come from, for messages. Raises ValueRangeError for another number of
-    channels, and for values without a known range.
+    8-bit values are not changed. Other values are scaled from value_range (low, high) to float32 in
+    0..1. An empty value_range means 0..65535 for 16 bits and 0..1 for floats. NaN and Inf become 0.
+    channels: required C. source: origin of the array, for error messages. Raises ValueRangeError if
+    C differs, or if the range of the values is unknown.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(
@@ -104,7 +114,7 @@ def to_bands(
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
     if array.dtype.kind not in "uif":
-        raise ValueRangeError(f"an image of the type {array.dtype} is not a number per channel")
+        raise ValueRangeError(f"an image must have numeric values, not the type {array.dtype}")
     if array.dtype != np.uint8:
         array = scale_to_unit(array, value_range)
     tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
@@ -112,7 +122,7 @@ def to_bands(
 
 
 def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
-    """Scale an array of more than 8 bits from a value range to float32 in 0..1."""
+    """Scale an array whose values have more than 8 bits from a value range to float32 in 0..1."""
     real = np.isfinite(array)
     if not real.any():
         raise ValueRangeError("no pixel has a finite value")
@@ -132,15 +142,15 @@ def make_bands(pixels: np.ndarray) -> BandImage:
 
 
 def rgb_channels(image: torch.Tensor) -> torch.Tensor:
-    """Return the three channels (3, H, W) of an image (C, H, W) to show as RGB: the first three, or
-    three times the first if there are fewer."""
+    """Return the channels (3, H, W) of an image (C, H, W) that are displayed as RGB: the first
+    three or, if there are fewer than three, the first one repeated three times."""
     return image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
 
 
 @functools.singledispatch
 def to_display(image: Image.Image) -> Image.Image:
-    """Return an image as PIL RGB, to draw it. Of an image with more channels than gray or RGB, the
-    first three are shown; of one with two, the first."""
+    """Convert an image to PIL RGB for display. A BandImage with more than three channels shows the
+    first three. One with two channels shows the first, in gray."""
     return image.convert("RGB")
 
 

@@ -49,7 +49,7 @@ class Batch:
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
     """Collate samples (image, target, index) into a Batch. An empty list gives an empty Batch.
 
-    bad_samples: the images that could not be read, for the Batch.
+    bad_samples: the images that could not be read. They are stored in the Batch.
     """
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)

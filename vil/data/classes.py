@@ -54,8 +54,8 @@ def match_classes(
 
     Args:
         learned: the class names that the model was trained with.
-        name: what messages call the dataset.
-        by_position: leave the dataset unchanged, whatever its class names are.
+        name: the dataset's name in messages.
+        by_position: match classes by position, which leaves the dataset unchanged.
 
     If the dataset or the model has no class names, classes are matched by position; if only one of
     the two has names, a warning is logged. Raises DataError if the two sets of names differ, or if
@@ -91,10 +91,10 @@ def is_unnamed(names: Sequence[str]) -> bool:
 def parse_class(
     text: str, num_classes: int | None, file: Path, line: int, expected: str = "an integer"
 ) -> int:
-    """Return the class number in `text`, which was read from a line of a file.
+    """Parse a class number that was read from a line of a file.
 
-    Raises DataError unless it is an integer in 0..num_classes-1, or at least 0 if num_classes is
-    None. The other arguments are for the error message; `expected` describes a valid text.
+    Raises DataError unless the text is an integer in 0..num_classes-1, or at least 0 if num_classes
+    is None. file, line, expected: for the error message; `expected` describes a valid text.
     """
     try:
         label = int(text)
@@ -127,10 +127,12 @@ def read_class_mapping(
     unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
     if len(unmapped) == len(dataset_classes):
         names = ", ".join(unmapped[:5])
-        raise DataError(f"{path} maps no class of the model to one of the dataset ({names}, ...)")
+        classes = f"any class of the dataset ({names}, ...)"
+        raise DataError(f"{path} maps no class of the model to {classes}")
     if unmapped:
         count = f"{len(unmapped)} of {len(dataset_classes)} classes"
-        text = "%s: no class of the model maps to %s, whose images count as wrong; the first: %s"
+        text = "%s: no class of the model maps to %s, so their images always count as errors; "
+        text += "the first: %s"
         logger.warning(text, path, count, unmapped[0])
     return mapping
 
@@ -151,13 +153,13 @@ def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
     try:
         table = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"there is no class mapping {path} (DATA.TARGETMAP)") from error
+        raise DataError(f"there is no class mapping {path}: check DATA.TARGETMAP") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(table, dict):
-        raise DataError(f'{path} must be a JSON object {{"0": "name(...)", ...}}')
+        raise DataError(f'{path} must contain a JSON object such as {{"0": "name(...)", ...}}')
     for key, text in table.items():
         if not (key.isdecimal() and int(key) < num_classes and isinstance(text, str)):
-            allowed = f"a class of the model (0..{num_classes - 1}) and a name"
-            raise DataError(f"{path}: {key!r}: {text!r} must be {allowed}")
+            allowed = f"a class number of the model (0..{num_classes - 1}) to a text"
+            raise DataError(f"{path}: the entry {key!r}: {text!r} must map {allowed}")
     return {int(key): text for key, text in table.items()}

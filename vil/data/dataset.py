@@ -43,7 +43,7 @@ class LoadableDataset(Protocol):
 
 def fingerprint(dataset: LoadableDataset) -> str:
     """Return a string that identifies a dataset: its length, and a hash of its targets and sample
-    names. Of a large dataset, only MAX_NAMES evenly spaced names are hashed."""
+    names. If there are more than MAX_NAMES names, only MAX_NAMES evenly spaced ones are hashed."""
     count, digest = len(dataset), hashlib.sha256()
     digest.update(np.ascontiguousarray(getattr(dataset, "targets", ())).tobytes())
     for index in np.linspace(0, count - 1, min(count, MAX_NAMES)).astype(int).tolist():
@@ -55,8 +55,8 @@ class ImageDataset(Dataset, ABC):
     """A dataset with one target per image: dataset[i] returns (image, target).
 
     image is the output of `transform`, or an RGB PIL image if there is no transform. A subclass
-    sets `classes` and `targets` and defines `image` and `sample_name`. If it takes the keyword
-    `channels`, its images can have other channels, see `read_image`. The kinds of targets are:
+    sets `classes` and `targets` and defines `image` and `sample_name`. If its constructor takes the
+    keyword `channels`, images can also be gray or have many bands, see `read_image`. Target types:
 
     target_type  targets                     an item's target  classes
     "class"      (N,) int64, class numbers   int               names of the classes
@@ -64,8 +64,8 @@ class ImageDataset(Dataset, ABC):
     "numbers"    (N, K) float32              (K,) float32      names of the K numbers
 
     splits: names of the splits that a subclass can open. weights (N,) float32: weights of the
-    samples; None if all are equal. split_groups (N,) int64: numbers of groups of samples that no
-    split should separate, or -1 for a sample without a group; None if there are no groups.
+    samples; None if all are equal. split_groups (N,) int64: group number of each sample, or -1 for
+    a sample without a group; None if there are no groups. Samples of a group belong in one split.
     """
 
     collate = staticmethod(collate)
@@ -114,15 +114,15 @@ class ImageDataset(Dataset, ABC):
         be read."""
 
     def content(self, index: int) -> bytes:
-        """Return bytes that two samples share only if their images are identical. Raises OSError
-        if they cannot be read.
+        """Return bytes that are equal for two samples only if their images are identical. Raises
+        OSError if the image cannot be read.
 
-        By default, these are the size and the decoded pixels. Subclasses return the bytes of the
-        file, which are faster to read.
+        By default, the bytes are the mode, size and decoded pixels. Subclasses that read image
+        files return the bytes of the file, which is faster.
         """
         image = self.image(index)
         return f"{image.mode} {image.width}x{image.height} ".encode() + image.tobytes()
 
     @abstractmethod
     def sample_name(self, index: int) -> str:
-        """Return a name that helps a user find the sample: a path below the root or in a zip."""
+        """Return a name by which a user can find the sample, such as its path below the root."""

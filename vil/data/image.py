@@ -1,4 +1,4 @@
-"""Read images as 8-bit RGB. Any kind of broken file raises UnreadableImage."""
+"""Read images as 8-bit RGB or as a BandImage. Any kind of broken file raises UnreadableImage."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,12 @@ class UnreadableImage(OSError):
 def read_image(
     source: str | Path | BinaryIO, value_range: Sequence[float] = (), channels: int = 3
 ) -> Image.Image | BandImage:
-    """Decode an image to 8-bit RGB and turn it upright by its EXIF orientation.
+    """Decode an image to 8-bit RGB and rotate it upright by its EXIF orientation.
 
-    value_range: see `to_rgb`. channels: 1 (the transform converts RGB to gray) or 3; for any other
-    number, a BandImage is returned, from a file of this many channels or pages, or an .npy file.
-    Raises UnreadableImage if the image cannot be decoded.
+    value_range: (low, high) for images with more than 8 bits, see `to_rgb`. channels: 3 or 1 for an
+    RGB image, which the transform converts to gray for 1. Any other number returns a BandImage; the
+    file must then be an .npy file, or have this many channels or pages. Raises UnreadableImage if
+    the image cannot be decoded.
     """
     if channels not in PIL_CHANNELS:
         return _read_bands(source, value_range, channels)
@@ -67,7 +68,7 @@ def _turn_upright(image: Image.Image) -> None:
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
     """Read the (width, height) from a file's header, with the EXIF orientation applied.
 
-    Raises UnreadableImage if that fails.
+    Raises UnreadableImage if the header cannot be read.
     """
     with open_image(source) as image:
         return image.size[::-1] if _orientation(image) in SWAPPED else image.size
@@ -86,8 +87,8 @@ def _orientation(image: Image.Image) -> int:
 
 @contextmanager
 def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """Open an image, check its size and format, and yield it. Any error, also one inside the `with`
-    block, becomes UnreadableImage."""
+    """Open an image, check its size and format, and yield it. Any error, including one inside the
+    `with` block, is raised as UnreadableImage."""
     with readable(source), Image.open(source) as image:
         limit = Image.MAX_IMAGE_PIXELS
         # PIL only warns here; a warnings filter per image would reset all shown warnings.
@@ -101,8 +102,8 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
 
 @contextmanager
 def readable(source: str | Path | BinaryIO) -> Iterator[None]:
-    """Turn any error inside the `with` block, which reads `source`, into UnreadableImage. Raises it
-    too if `source` is a path that is not a regular file."""
+    """Raise any error inside the `with` block as UnreadableImage. The block reads `source`. Also
+    raises UnreadableImage if `source` is the path of a folder or another special file."""
     if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
         raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:

@@ -1,4 +1,4 @@
-"""Groups of images that no split may separate: those of one person or place, and identical ones."""
+"""Group images that belong in the same split: images of one person or place, and identical ones."""
 
 import hashlib
 import logging
@@ -15,23 +15,25 @@ MAX_COMPARED = 50_000  # images that "auto" reads to find identical ones
 
 
 def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray:
-    """Return the group (N,) int64 of each sample.
+    """Return the group number (N,) int64 of each sample.
 
-    group_by: "column" for the dataset's `split_groups`; "content" for identical images; "none" for
-    no groups; "auto" for both of the first two, but without content above MAX_COMPARED images. An
-    image that cannot be read equals no other. name: what messages call the dataset. Raises
-    ConfigError for "column" if the dataset has no `split_groups`.
+    group_by: "column" groups by the dataset's `split_groups`, "content" groups identical images,
+    and "none" makes no groups. "auto" combines "column" and "content", but compares contents only
+    for at most MAX_COMPARED images. An unreadable image equals no other image. name: the dataset's
+    name in messages. Raises ConfigError for "column" if the dataset has no `split_groups`.
     """
     count, keys = len(dataset), []
     if group_by in ("column", "auto") and dataset.split_groups is not None:
         keys.append(dataset.split_groups)
     elif group_by == "column":
-        raise ConfigError(f"DATA.GROUP_BY column: {name} has no group column; use auto or content")
+        raise ConfigError(
+            f"DATA.GROUP_BY is 'column', but {name} has no group column: use 'auto' or 'content'"
+        )
     if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
         keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
     elif group_by == "auto":
-        text = "%s: %d images are more than %d, so identical ones may be in different splits: "
-        text += "DATA.GROUP_BY content compares all"
+        text = "%s has %d images, more than %d, so they were not compared, and identical ones may "
+        text += "be in different splits: set DATA.GROUP_BY content to compare all"
         logger.warning(text, name, count, MAX_COMPARED)
     return join_groups(*keys) if keys else np.arange(count)
 

@@ -1,6 +1,7 @@
-"""Read every image of a dataset once: sizes, colors, hashes of the content, unreadable images.
+"""Read every image of a dataset to collect sizes, colors, content hashes and unreadable images.
 
-The results of a million images take about 50 MB. Shapes: N images that were read, C channels.
+The results for a million images take about 50 MB of memory. Shapes: N images that were read, C
+channels.
 """
 
 import functools
@@ -73,8 +74,9 @@ class Inspection:
     """The result of reading the images of one split.
 
     num_images: images in the split, of which num_opened were opened. unreadable: number of images
-    that cannot be read; bad_samples lists the first of them. mean, std: (C,) of the pixels, in
-    0..1, with the same weight for each image; empty if no image can be read.
+    that cannot be read; bad_samples lists the first of them. mean, std: (C,) mean and standard
+    deviation of the pixel values in 0..1, where every image has the same weight; empty if no image
+    can be read.
     """
 
     num_images: int
@@ -107,9 +109,10 @@ def _(image: BandImage) -> tuple[np.ndarray, np.ndarray]:
 
 
 def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) -> Inspection:
-    """Read the images of a dataset, in `workers` processes, and return their statistics.
+    """Read the images of a dataset and return their statistics.
 
-    max_images: read only this many images, evenly spaced in the dataset's order.
+    workers: number of worker processes; 0 reads in this process. max_images: read at most this many
+    images, evenly spaced in the dataset's order.
     """
     total = len(dataset)
     opened = min(total, total if max_images is None else max_images)
@@ -140,7 +143,7 @@ def _batches(indices: np.ndarray) -> Iterator[list[Position]]:
 
 
 def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int, int]]:
-    """Return the smallest, median and largest (width, height), ordered by area; [] for no sizes."""
+    """Return the smallest, median and largest (width, height) by area, or [] if there are none."""
     if not len(sizes):
         return []
     sizes = np.asarray(sizes, np.int64)
@@ -152,9 +155,9 @@ def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int,
 class Duplicates(NamedTuple):
     """Images with identical content.
 
-    within: {split: number of images whose content an earlier image of the split has}. leaks: {(a,
-    b): number of images of split b whose content split a has too}. examples: {split or (a, b): the
-    first pairs of equal images}, each image as (split, index).
+    within: {split: number of images that repeat an earlier image of the same split}. leaks: {(a,
+    b): number of images of split b that also occur in split a}. examples: {split or (a, b): the
+    first pairs of identical images}, where each image is (split, index).
     """
 
     within: dict[str, int]
@@ -163,7 +166,8 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(inspections: Mapping[str, Inspection]) -> Duplicates:
-    """Compare the contents of all images within each split and between splits."""
+    """Find identical images within each split and between splits. inspections: {split: its
+    Inspection}."""
     found, names = Duplicates({}, {}, {}), list(inspections)
     firsts = {}  # {split: (sorted distinct contents, index of the first image of each)}
     for name, split in inspections.items():

@@ -1,4 +1,4 @@
-"""Loaders: TrainLoader yields the batches of a range of steps, EvalLoader those of a whole dataset.
+"""Data loaders: TrainLoader for any range of training steps, EvalLoader for a pass over a dataset.
 
 The pixels of a training sample are a function of (seed, epoch, position in the epoch). They do not
 depend on the number of workers, the number of processes, or the step at which a run resumes.
@@ -38,17 +38,17 @@ class TrainLoader:
         bad_file: str | Path | None = None,
         **options: Any,
     ):
-        """Create the loader. Raises DataError if the dataset has fewer samples than one step of all
-        processes needs.
+        """Create the loader. Raises DataError if the dataset has fewer than batch_size * world
+        samples.
 
         Args:
             batch_size: samples per step in one process.
             rank, world: index of this process, and number of processes.
             repeats: copies of each sample, with different augmentations (repeated augmentation). An
                 epoch keeps its length and has fewer distinct samples.
-            balanced: draw all classes equally often, see `balanced_order`.
-            max_bad_fraction: largest fraction of unreadable images; above it, loading raises
-                DataError.
+            balanced: sample all classes equally often, see `balanced_order`.
+            max_bad_fraction: allowed fraction of unreadable images. If there are more, loading
+                raises DataError.
             bad_file: text file to which the loader appends the unreadable images.
             options: workers, pin_memory and context of `build_data_loader`.
         """
@@ -98,11 +98,11 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """A loader of this process's share of a dataset, in order.
+    """A loader that yields this process's share of a dataset in order.
 
     The shares of all processes together contain every sample exactly once. The loader can be
-    iterated repeatedly and keeps its workers. Unreadable images are omitted, and so are batches in
-    which no image can be read.
+    iterated repeatedly. Its workers stay alive between iterations. Unreadable images are omitted,
+    and so are batches in which no image can be read.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EvalLoader:
         bad_file: str | Path | None = None,
         **options: Any,
     ):
-        """Create the loader. `TrainLoader` describes the arguments."""
+        """Create the loader. See `TrainLoader` for the arguments."""
         self.num_samples = len(dataset)
         self.dataset, self.classes = dataset, dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)

@@ -1,6 +1,6 @@
-"""Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) of a batch, with timm's implementation.
+"""Apply Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) to batches, as implemented in timm.
 
-They run on the device of the batch, not in the loader.
+Mixing runs on the device of the batch, not in the loader.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ MODES = dict.fromkeys(("batch", "pair", "elem"))
 
 
 class Mix:
-    """A callable that applies Mixup or CutMix to a batch, with label smoothing in the targets. The
-    random numbers depend only on (seed, epoch, step, rank)."""
+    """A callable that applies Mixup or CutMix to a batch and smooths the labels. The random numbers
+    depend only on (seed, epoch, step, rank)."""
 
     def __init__(self, num_classes: int, *, seed: int = 0, mode: str = "batch", **options: Any):
         """Create the mixer. Raises ValueError if neither Mixup nor CutMix is enabled.

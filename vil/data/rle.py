@@ -1,4 +1,4 @@
-"""Convert masks to and from COCO run lengths: a list of numbers, or a compressed string.
+"""Convert masks to and from COCO's run-length encoding (RLE), as numbers or a compressed string.
 
 Runs count pixels column by column, starting with a run of zeros. In the string, each number from
 the fourth on is stored as its difference from the number two places earlier. A number is split into
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def mask_to_runs(mask: np.ndarray) -> list[int]:
-    """Return COCO's run lengths of a mask (H, W) that is nonzero on the object."""
+    """Convert a mask (H, W), nonzero on the object, to COCO's run lengths."""
     flat = np.concatenate([[False], np.asarray(mask, bool).ravel(order="F")])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff([0, *starts, len(flat) - 1]).tolist()
@@ -53,7 +53,7 @@ def decompress_runs(text: bytes) -> np.ndarray:
 
 
 def runs_to_mask(runs: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Convert run lengths (n,), whose sum is height * width, to a mask (height, width) uint8 of
-    zeros and ones."""
+    """Convert run lengths (n,) to a mask (height, width) uint8 of zeros and ones. The run lengths
+    must sum to height * width."""
     values = np.arange(len(runs), dtype=np.uint8) & 1
     return values.repeat(runs).reshape(width, height).T

@@ -50,7 +50,7 @@ class RobustDataset(Dataset):
 
 
 class BadSampleLog:
-    """A log and a counter of a dataset's unreadable images, for all workers of this process.
+    """A log and a counter of the unreadable images that all workers of this process report.
 
     total: number of samples in the dataset. max_fraction: tolerated fraction of unreadable images.
     file: text file to which the images are appended, one per line.

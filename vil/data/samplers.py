@@ -21,8 +21,8 @@ STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
 def seed_sequence(stream: str, *key: int) -> np.random.SeedSequence:
-    """Return a numpy SeedSequence for a key of non-negative integers and a name in STREAMS. Equal
-    keys with different names give different random numbers."""
+    """Return a numpy SeedSequence for a key of non-negative integers. stream: a name in STREAMS.
+    The same key gives different random numbers in different streams."""
     return np.random.SeedSequence((STREAMS[stream], *key))
 
 
@@ -58,27 +58,28 @@ class Position(NamedTuple):
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch in random order.
 
-    If repeats > 1, each sample comes `repeats` times in a row, and an epoch has about n / repeats
-    distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335); DeiT
-    (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can resume
-    under another version.
+    If repeats > 1, each selected sample occurs `repeats` times in a row, and an epoch has about
+    n / repeats distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335).
+    DeiT (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can
+    resume under another version.
     """
     order = order_generator(seed, epoch).permutation(n)
     return order[: -(-n // repeats)].repeat(repeats)[:n]
 
 
 def order_generator(seed: int, epoch: int) -> np.random.RandomState:
-    """Return the random generator of an epoch's order."""
+    """Return the random generator that determines the sample order of an epoch."""
     return np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
 
 
 def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch, in which every class is equally frequent.
 
-    A class with more than its share of the n positions is sampled without replacement. The images
-    of a class with fewer are repeated, all equally often except for a difference of one.
+    Each class gets an equal share of the n positions. If a class has more images than positions, it
+    is sampled without replacement. If it has fewer, its images are repeated, and their counts
+    differ by at most one.
 
-    classes: (n,) int64, the class of each image. Classes without images take no part. seed, epoch,
+    classes: (n,) int64, the class of each image. Classes without images are ignored. seed, epoch,
     repeats: see `epoch_order`.
     """
     generator, parts = order_generator(seed, epoch), []

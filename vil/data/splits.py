@@ -30,7 +30,7 @@ def assign_parts(
 
     targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: the share of each of the P
     parts; they sum to 1. groups: (N,) int64, the group of each sample; None if each sample is a
-    group. A label that at least P groups have is in every part, unless a group has several labels.
+    group. If every group has a single label, a label of at least P groups occurs in every part.
     """
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -42,8 +42,8 @@ def assign_parts(
 
 
 def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. The
-    labels of numbers are their quantile bins."""
+    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. If
+    the targets are numbers, the labels are quantile bins."""
     count = len(targets)
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
@@ -60,8 +60,8 @@ def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np
 def _assign_groups(
     groups: np.ndarray, samples: np.ndarray, labels: np.ndarray, fractions: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Return the part of each group. groups: (N,) numbers from 0. samples, labels: pairs of a
-    sample and one of its labels."""
+    """Return the part (groups,) int64 of each group. groups: (N,) group of each sample, numbered
+    from 0. samples, labels: the pairs that `sample_labels` returns."""
     num_groups, num_parts = int(groups.max()) + 1, len(fractions)
     sizes = np.bincount(groups, minlength=num_groups).tolist()
     order = np.random.RandomState(np.random.MT19937(seed)).permutation(num_groups)
@@ -120,10 +120,11 @@ def _group_labels(
 
 
 def join_groups(*keys: np.ndarray) -> np.ndarray:
-    """Return the group (N,) int64 of each sample, where samples with an equal key are in one group.
+    """Return the group (N,) int64 of each sample. Samples that share a key, directly or through a
+    chain of other samples, are in one group.
 
-    keys: arrays (N,) int64. A key below 0 equals no other key. Samples that are connected through
-    several others are in one group, too. A group's number is the index of its first sample.
+    keys: arrays (N,) int64. A key below 0 equals no other key. A group's number is the index of its
+    first sample.
     """
     parents = list(range(len(keys[0])))
 
@@ -142,7 +143,7 @@ def join_groups(*keys: np.ndarray) -> np.ndarray:
 
 
 def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
-    """Return a number (N,) int64 for each key, the same for equal keys, and -1 for None."""
+    """Map keys to integers (N,) int64. Equal keys get the same integer, and None gets -1."""
     numbers: dict[bytes | str, int] = {}
     return np.array(
         [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64

@@ -1,4 +1,4 @@
-"""Summarize the targets of a dataset: images per class, per label, or the range of numbers.
+"""Summarize the targets of a dataset: images per class or label, or the range of each number.
 
 Shapes: N images, K classes, labels or numbers.
 """
@@ -17,8 +17,9 @@ class TargetSummary(NamedTuple):
     """Summary of a dataset's targets.
 
     counts: {class or label: number of its images}; empty for numbers. columns: {name: (smallest,
-    median, largest)} of numbers, otherwise empty. notes: lines of text with further counts. groups:
-    (caption, indices of example images) of the first classes, for a contact sheet.
+    median, largest)} of each number; empty for classes and labels. notes: lines of text with
+    further counts. groups: (caption, indices of example images) for each of the first classes, to
+    draw a contact sheet.
     """
 
     counts: dict[str, int]
@@ -57,8 +58,8 @@ def summarize_labels(targets: np.ndarray, names: list[str]) -> TargetSummary:
 
 
 def summarize_numbers(targets: np.ndarray, names: list[str]) -> TargetSummary:
-    """Describe the range of each number. targets: (N, K). The example images of a number go from
-    its smallest to its largest value."""
+    """Return the smallest, median and largest value of each number. targets: (N, K). The example
+    images of a number are sorted by its value."""
     if not len(targets):
         return TargetSummary({}, {}, [], [])
     ends = np.stack([targets.min(0), np.median(targets, 0), targets.max(0)], 1)

@@ -1,6 +1,7 @@
-"""Transforms from an image to a normalized float32 tensor (c, S, S).
+"""Build transforms that convert an image to a normalized float32 tensor (c, S, S).
 
-The image is a PIL image for c of 1 or 3 channels, otherwise a BandImage (`vil.data.bands`).
+Shapes: c channels, S image size. The input is a PIL image if c is 1 or 3, otherwise a BandImage
+(`vil.data.bands`).
 
 There are three training transforms: timm's, torchvision's, and a simple one for fine-tuning at
 another image size.
@@ -69,8 +70,9 @@ def train_transform(
         color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
             the jitter. One number s stands for (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
-        channels: c. For 1, the augmented RGB image is converted to gray. For more than 3 and for 2,
-            only crops, flips and random erasing apply, and the others are ignored.
+        channels: number c of channels of the result. For 1, the augmented RGB image is converted to
+            gray. For 2 or more than 3, only crops, flips and random erasing are applied, and all
+            other augmentations are ignored.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
@@ -151,7 +153,8 @@ def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) ->
 
 
 def erasing(probability: float, mode: str, count: int) -> Callable:
-    """Return timm's random erasing of a normalized tensor."""
+    """Return timm's random erasing, a transform of a normalized tensor. count: maximum number of
+    erased rectangles."""
     return RandomErasing(probability, mode=mode, max_count=count, num_splits=0, device="cpu")
 
 

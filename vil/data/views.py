@@ -16,9 +16,9 @@ CROP = 7 / 8  # side of a corner crop, as a fraction of the image's shorter side
 class View(NamedTuple):
     """One view of an image.
 
-    corner: (x, y), each 0 or 1, of a square crop at a corner of the image; None for the whole
-    image, to which the evaluation transform is applied. mirror: whether to mirror the view, left to
-    right.
+    corner: the corner (x, y) of the image at which a square crop is taken; (0, 0) is the top left,
+    (1, 1) the bottom right. None: no crop, only the evaluation transform of the full image.
+    mirror: whether to flip the view horizontally.
     """
 
     corner: tuple[int, int] | None = None
@@ -33,12 +33,12 @@ VIEWS = {"hflip": WHOLE, "crops": (View(), *CROPS), "crops+hflip": ALL}
 
 
 def parse_views(text: str | int | None) -> tuple[View, ...]:
-    """Return the views that a word names.
+    """Return the views that a setting of test-time augmentation selects.
 
-    text: "hflip" for the image and its mirror image, "crops" for the image and its four corners,
-    "crops+hflip" for these five and their mirror images, or a number N for the first N of those
-    ten: image, mirror image, corners, mirrored corners. 1 and None return (), for no augmentation.
-    Raises ValueError for anything else.
+    text: "hflip" selects the image and its mirror image. "crops" selects the image and its four
+    corner crops. "crops+hflip" selects these five and their mirror images. A number N selects the
+    first N of these ten, in the order image, mirror image, crops, mirrored crops. 1 and None return
+    (), which means no augmentation. Raises ValueError for anything else.
     """
     if text is None:
         return ()
@@ -57,8 +57,9 @@ def make_views(
 ) -> Tensor:
     """Return the views of an image as one tensor (V, C, H, W), in the order of the V `views`.
 
-    transform: evaluation transform, for the whole image. crop_transform: transform of a square
-    crop, which keeps all of it. The side of a crop is CROP of the image's shorter side.
+    transform: evaluation transform, applied to the full image. crop_transform: transform that is
+    applied to a square crop; it must not crop further. The side of a crop is CROP (7/8) times the
+    image's shorter side.
     """
     side = max(round(CROP * min(image.width, image.height)), 1)
     tensors: dict[tuple[int, int] | None, Tensor] = {}

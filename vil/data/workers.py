@@ -1,4 +1,4 @@
-"""Worker processes of DataLoaders: how they start, stop, and handle signals and errors."""
+"""Start and stop the worker processes of DataLoaders, and handle their signals and errors."""
 
 import atexit
 import multiprocessing
@@ -34,7 +34,9 @@ def build_data_loader(
     """Build a DataLoader that makes one batch from each list of positions in `batches`.
 
     Args:
-        context: multiprocessing start method of the workers, such as "spawn"; None: the default.
+        workers: number of worker processes; 0 loads in this process.
+        context: multiprocessing start method of the workers, such as "spawn". None selects the
+            default.
         persistent: keep the workers alive for the next pass over the batches.
     """
     return DataLoader(
@@ -67,8 +69,8 @@ def iter_batches(loader: DataLoader) -> Iterator:
 
 
 def start_workers(loader: DataLoader) -> Iterator:
-    """Start the workers of a loader and return iter(loader). The signals in SIGNALS are blocked
-    meanwhile, so that no worker receives a signal before it runs `ignore_signals`."""
+    """Start the workers of a loader and return iter(loader). During the start, the signals in
+    SIGNALS are blocked, so that no worker receives one before it runs `ignore_signals`."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -101,7 +103,7 @@ def ignore_signals(worker_id: int) -> None:
 
 
 def stop_workers(iterators: Iterable[object] = STARTED) -> None:
-    """Stop the workers of DataLoader iterators, by default of all iterators that were started.
+    """Stop the workers of the given DataLoader iterators, by default of all that were started.
 
     This function runs at exit. Without it, multiprocessing would send each worker one SIGTERM,
     which the worker ignores, and wait forever.
@@ -126,5 +128,5 @@ def worker_errors() -> Iterator[None]:
             raise
         raise DataError(
             f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ; with 0 workers an error in the data shows its traceback"
+            "smaller DATALOADER.BSZ; set DATALOADER.WORKERS 0 to see the traceback of other errors"
         ) from error

@@ -1,4 +1,4 @@
-"""Concatenate datasets."""
+"""Concatenate several image datasets into one."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from vil.utils.errors import DataError
 class ConcatImageDataset(ImageDataset):
     """A concatenation of datasets with the same number of classes.
 
-    Classes are matched by number and have the names of the first dataset. Each dataset keeps its
+    Classes are matched by number and have the names of the first dataset. Each dataset applies its
     own transform. Raises DataError if the numbers of classes differ.
     """
 

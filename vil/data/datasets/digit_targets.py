@@ -1,4 +1,4 @@
-"""Data sets for regression and multilabel classification, composed from scikit-learn's digits.
+"""Datasets for regression and multilabel classification, composed from scikit-learn's digits.
 
 The training images are composed from training digits only, and the validation images from
 validation digits only. Image i of a split depends on (split, i) alone.
@@ -16,9 +16,9 @@ Resampling = Image.Resampling
 
 
 class DigitAngles(ImageDataset):
-    """A regression data set: every digit of the split, rotated by a random angle.
+    """A regression dataset that contains every digit of the split, rotated by a random angle.
 
-    The number to predict is the angle in degrees, counterclockwise, uniform in -60..60.
+    The target is the angle in degrees, counterclockwise, uniform in -60..60.
     """
 
     target_type = "numbers"
@@ -33,8 +33,8 @@ class DigitAngles(ImageDataset):
         size: int = 64,
         copies: int = 1,
     ):
-        """Load a split. root is not used. size: pixels per side. copies: images per digit, each
-        with another angle."""
+        """Load a split. root is not used. size: pixels per side. copies: number of images per
+        digit, each with a different angle."""
         super().__init__(split, transform)
         pixels, targets = load()
         self.indices, self.size = np.tile(split_indices(targets, split), copies), size
@@ -55,9 +55,9 @@ class DigitAngles(ImageDataset):
 
 
 class DigitSets(ImageDataset):
-    """A multilabel data set: scenes with one to `most` digits at random places of a 3 x 3 grid.
+    """A multilabel dataset of scenes with one to `most` digits in random cells of a 3 x 3 grid.
 
-    The labels are the digits that the scene contains.
+    The labels of a scene are the digits that it contains.
     """
 
     target_type = "labels"
@@ -73,8 +73,8 @@ class DigitSets(ImageDataset):
         n: int = 2000,
         most: int = 5,
     ):
-        """Compose n scenes of size x size pixels for the training split, n / 4 for the validation
-        split. root is not used."""
+        """Compose scenes of size x size pixels, n for the training split or n / 4 for the
+        validation split. root is not used. most: largest number of digits in a scene."""
         super().__init__(split, transform)
         if not 1 <= most <= self.GRID**2:
             raise ValueError(f"digit_sets: most must be 1 to {self.GRID**2}, given {most}")

@@ -1,4 +1,4 @@
-"""1,797 scanned digits of 8 x 8 pixels, which come with scikit-learn: real data without a download.
+"""A dataset of 1,797 scanned digits of 8 x 8 pixels. They are part of scikit-learn: no download.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 
@@ -58,7 +58,9 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("the digits come with scikit-learn: pip install scikit-learn") from error
+        raise DataError(
+            "scikit-learn, which contains the digits, is not installed: pip install scikit-learn"
+        ) from error
     table = load_digits()
     pixels = np.round(table.images * (255 / 16)).astype(np.uint8)
     return pixels, table.target.astype(np.int64)

@@ -1,4 +1,5 @@
-"""Synthetic images for tests, benchmarks and dry runs: a blob on noise, with one hue per class."""
+"""Synthetic images for tests, benchmarks and dry runs. Each is a blob in the hue of its class, on
+noise."""
 
 import colorsys
 
@@ -26,9 +27,12 @@ class Fake(ImageDataset):
         target_type: str = "class",
         channels: int = 3,
     ):
-        """Create a dataset of n images of size x size pixels. root is not used. Targets of the type
-        "labels" or "numbers" are the one-hot vectors of the hues. channels: 1 or 3 for RGB images,
-        otherwise the number of bands, which repeat the RGB channels."""
+        """Create a dataset of n images of size x size pixels. root is not used.
+
+        target_type: with "labels" or "numbers", the targets are the one-hot vectors of the hues.
+        channels: 1 or 3 for RGB images, otherwise the number of bands. The bands repeat the RGB
+        channels.
+        """
         super().__init__(split, transform)
         self.channels = channels
         self.size, self.target_type = size, target_type

@@ -34,15 +34,15 @@ LAYOUT = """{problem}. Expected:
     │   └── 4.jpg
     └── dog
         └── 5.jpg
-or, with DATA.VAL_FRACTION 0.2, and DATA.TEST_FRACTION 0.2 for test images, which divide these:
+or, to take validation and test images from these, with DATA.VAL_FRACTION and DATA.TEST_FRACTION:
 {root}
 ├── cat
 │   └── 1.jpg
 └── dog
     └── 2.jpg"""
 HELP = {
-    "val": "add it, or set DATA.VAL_FRACTION 0.2 to take a part of the training images",
-    "test": "add it, or set DATA.TEST_FRACTION 0.2 to take a part of the training images",
+    "val": "add it, or set DATA.VAL_FRACTION 0.2 to use a part of the training images",
+    "test": "add it, or set DATA.TEST_FRACTION 0.2 to use a part of the training images",
 }
 
 
@@ -85,9 +85,10 @@ class Folder(ImageDataset):
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """Return root/<split>, or the root for the training split if the root has no folder of a split.
+    """Return the folder of a split, which is root/<split>.
 
-    Raises DataError if the folder does not exist.
+    For the training split, it is the root if this has class folders but no folder train, val or
+    test. Raises DataError if the folder does not exist.
     """
     folder = root / split
     if folder.is_dir():
@@ -96,7 +97,7 @@ def split_folder(root: Path, split: str) -> Path:
     if is_flat and root.is_dir() and names_of_folders(root):
         if split == "train":
             return root
-        problem = f"{root} has class folders and no folder {split}: {HELP[split]}"
+        problem = f"{root} has class folders but no folder {split}: {HELP[split]}"
     else:
         problem = f"there is no folder {folder}" + (f": {HELP[split]}" if split in HELP else "")
     raise DataError(format_layout_error(root, problem))
@@ -119,7 +120,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def extensions(channels: int) -> tuple[str, ...]:
-    """Return the endings of the names of images with a number of channels."""
+    """Return the file extensions of images with the given number of channels."""
     return EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
 
 
@@ -150,13 +151,13 @@ def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> 
         if entry.name not in set(images) and not entry.name.startswith(".")
     ]
     if skipped:
-        text = "%d entries of class folders are not read (folders, or names without %s), such as %s"
+        text = "%d entries of class folders are ignored (folders, or names without %s), such as %s"
         logger.warning(text, len(skipped), " ".join(EXTENSIONS), min(skipped))
 
 
 def format_layout_error(root: Path, problem: str, template: str = LAYOUT) -> str:
-    """Return an error message: the problem, followed by the directory tree that is expected in
-    `root`. If `root` does not exist, the message is only this. template: text of the message, with
+    """Return an error message that states the problem and shows the expected directory tree. If
+    `root` does not exist, the message only says so. template: text of the message, with the fields
     {problem}, {root} and, optionally, {extensions}."""
     if not root.exists():
         siblings = names_of_folders(root.parent) if root.parent.is_dir() else []

@@ -1,7 +1,8 @@
-"""Images in a folder that the library `datasets` of Hugging Face wrote with `save_to_disk`.
+"""Images in a folder that the Hugging Face library `datasets` wrote with `save_to_disk`.
 
-The library opens its own Arrow files, as it knows their versions. They are mapped into memory, so
-workers share them, and a spawned worker opens them again. N is the number of images of a split.
+The library reads its Arrow files itself, because it knows their versions. It maps the files into
+memory, so workers share them. A spawned worker opens them again. N is the number of images of a
+split.
 """
 
 import io
@@ -34,8 +35,8 @@ USUAL = ("label", "labels")  # of several columns that could be it, the one with
 
 
 class HuggingFace(ImageDataset):
-    """A dataset of the rows of a saved `Dataset` (all are training images) or `DatasetDict`, whose
-    splits are train, validation (or val) and test."""
+    """A dataset of the rows of a saved `Dataset` or `DatasetDict`. All rows of a `Dataset` are
+    training images. The splits of a `DatasetDict` are train, validation (or val) and test."""
 
     splits = ("train", "val", "test")
 
@@ -56,18 +57,19 @@ class HuggingFace(ImageDataset):
         extra_roots: Sequence[str] = (),
         channels: int = 3,
     ):
-        """Open a split of the saved `folder` below root, and read all columns but the images.
+        """Open a split of the saved dataset in root/folder, and read its labels, groups and
+        weights.
 
         Args:
             image_column: default: the only column of the type Image.
-            label_column: default: the only column of the first type in LABEL_TYPES[target_type]
-                that occurs. The classes of a ClassLabel column are all of its names, including
-                those without images.
+            label_column: default: the only column of a type in LABEL_TYPES[target_type], where
+                earlier types have priority; if there are several, the one called label or labels.
+                A ClassLabel column has one class per name, including names without images.
             group_column, weight_column: columns for `split_groups` and `weights`.
-            text_labels: accept any text as the name of a class, also a mix of numbers and words.
+            text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: other folders that may contain images stored by path.
+            extra_roots: other folders that may contain images that are stored by path.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -117,8 +119,8 @@ class HuggingFace(ImageDataset):
         return [",".join(texts) for texts in read_texts(rows, name)]
 
     def _check_images(self, where: Location, extra_roots: Sequence[Root]) -> None:
-        """Raise DataError if rows have neither the bytes nor the path of an image, or if the file
-        at a path is missing or not below the folder. Does not read the bytes."""
+        """Raise DataError if a row has neither the bytes nor the path of an image, or if a path is
+        not that of a file below the folder or one of extra_roots. Does not read the bytes."""
         from pyarrow import compute
 
         cells = self.rows.data.column(self.column)
@@ -151,9 +153,10 @@ class HuggingFace(ImageDataset):
 
 
 def load(folder: Path) -> Mapping[str, Any]:
-    """Open a saved folder, as {split: datasets.Dataset}. The split of a `Dataset` is "".
+    """Open a folder that `save_to_disk` wrote.
 
-    Raises DataError if `datasets` is not installed or cannot read the folder.
+    Returns {split: datasets.Dataset}. A saved `Dataset`, which has no splits, is returned under the
+    name "". Raises DataError if `datasets` is not installed or cannot read the folder.
     """
     require_extra(EXTRAS["hf"], f"the dataset {folder}")
     files = [folder / name for name in ("dataset_dict.json", "state.json")]
@@ -176,7 +179,8 @@ def load(folder: Path) -> Mapping[str, Any]:
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:
-    """Return the name of a split in `loaded`. Raises DataError if it is missing or empty."""
+    """Return the key in `loaded` of the split "train", "val" or "test". all_rows: use the key "",
+    if there is one, for every split. Raises DataError if the split is missing or empty."""
     names = [name for name in NAMES[split] if name in loaded]
     if "" in loaded and (split == "train" or all_rows):
         names = [""]
@@ -198,10 +202,12 @@ def find_column(
     given: str | None,
     types: Sequence[Sequence[str]],
 ) -> str:
-    """Return the column `given` or, if it is None, the only one of the first types that occur.
+    """Return the name of the image or label column.
 
-    noun: "image" or "label". Raises ValueError for an unknown column, and DataError for one of
-    another type, or if none or several fit.
+    noun: "image" or "label". given: the name that the user set, or None to find the column by its
+    type. types: groups of allowed types, of which the first group that occurs is used. Raises
+    ValueError if `given` does not exist. Raises DataError if its type is not allowed, or if no
+    column or several columns have an allowed type.
     """
     columns = {name: type_of(feature) for name, feature in features.items()}
     known = [name for names in types for name in names]
@@ -234,14 +240,15 @@ def type_of(feature: Any) -> str:
 
 
 def class_names(feature: Any) -> list[str]:
-    """Return the names of a ClassLabel, or of a list of them; [] for any other column."""
+    """Return the class names of a column of type ClassLabel or list of ClassLabel. Returns [] for
+    any other type."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return [str(name).strip() for name in names or ()]
 
 
 def read_texts(rows: Any, column: str) -> list[list[str]]:
-    """Return the values of each row as a list of texts. A class without a name, such as -1, is
-    empty, as is a missing value."""
+    """Return the values of each row as a list of texts. A missing value becomes "", and so does a
+    negative number in a ClassLabel column."""
     names, is_list = class_names(rows.features[column]), hasattr(rows.features[column], "feature")
 
     def text(value: Any) -> str:
@@ -254,7 +261,8 @@ def read_texts(rows: Any, column: str) -> list[list[str]]:
 
 
 def undecoded(rows: Any, column: str) -> Any:
-    """Return the column of images alone, as {"bytes", "path"}."""
+    """Return a dataset of the image column only, whose images are not decoded: {"bytes": ...,
+    "path": ...}."""
     from datasets import Image as ImageType
 
     return rows.select_columns([column]).cast_column(column, ImageType(decode=False))

@@ -1,6 +1,6 @@
-"""Images from files, folders or standard input, without targets: the input of `vil predict`.
+"""Unlabeled images from files, folders or standard input, for `vil predict`.
 
-Images are decoded and loaded by workers as in the datasets. Unreadable images are logged.
+Workers load and decode the images, as for the datasets. Unreadable images are logged.
 """
 
 import io
@@ -37,7 +37,7 @@ class ImageSource(NamedTuple):
 def find_images(
     words: Iterable[str], read_stdin: Callable[[], bytes], channels: int = 3
 ) -> list[ImageSource]:
-    """Return the images that command-line arguments name, in the order of the arguments.
+    """Return the images that command-line arguments specify, in the order of the arguments.
 
     channels: number of channels of the images. Each of the `words` is one of the following:
     - a file, which need not exist
@@ -68,7 +68,7 @@ def split_lines(data: bytes) -> list[str] | None:
 
 
 def images_at(path: str, channels: int = 3) -> list[ImageSource]:
-    """Return the image at a path, or all images below a folder. Warns if a folder has none."""
+    """Return the image at a path, or all images below a folder. Warns if the folder has none."""
     if not os.path.isdir(path):  # also False for a string that is not a valid path
         return [ImageSource(path)]
     root, endings = Path(path), extensions(channels)
@@ -85,15 +85,15 @@ def images_at(path: str, channels: int = 3) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """A batch of `vil predict`: `samples` (tensor, (height, width) before the transform, index),
-    and reports of the images that could not be read."""
+    """A batch of `vil predict`. An item of `samples` is (tensor, (height, width) before the
+    transform, index). `bad_samples` reports the images that could not be read."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]
 
 
 class Images(Protocol):
-    """The interface of images to predict: an `ImageList`, or any `ImageDataset`."""
+    """The interface that prediction needs. `ImageList` and every `ImageDataset` implement it."""
 
     def __len__(self) -> int: ...
 
@@ -104,8 +104,8 @@ class Images(Protocol):
 
 
 class ImageList:
-    """Unlabeled images. value_range: for images with more than 8 bits, the values (low, high)
-    that become 0 and 255, see `to_rgb`. channels: see `read_image`."""
+    """A list of unlabeled images. value_range: for images with more than 8 bits, the values (low,
+    high) that become 0 and 255, see `to_rgb`. channels: see `read_image`."""
 
     def __init__(
         self, images: Sequence[ImageSource], value_range: Sequence[float] = (), channels: int = 3
@@ -116,19 +116,19 @@ class ImageList:
         return len(self.images)
 
     def image(self, index: int) -> Image.Image | BandImage:
-        """Return the decoded image, see `read_image`. Raises UnreadableImage if that fails."""
+        """Decode and return an image, see `read_image`. Raises UnreadableImage if that fails."""
         name, content = self.images[index]
         source = name if content is None else io.BytesIO(content)
         return read_image(source, self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
-        """Return the image's path, or its name if it was given by its content."""
+        """Return the image's path, or the name of its ImageSource if that has the content."""
         return self.images[index].name
 
 
 class TransformedImages(Dataset):
-    """A dataset of the images of `images`. An item is (result of `transform`, (height, width) of
-    the image before the transform)."""
+    """A dataset that applies `transform` to each of the `images`. An item is (transformed image,
+    (height, width) before the transform)."""
 
     collate = PredictionBatch
 

@@ -1,4 +1,4 @@
-"""A part of a dataset, such as one fold."""
+"""A subset of the samples of a dataset, such as one fold."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from vil.data.dataset import ImageDataset
 
 
 class Subset(ImageDataset):
-    """Those samples of a dataset that `indices` selects, in the order of `indices`.
+    """A dataset of the samples of another dataset at `indices`, in that order.
 
-    The transform of the dataset is used. dataset: it must not be used elsewhere, because
+    It applies the transform of that dataset. Do not use that dataset elsewhere, because
     `reorder_classes` changes it too.
     """
 
     splits = ("train", "val", "test")
 
     def __init__(self, dataset: ImageDataset, indices: np.ndarray, split: str):
-        """Select samples. indices: (N,) int64 indices of the dataset. split: what the part is used
-        for, such as "val"."""
+        """Select samples. indices: (N,) int64 indices of the dataset. split: name of the split that
+        the samples form, such as "val"."""
         super().__init__(split)
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64)
         self.classes, self.target_type = dataset.classes, dataset.target_type

@@ -1,11 +1,11 @@
-"""Images that a table lists: a CSV, TSV or Parquet file with a row per image.
+"""Images listed in a table, which is a CSV, TSV or Parquet file with one row per image.
 
 path,label,split,group,weight
 photos/1.jpg,cat,train,house 1,1
 photos/2.jpg,dog,val,house 2,0.5
 
-Only the first two columns are required. N is the number of images of a split, K that of labels or
-numbers.
+Only the first two columns are required. N is the number of images of a split, K the number of
+labels or numbers per image.
 """
 
 import logging
@@ -61,13 +61,14 @@ class Table(ImageDataset):
 
         Args:
             label_columns: for target_type "numbers", the columns of the numbers; for "labels",
-                columns with 0 or 1, one per label. Default: `label_column` alone.
-            separator: between several labels in one cell, such as "cat|dog".
-            text_labels: allow classes whose names are partly numbers, or have a separator.
+                columns with 0 or 1, one per label. Default: only `label_column`.
+            separator: text between several labels in one cell, such as "|" in "cat|dog".
+            text_labels: accept any text as a class name, including a mix of numbers and words, and
+                texts that contain the separator.
             images: folder below root to which the paths in the table are relative.
-            all_rows: if there is no column `split`, all rows belong to every split.
+            all_rows: if there is no column `split`, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: further folders in which images may lie.
+            extra_roots: other folders that may contain images.
             channels: see `read_image`.
 
         Raises ValueError for a column that the table lacks. Raises DataError for an invalid table,
@@ -112,7 +113,7 @@ class Table(ImageDataset):
         self._check_files((root, *extra_roots), lines)
 
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
-        """Read the texts of the columns of all rows, and set `where`.
+        """Read the required and optional columns of all rows as texts, and set `where`.
 
         Returns (paths, {optional column: its texts}, [the texts of each of the `columns`]).
         """
@@ -124,14 +125,13 @@ class Table(ImageDataset):
         wanted = [lookup(at, name, kind) for name in [path_column, *optional, *columns]]
         cells = [(line, *(record[index] for index in wanted)) for line, record in rows.cells]
         if not cells:
-            raise DataError(f"{self.path} is empty: it has no rows below the names of its columns")
+            raise DataError(f"{self.path} is empty: it has no rows below the row of column names")
         lines, paths, *others = zip(*cells)
         self.where = Location(self.path, rows.unit, lines)
         return paths, dict(zip(optional, others)), others[len(optional) :]
 
     def _normalize(self, paths: Iterable[str]) -> list[str]:
-        """Return the paths in their simplest form. Raises DataError for an empty path, and for one
-        that is listed twice."""
+        """Return the normalized paths. Raises DataError if a path is empty or listed twice."""
         normal = [os.path.normpath(text.strip()) if text.strip() else "" for text in paths]
         self.where.refuse([not name or "\0" in name for name in normal], "have no path", normal)
         first: dict[str, int] = {}
@@ -140,7 +140,9 @@ class Table(ImageDataset):
         return normal
 
     def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
-        """Return which rows are in a split, as (rows,) bool. splits: the column `split`."""
+        """Return a mask (rows,) bool of the rows in a split. splits: the column `split`, or None if
+        there is none. all_rows: without that column, select all rows for every split. Raises
+        DataError if no row is selected."""
         if splits is None:
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)

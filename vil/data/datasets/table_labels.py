@@ -1,5 +1,5 @@
-"""Read the targets of a table, or of another list of texts: a class, several labels, or numbers per
-row.
+"""Convert the label texts of a table or of another source to targets: a class, several labels or
+numbers per row.
 
 Shapes: R rows, K labels or numbers.
 """
@@ -18,13 +18,14 @@ from vil.utils.errors import DataError
 
 SEPARATOR = "\n"  # joins labels that are given as a list
 
-IF_NAMES = "; if all are names of classes, set DATA.KWARGS.text_labels True"
+IF_NAMES = "; if every text is a class name, set DATA.KWARGS.text_labels True"
 is_integer = re.compile(r"[+-]?\d+").fullmatch
 
 
 class Location(NamedTuple):
-    """The file of a table, and the line number of each row. unit: "line" or "row". Other sources
-    have a name for each row instead, and call rows by another `noun`."""
+    """The source of rows, for error messages: the path of a table, and the number of each row in
+    it. unit: what `lines` counts, "line" or "row". Sources other than tables have a name for each
+    row instead of a number, and can set `noun`, the word for rows in messages."""
 
     path: Path
     unit: str
@@ -32,9 +33,10 @@ class Location(NamedTuple):
     noun: str = "rows"
 
     def refuse(self, wrong: Sequence[bool], problem: str, texts: Sequence[str]) -> None:
-        """Raise DataError if any row is wrong, with their number and the first one.
+        """Raise DataError if any row is wrong. The message counts these rows and quotes the first.
 
-        problem: what they do, such as "have no path". texts: the wrong cell of each row.
+        wrong: (rows,) bool. problem: the end of a sentence about the wrong rows, such as "have no
+        path". texts: the cell of each row that the message quotes.
         """
         rows = np.flatnonzero(wrong)
         if len(rows):
@@ -55,11 +57,12 @@ def read_targets(
     name: str,
     classes: Sequence[str] = (),
 ) -> tuple[list[str], np.ndarray]:
-    """Return the classes, and the targets of all rows; see `ImageDataset` for both.
+    """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
-    cells: the texts of each label column. names: names of these columns, if the user listed them.
-    is_train: (R,) bool; the classes are those of these rows, unless `classes` lists them. name: the
-    only label column, without `names`. Raises DataError for an invalid label.
+    cells: the texts of each label column. names: names of these columns if the user listed them,
+    otherwise []. is_train: (R,) bool; if `classes` is empty, the classes are the labels of these
+    rows. separator, text_labels: see `Table`. name: name of the label column if `names` is empty.
+    Raises DataError for an invalid label.
     """
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)
@@ -76,7 +79,7 @@ def read_targets(
         if target_type == "class":
             where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
             problem = (
-                f"have several labels, divided by {separator} (set TASK multilabel?){IF_NAMES}"
+                f"have several labels, separated by {separator} (set TASK multilabel?){IF_NAMES}"
             )
             where.refuse([len(labels) > 1 for labels in sets], problem, texts)
         if not classes:
@@ -96,13 +99,17 @@ def read_lists(
     name: str,
     classes: Sequence[str] = (),
 ) -> tuple[list[str], np.ndarray]:
-    """Return the same as `read_targets` for a list of texts per row: one for a class, K for
-    numbers, any number for labels. Several numbers are called <name>_0, <name>_1, ..."""
+    """Return the classes and the targets of rows that each have a list of texts.
+
+    items: per row, one text for a class, K texts for numbers, or any number of texts for labels.
+    name: name of the numbers; if K > 1, they are called <name>_0, <name>_1, ... The other arguments
+    and the result are those of `read_targets`.
+    """
     own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
     shown = [", ".join(texts) for texts in items]
     if target_type == "numbers":
         size = len(items[0])
-        problem = f"have no numbers, or another number of them than the first ({size})"
+        problem = f"have no numbers, or not as many as the first ({size})"
         where.refuse([len(texts) != size or not size for texts in items], problem, shown)
         names = [f"{name}_{number}" for number in range(size)] if size > 1 else [name]
         return read_targets(list(zip(*items)), names, target_type, where, is_train, **own)
@@ -113,8 +120,8 @@ def read_lists(
 
 
 def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
-    """Return the weights of all rows, (R,) float32. Raises DataError for a negative one, for a text
-    that is not a number, and if all are 0."""
+    """Return the weights (R,) float32 of all rows. Raises DataError if a text is not a number or is
+    negative, or if all weights are 0."""
     weights = np.array([parse_number(text) for text in texts], np.float64)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
@@ -124,7 +131,7 @@ def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
 
 
 def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> None:
-    """Raise DataError unless all labels are texts, or all are integers. sets: those of each row."""
+    """Raise DataError unless all labels are texts or all are integers. sets: labels of each row."""
     kinds = [{_kind(label) for label in labels} for labels in sets]
     counts = Counter(itertools.chain.from_iterable(kinds))
     if not counts or set(counts) in ({"text"}, {"integer"}):
@@ -186,7 +193,7 @@ def _read_indicators(
     for name, texts in zip(names, cells):
         values = np.array([parse_number(text) for text in texts])
         wrong = (values != 0) & (values != 1)
-        where.refuse(wrong, f"have another value than 0 or 1 in the column {name}", texts)
+        where.refuse(wrong, f"have a value other than 0 or 1 in the column {name}", texts)
         columns.append(values)
     return np.stack(columns, axis=1).astype(np.float32)
 
@@ -203,7 +210,7 @@ def _read_numbers(
 
 
 def parse_number(text: str) -> float:
-    """Return the number in a text; NaN if it has none."""
+    """Convert a text to a float. Returns NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -19,7 +19,8 @@ from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """A wrapper of the torchvision dataset `source`, which has its files in `folder` below root."""
+    """A wrapper of a torchvision dataset. source: its class. folder: the folder below root that
+    contains its files."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class TorchvisionSet(ImageDataset):
                 data = source(root, train=split == "train", download=download)
         except Exception as error:
             # torchvision has no common exception type for missing, corrupt and unreachable files.
-            hint = "" if download else "; download=True downloads it (DATA.KWARGS.download True)"
+            hint = "" if download else "; to download it, set DATA.KWARGS.download True"
             reason = " ".join(str(error).split()).split(". You can use")[0]
             text = f"{Path(root, folder)} is missing or incomplete: {reason}{hint}"
             raise DataError(text) from error

@@ -5,8 +5,8 @@ read through a SharedFile. These rules apply:
 
 - Links and names that are absolute or contain ".." are left out, with one warning.
 - Of several members with the same name the last is used, as in unzip and tar, with one warning.
-- An encrypted zip member, or one with a compression other than deflate, raises DataError. Leaving
-  it out would shrink the dataset.
+- An encrypted zip member, or one with a compression other than deflate, raises DataError. Skipping
+  it would make the dataset smaller without notice.
 """
 
 import io
@@ -40,9 +40,9 @@ ENCRYPTED = 99  # the zip format's compression method for AES-encrypted members
 class Archive:
     """An archive file and its M members for which wanted(name, size) is true.
 
-    Members keep the file's order. `names` (M,) holds their names as bytes. `fields` (M,) is a
-    structured array with a row for each member that `read` needs, such as its offset. A subclass
-    sets `dtype`, the type of `fields`, and defines `members` and `read`.
+    Members are in the order of the file. `names` (M,) contains their names as bytes. `fields` (M,)
+    is a structured array of the values that `read` needs for each member, such as its offset. A
+    subclass sets `dtype`, the type of `fields`, and defines `members` and `read`.
     """
 
     dtype: list[tuple]
@@ -124,7 +124,7 @@ class ZipArchive(Archive):
         check_size(max(packed, size))
         header = self.file.read(offset, 30)
         if header[:4] != b"PK\3\4":
-            raise UnreadableImage("no member header at the offset in the zip's directory")
+            raise UnreadableImage("no member header at the offset that the zip's directory states")
         data = self.file.read(offset + 30 + sum(struct.unpack("<HH", header[26:30])), packed)
         if method == zipfile.ZIP_DEFLATED:
             try:
@@ -180,7 +180,7 @@ class HeaderFile(io.FileIO):
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER:
-            raise tarfile.ReadError(f"a header states a size of {size} bytes")
+            raise tarfile.ReadError(f"a header has {size} bytes, not 0 to {MAX_HEADER}")
         return super().read(size)
 
 
@@ -203,10 +203,11 @@ class ArchiveDataset(ImageDataset):
 def check_size(size: int) -> None:
     """Raise UnreadableImage if `size`, a member's size in bytes, is above MAX_BYTES (1 GiB)."""
     if size > MAX_BYTES:
-        raise UnreadableImage(f"{size} bytes are too many for an image")
+        raise UnreadableImage(f"{size} bytes are too many for an image (at most {MAX_BYTES})")
 
 
 def warn(path: Path, problem: str, names: list[str]) -> None:
-    """Log one warning about those members of an archive, given by name, that have a `problem`."""
+    """Log one warning about members of an archive, if there are any. names: their names. problem:
+    the reason, worded to follow "<count> members", such as "left out"."""
     if names:
         logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])

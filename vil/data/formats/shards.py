@@ -1,8 +1,8 @@
-"""Tar shards as of the library webdataset, such as shards/train-{000000..000003}.tar.
+"""Datasets in tar shards of the webdataset format, such as shards/train-{000000..000003}.tar.
 
-Members with the same name up to the first dot are a sample: 0007.jpg and 0007.cls. They are read at
-their offsets, in any order and not as a stream, so shuffling and resuming are exact. N is the
-number of samples.
+Members whose names are equal up to the first dot form a sample, such as 0007.jpg and 0007.cls.
+Members are read at their offsets, in any order, and not as a stream. So shuffling and resuming are
+exact. N is the number of samples.
 """
 
 import glob
@@ -36,7 +36,7 @@ MAX_LABEL = 1 << 20  # bytes
 
 
 class TarShards:
-    """Several tars with the interface of one `Archive`, for reading."""
+    """A sequence of tars that is read like a single `Archive`."""
 
     def __init__(self, archives: Sequence[TarArchive]):
         self.archives = list(archives)
@@ -60,7 +60,8 @@ class TarShards:
 
 
 class Samples(NamedTuple):
-    """The images of all samples, and per sample its name, the texts of its label, its JSON."""
+    """The images of all samples, and lists of their names, the texts of their labels, and their
+    JSON objects ({} for a label that is not JSON)."""
 
     images: TarShards
     names: list[str]
@@ -69,8 +70,9 @@ class Samples(NamedTuple):
 
 
 class Shards(ArchiveDataset):
-    """A dataset of the samples in the tars that `files` names, below root. "{split}" in it stands
-    for train, val or test. Without it, all samples are training images."""
+    """A dataset of the samples in tar files below root. In the path `files`, "{split}" is replaced
+    by train, val or test. If `files` does not contain "{split}", all samples are training images.
+    """
 
     def __init__(
         self,
@@ -94,13 +96,13 @@ class Shards(ArchiveDataset):
             files: path of a tar, or of several: {000..003} is a range, and * and ? are wildcards.
             image_member, label_member: extensions of the image, such as jpg, and of the label, if
                 samples have several.
-            labelmap: file below root with a class per line, see `read_labelmap`. Default:
-                classes.txt beside the shards, if it exists; else the classes are the labels of the
-                training samples, sorted.
-            text_labels: allow classes whose names are partly numbers.
-            all_rows: without "{split}", all samples belong to every split.
+            labelmap: file below root with one class per line, see `read_labelmap`. Default:
+                classes.txt in the folder of the shards. If that does not exist, the classes are the
+                sorted labels of the training samples.
+            text_labels: accept any text as a class name, including a mix of numbers and words.
+            all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
-            extra_roots: further folders in which the files may lie, with all links followed.
+            extra_roots: other folders that may contain the files, with all links resolved.
             channels: see `read_image`.
 
         Raises DataError for missing or invalid shards, and if a sample has no image, several, or
@@ -111,8 +113,8 @@ class Shards(ArchiveDataset):
         roots, is_split = (root, *extra_roots), "{split}" in files
         if not (is_split or all_rows or split == "train"):
             raise DataError(
-                f"all samples of {files} are training images: set "
-                f"DATA.{split.upper()}_FRACTION 0.2, or name the shards x-{{split}}-*.tar"
+                f"all samples of {files} are training images: set DATA.{split.upper()}_FRACTION "
+                "0.2, or have shards per split and give a path such as x-{split}-*.tar"
             )
         source = files.replace("{split}", split)
         paths = find_shards(roots, source, HELP.get(split, ""))
@@ -151,9 +153,11 @@ class Shards(ArchiveDataset):
 def find_shards(
     roots: Sequence[Root], pattern: str, hint: str = "", *, required: bool = True
 ) -> list[Path]:
-    """Return the files that a pattern names, in the order of its ranges, and sorted for wildcards.
+    """Return the files that match a pattern with ranges such as {000..003} or wildcards.
 
-    Raises DataError if a file of a range is missing or, if `required`, there is no file at all.
+    Files are in the order of the ranges; files that match a wildcard are sorted. roots: the dataset
+    root, and other folders that may contain the files. hint: advice for the error message. Raises
+    DataError if a file of a range is missing or, if `required`, there is no file at all.
     """
     root, expanded = roots[0], [pattern]
     while match := RANGE.search(expanded[0]):
@@ -179,8 +183,8 @@ def find_shards(
 
 
 def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> list[str]:
-    """Return the classes in a labelmap; without one, those in the file `default` if it exists, else
-    []."""
+    """Read the class names from the file `labelmap` or, if it is None, from the file `default`.
+    Returns [] if labelmap is None and `default` does not exist."""
     if labelmap is None and not default.is_file():
         return []
     file = path_below(roots[0], labelmap, "DATA.KWARGS.labelmap", roots) if labelmap else default
@@ -199,7 +203,8 @@ def read_samples(
     channels: int,
 ) -> Samples:
     """List the samples of all shards and read their labels. members: extensions of the image and
-    of the label, or None. Raises DataError for samples without one image and one valid label."""
+    of the label, where None means any. Raises DataError unless each sample has exactly one image
+    and a valid label."""
     image, endings = members[0], extensions(channels)
     labels, ignored = (members[1],) if members[1] else LABELS, []
 
@@ -258,7 +263,7 @@ def group_members(archive: TarArchive) -> dict[str, dict[str, int]]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Divide a member's name at the first dot of its last part, into (key of its sample,
+    """Split the path of a member at the first dot of its file name. Returns (key of the sample,
     extension)."""
     folder, slash, base = name.rpartition("/")
     key, _, extension = base.partition(".")
@@ -268,9 +273,11 @@ def split_name(name: str) -> tuple[str, str]:
 def parse_label(
     extension: str, content: bytes, target_type: str
 ) -> tuple[list[str], dict[str, Any]] | None:
-    """Return the texts of a label and the JSON object that holds it, or {}; None if it is invalid.
+    """Parse the content of a label member.
 
-    Text holds a class, or a label per line, or numbers between blanks.
+    Returns (texts of the label, JSON object), or None if the label is invalid. A member that is not
+    JSON contains a class, one label per line, or numbers separated by spaces. For such a member,
+    the JSON object is {}.
     """
     try:
         text = content.decode("utf-8-sig").strip()

@@ -15,9 +15,10 @@ BATCH = 10_000  # rows of Parquet that are converted at once
 
 
 class Rows(NamedTuple):
-    """The columns of a table, and an iterator over (line number, list of cells) per row.
+    """The column names of a table, and an iterator over its rows.
 
-    unit: what the numbers count, "line" or "row".
+    cells: yields (number of the line or row, list of cells). unit: what the number counts, "line"
+    or "row".
     """
 
     columns: list[str]
@@ -26,10 +27,10 @@ class Rows(NamedTuple):
 
 
 def read_rows(path: Path, separator: str) -> Rows:
-    """Open a table whose format is given by the file's extension.
+    """Open a table in the format of the file's extension, .csv, .tsv or .parquet.
 
-    separator: joins the items of a list in one cell of Parquet. Raises DataError if the file is
-    missing, invalid or empty. Iteration raises it, too.
+    separator: text that joins the items of a list in a Parquet cell. Raises DataError if the file
+    is missing, invalid or empty. Iterating over the rows may also raise DataError.
     """
     try:
         regular_file(path)
@@ -57,8 +58,8 @@ def _read_csv(path: Path) -> Rows:
         for number, record in lines:
             if len(record) != len(columns):
                 raise DataError(
-                    f"{path}, line {number}: {len(record)} cells, but {len(columns)} columns "
-                    f"({', '.join(columns)})"
+                    f"{path}, line {number}: the line has {len(record)} cells, but there are "
+                    f"{len(columns)} columns ({', '.join(columns)})"
                 )
             yield number, record
 
@@ -66,7 +67,7 @@ def _read_csv(path: Path) -> Rows:
 
 
 def _read_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its last line, cells) for each record that is not an empty line."""
+    """Yield (number of the record's last line, cells) for each record. Skips empty lines."""
     reader = csv.reader(_decode(path), delimiter=DELIMITERS[path.suffix.lower()], strict=True)
     while True:
         try:
@@ -87,7 +88,7 @@ def _decode(path: Path) -> Iterator[str]:
         while line := file.readline(MAX_LINE + 1):
             number += 1
             if len(line) > MAX_LINE:
-                raise DataError(f"{path}, line {number}: longer than {MAX_LINE} bytes")
+                raise DataError(f"{path}, line {number}: the line is longer than {MAX_LINE} bytes")
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Image folders in two archives: root/{train,val}.tar with members <class>/<image>."""
+"""Datasets of class folders in tar files: root/{train,val}.tar with members <class>/<image>."""
 
 import os
 from functools import partial
@@ -38,11 +38,11 @@ class Tar(ArchiveDataset):
 
 
 def open_tar(file: Path, channels: int = 3) -> tuple[TarArchive, list[str]]:
-    """Open a tar. Returns (archive, class folder of each image). Both list the images in the order
-    of class and file name.
+    """Open a tar. Returns (archive, class folder of each image), both sorted by class folder and
+    file name.
 
     The class folders may have a common parent folder. Raises DataError if the file is missing, has
-    no images, or has an image that is not <class>/<image> (in that parent folder).
+    no images, or has an image whose path (below that parent folder) is not <class>/<image>.
     """
     if not file.is_file():
         raise DataError(format_layout_error(file.parent, f"there is no {file}", LAYOUT))
@@ -65,7 +65,7 @@ def class_folders(file: Path, channels: int = 3) -> list[str]:
 
 
 def is_image(name: str, size: int, *, channels: int = 3) -> bool:
-    """Return whether a member of a tar is an image, by its name. Hidden files, and files in hidden
-    folders, do not count. size: not used; `Archive` passes it."""
+    """Return whether the name of a tar member is that of an image. Hidden files, and files in
+    hidden folders, are not images. size: not used; `Archive` passes it."""
     hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
     return name.lower().endswith(extensions(channels)) and not hidden

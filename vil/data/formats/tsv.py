@@ -57,8 +57,9 @@ class Tsv(ImageDataset):
     ):
         """Read the yaml, the labels and the positions of the rows. channels: see `read_image`.
 
-        Without num_classes and labelmap, the number of classes is that of train.yaml. If there is
-        no train.yaml, or if `yaml` is given, the number is the largest label of this split plus 1.
+        If num_classes is None and there is no labelmap, the number of classes is taken from the
+        dataset of train.yaml. If there is no train.yaml, or if `yaml` is given, the number is the
+        largest label of this split plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
@@ -70,7 +71,10 @@ class Tsv(ImageDataset):
         self.images, labels, self.keys = open_files(files)
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
-            raise DataError(f"{source}: {JSON_LABELS} reads labels from 'img': remove 'label'")
+            raise DataError(
+                f"{source}: the labels of {JSON_LABELS} are read from the file of the key 'img': "
+                "remove the key 'label'"
+            )
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
         if labelmap:
@@ -125,7 +129,8 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
     try:
         tree = yaml_format.safe_load(regular_file(source).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"there is no {source}: it lists the files of a TSV dataset") from error
+        text = f"there is no {source}, which must list the files of the TSV dataset"
+        raise DataError(text) from error
     except (yaml_format.YAMLError, OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict) or tree.get("img") is None:
@@ -142,8 +147,8 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Open the files of a TSV dataset. Returns (images, labels, keys), of which several may be the
-    same file.
+    """Open the files of a TSV dataset. Returns (images, labels, keys); several of the three may be
+    the same file.
 
     files: {key of the yaml: path}. Raises DataError if the numbers of rows differ.
     """
@@ -158,8 +163,9 @@ def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
 
 
 def read_rows(linelist: Path | None, count: int) -> np.ndarray:
-    """Read the row number of each sample (N,) from a linelist; without one, return all row numbers
-    0..count-1. Raises DataError if the linelist is empty or has a row that does not exist."""
+    """Return the row number of each sample (N,), read from a linelist. If linelist is None, return
+    all row numbers 0..count-1. Raises DataError if the linelist is empty or has a row that does not
+    exist."""
     if linelist is None:
         return np.arange(count)
     rows = read_integers(linelist)
@@ -189,8 +195,8 @@ def read_labelmap(file: Path) -> dict[str, int]:
 def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:
     """Parse JSON labels such as [{"class": "cat"}, ...]. Yields the "class" of the first element.
 
-    file, rows: the file and the row number of each label, for the message of the DataError that an
-    invalid label raises.
+    Raises DataError for an invalid label. file, rows: the file and the row number of each label,
+    for the error message.
     """
     for row, text in zip(rows, texts):
         try:

@@ -44,15 +44,15 @@ class TsvFile:
         return len(self.offsets) - 1
 
     def row(self, number: int, limit: int | None = None) -> bytes:
-        """Return a row without its line end, cut to the first `limit` bytes. Raises OSError if it
-        cannot be read."""
+        """Return the bytes of a row without its line end. limit: read at most this many bytes of
+        the row. Raises OSError if the file cannot be read."""
         begin, end = self.offsets[number : number + 2].tolist()
         size = end - begin if limit is None else min(limit, end - begin)
         return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """Return the first column of a row, and read little more than this column. Raises OSError
-        if the file cannot be read."""
+        """Return the first column of a row without reading a long row completely. Raises OSError if
+        the file cannot be read."""
         head = self.row(number, KEY_BYTES)
         if b"\t" not in head:
             head = self.row(number)
@@ -83,8 +83,8 @@ class TsvFile:
 def row_offsets(path: Path) -> np.ndarray:
     """Return the byte offsets of the rows, followed by the size of the file: (rows + 1,) int64.
 
-    Reads the .lineidx, or scans the .tsv and writes the .lineidx. Raises DataError if the .lineidx
-    is wrong.
+    Reads the .lineidx if it exists; otherwise scans the .tsv and writes the .lineidx. Raises
+    DataError if the .tsv is empty or the .lineidx does not match it.
     """
     size = path.stat().st_size
     if not size:
@@ -121,8 +121,8 @@ def read_integers(path: Path) -> np.ndarray:
 
 
 def find_problem(path: Path, offsets: np.ndarray, size: int) -> str | None:
-    """Return why `offsets` cannot be the row offsets of a file of `size` bytes, or None if they
-    can. Checks the order of the offsets and the position of the last row."""
+    """Return why `offsets` cannot be the row offsets of a file, or None if no problem is found.
+    Checks the order of the offsets and the position of the last row. size: bytes in the file."""
     if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
         return "its offsets do not increase from 0"
     last = int(offsets[-1])
@@ -150,8 +150,8 @@ def find_rows(path: Path) -> np.ndarray:
 
 
 def cached_index(path: Path) -> Path:
-    """Return the path in the folder `cache_dir` for the .lineidx of a .tsv file. The name of the
-    .lineidx is a hash of the .tsv file's path, size and modification time."""
+    """Return the path of a .tsv file's .lineidx in the folder `cache_dir`. Its name is a hash of
+    the path, size and modification time of the .tsv."""
     state = path.stat()
     name = f"{os.path.realpath(path)} {state.st_size} {state.st_mtime_ns}"
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -159,8 +159,8 @@ def cached_index(path: Path) -> Path:
 
 
 def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
-    """Write the row offsets to `beside` or, if that fails, to `cached`. Logs a warning that names
-    the written file or, if both fail, says that the offsets stay in memory only."""
+    """Write the row offsets to the file `beside` or, if that fails, to the file `cached`. Logs a
+    warning with the path of the written file or, if both writes fail, with the error."""
     try:
         try:
             write_offsets(beside, offsets)
@@ -171,7 +171,7 @@ def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
             text = "%s cannot be written (%s): the index was written to %s"
             logger.warning(text, beside, error.strerror, cached)
     except OSError as error:
-        text = "%s is missing and cannot be written: row offsets are kept in memory (%s)"
+        text = "%s is missing and cannot be written: row offsets are in memory only (%s)"
         logger.warning(text, beside, error)
 
 

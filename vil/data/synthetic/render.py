@@ -37,8 +37,8 @@ def knot_weights(side: int, cell: float) -> np.ndarray:
 
 
 def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Return a linear ramp (H, W) in a random direction. It starts at 0 and would reach 1 over the
-    length of the scene's diagonal, so all values are in 0..1."""
+    """Return a linear ramp (H, W) in a random direction. Its smallest value is 0. It rises by 1
+    over the length of the scene's diagonal, so all values are in 0..1."""
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[:height, :width]
     distance = x * np.cos(angle) + y * np.sin(angle)
@@ -167,8 +167,8 @@ def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
 
 
 def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
-    """Paint layers one over the other into an image (h, w, 3), in place. A layer (h, w) has the
-    opacity of each pixel, and gets a color that contrasts with the pixels below it."""
+    """Paint layers on top of each other into an image (h, w, 3), in place. A layer (h, w) contains
+    the opacity of each pixel. Its color contrasts with the pixels below it."""
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
         shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)

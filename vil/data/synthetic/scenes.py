@@ -4,9 +4,10 @@ The scenes are written as a dataset in COCO's format:
 
     train/000001.png ...   val/000001.png ...   annotations/instances_{train,val}.json
 
-Train scenes use the training digits of `digits.py`, val scenes its validation digits. A digit is 20
-to 80 pixels high and rotated by up to 30 degrees. The border may cut it and other digits may cover
-it, but at least 60 % of its stroke is visible. A mask holds the visible pixels of the stroke.
+Train scenes use the training digits of `digits.py`, and val scenes use its validation digits. A
+digit is 20 to 80 pixels high and rotated by up to 30 degrees. The border may cut it and other
+digits may cover it, but at least 60 % of its stroke is visible. A mask contains the visible pixels
+of the stroke.
 
 Shapes: H, W size of a scene.
 """
