@@ -90,16 +90,16 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "cannot be combined with --tta": [photo, "--stream", "--tta", "hflip"],
         "cannot be combined with --output": [photo, "--stream", "--output", tmp_path],
         "memory must be a number of bytes": [photo, "--stream", "--memory", "much"],
-        "the least that works is": [photo, "--stream", "--memory", "9KiB"],
+        "the smallest possible limit is": [photo, "--stream", "--memory", "9KiB"],
         "expected OUTPUT=FILE": [photo, "--stream", "--save", "map.npy"],
         "unknown output": [photo, "--stream", "--save", "stage=map.npy"],
         "is a vector": [photo, "--stream", "--save", "logits=map.npy"],
         "expected a name that ends in": [photo, "--stream", "--save", "stages.0=map.jpg"],
         "there is no folder": [photo, "--stream", "--save", "stages.0=no/map.zarr"],
-        "is no zarr array": [photo, "--stream", f"--save=stages.0={tmp_path / 'folder.zarr'}"],
+        "only a zarr array": [photo, "--stream", f"--save=stages.0={tmp_path / 'folder.zarr'}"],
         "the command reads this file": [large, "--stream", f"--save=stages.0={large}"],
         r"scratch .*photo.png": [photo, "--stream", "--scratch", photo],
-        "does not stream: full attention between": [large, "--stream"],
+        "cannot be streamed: full attention between": [large, "--stream"],
     }
     for message, words in wrong.items():
         ended = vil("predict", *words)

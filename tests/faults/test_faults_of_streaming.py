@@ -146,7 +146,7 @@ def test_files_that_cannot_grow(image, undisturbed, tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     code, line = end(process)
     assert code == SAVE, line
-    assert "no room for" in line
+    assert "no disk space for" in line
     assert end(begin(image, tmp_path))[0] == 0
     assert digests(tmp_path) == undisturbed[0]
 
@@ -171,7 +171,7 @@ def test_a_full_disk(image, undisturbed, tmp_path, is_running):
             assert code == 0 or (code == SAVE and "No space left" in line), line
         else:
             assert code == USAGE, line
-            assert "are free" in line
+            assert "of free space" in line
         (scratch / "filler").unlink()
         assert end(begin(image, tmp_path))[0] == 0
         assert digests(tmp_path) == undisturbed[0]

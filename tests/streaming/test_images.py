@@ -145,10 +145,10 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
     (tmp_path / "a.npy").write_text("no image")
     refused = {
         "has 61 channels as CHW": (pixels, dict(layout="CHW", transform=NORMALIZE)),
-        "has 2 channels as CHW, and the model takes 3": (floats[:2], {}),
+        "has 2 channels as CHW, but the model takes 3": (floats[:2], {}),
         "give transform=": (pixels, dict(layout="HWC")),
         "layout must be": (floats, dict(layout="NCHW")),
-        "is no image": (object(), {}),
+        "is not an image": (object(), {}),
         "got a shape of": (floats[None], {}),
         "has no tokens": (floats[:, :7], {}),
         "transform must keep the shape": (floats, dict(transform=lambda strip: strip[:2])),

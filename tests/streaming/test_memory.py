@@ -53,7 +53,7 @@ def check_case(seed: int, folder) -> None:
     image = make_image(size, dtype=next(model.parameters()).dtype)
     outputs = draw.choice([("logits",), ("logits", "stages.0"), ("pooled",)])
     planner = prepare(model, image, outputs=outputs).planner
-    with pytest.raises(ConfigError, match="the least that works is") as error:
+    with pytest.raises(ConfigError, match="the smallest possible limit is") as error:
         planner.choose(1000)
     least = int(str(error.value).rpartition("(")[2].split()[0])
     most = planner.choose(2**40).peak_bytes

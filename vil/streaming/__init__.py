@@ -1,7 +1,8 @@
-"""Forward passes over images that do not fit into memory, with the result of the whole image.
+"""Run forward passes over images that do not fit into memory, in horizontal strips.
 
-Local attention needs only the rows around a strip, and global tokens merge what they attend to
-strip by strip. `forward.py` is the entry, `planner.py` chooses strips, `passes.py` runs them.
+The result is that of a forward pass over the full image. Local attention needs only a strip and the
+rows around it. Global tokens attend to all strips, one after the other. `forward.py` has the public
+functions, `planner.py` chooses the strips, and `passes.py` runs them.
 """
 
 from vil.utils.lazy import lazy_exports

@@ -1,6 +1,6 @@
-"""What streams: refuse models, outputs and images that do not, before any work.
+"""Raise errors for models, outputs and images that cannot be streamed, before any work is done.
 
-A module is named as in `model.named_modules()`, with the reason.
+An error message gives the name of the module, as in `model.named_modules()`, and the reason.
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,18 @@ def find_network(model: nn.Module) -> MsViT:
     inside = [name for name, module in model.named_modules() if isinstance(module, MsViT)]
     hint = f": stream its module {inside[0]!r} instead" if inside else ""
     raise ConfigError(
-        f"{type(model).__name__} does not stream, only a vil.models.vision_longformer.MsViT does"
+        f"{type(model).__name__} cannot be streamed, only a vil.models.vision_longformer.MsViT can"
         f"{hint}"
     )
 
 
 def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the outputs. Raises ConfigError for names that do not exist."""
+    """Return the output names as a tuple without duplicates. Raises ConfigError for an unknown name
+    or an empty sequence."""
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     known = ("logits", "pooled", *(f"stages.{i}" for i in range(len(model.stages))))
     if not outputs:
-        raise ConfigError(f"outputs: name at least one of {', '.join(known)}")
+        raise ConfigError(f"outputs is empty: name at least one of {', '.join(known)}")
     try:
         for name in outputs:
             lookup(dict.fromkeys(known), name, "output")
@@ -60,21 +61,22 @@ def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def needs_head(outputs: Sequence[str]) -> bool:
-    """Return whether an output needs the final norm and the pooling."""
+    """Return whether any of the outputs needs the final norm and the pooling."""
     return "logits" in outputs or "pooled" in outputs
 
 
 def count_stages(model: MsViT, outputs: Sequence[str]) -> int:
-    """Return how many stages the outputs need."""
+    """Return the number of stages that must run to compute the outputs."""
     if needs_head(outputs):
         return len(model.stages)
     return 1 + max(int(name.rpartition(".")[2]) for name in outputs)
 
 
 def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> None:
-    """Raise ConfigError, with module and reason, if the model does not stream an image of `size`.
+    """Raise ConfigError, with module and reason, if the model cannot stream an image of `size`.
 
-    outputs: only the stages that they need are checked. size: (H, W) in pixels.
+    outputs: names of the outputs; only the stages that they need are checked. size: (H, W) in
+    pixels.
     """
     grids = model.grids(size)
     for i, stage in enumerate(model.stages[: count_stages(model, outputs)]):
@@ -93,41 +95,42 @@ def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> 
 def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
     if stage.reversible:
         raise ConfigError(
-            f"{name} does not stream: its blocks are reversible, with two streams of tokens"
+            f"{name} cannot be streamed: its blocks are reversible, so they have two token tensors"
         )
     position = stage.embed.position
     if position is not None and position.resize == "crop":
         for line, length in zip(position.param_grid, grid):
             if length > line:
                 raise ConfigError(
-                    f"{name}.embed.position has {line} embeddings and cannot be cropped to "
+                    f"{name}.embed.position has {line} embeddings, which cannot be cropped to "
                     f'{length}: use resize="interpolate" (MODEL.VIT.POS_RESIZE)'
                 )
     work = 0
     for index, block in enumerate(stage.blocks):
         attn, where = block.attn, f"{name}.blocks.{index}.attn"
         if type(attn) not in (*LOCAL, FullAttention):
-            raise ConfigError(f"{where} does not stream: {reason_against(attn)}")
+            raise ConfigError(f"{where} cannot be streamed: {reason_against(attn)}")
         if isinstance(attn, FullAttention):
             work += 2 * (grid[0] * grid[1] + attn.num_global) ** 2 * attn.dim
     if work > MAX_FULL_MACS:
         raise ConfigError(
-            f"{name} does not stream: full attention between {grid[0] * grid[1]:,} tokens needs "
-            f"{work:.1e} multiply-accumulates, more than {MAX_FULL_MACS:.1e}; s1 instead of s0 in "
-            "MODEL.VIT.MSVIT.ARCH makes the stage local, or use a smaller image"
+            f"{name} cannot be streamed: full attention between {grid[0] * grid[1]:,} tokens needs "
+            f"{work:.1e} multiply-accumulates, more than {MAX_FULL_MACS:.1e}; use a smaller image, "
+            "or make the attention of this stage local, with s1 instead of s0 in "
+            "MODEL.VIT.MSVIT.ARCH"
         )
 
 
 def reason_against(attn: nn.Module) -> str:
-    """Return why an attention does not stream."""
+    """Return the reason why an attention module cannot be streamed."""
     for entry in ATTENTIONS.values():
         if entry.load() is type(attn):
-            return entry.facts.get("not_streamed", "vil.streaming has no rows for it")
-    return f"vil.streaming has no rows for {type(attn).__name__}"
+            return entry.facts.get("not_streamed", "vil.streaming does not implement it")
+    return f"vil.streaming does not implement {type(attn).__name__}"
 
 
 def _check_training(model: MsViT) -> None:
-    """Raise ConfigError for a model in training mode whose forward pass would be random."""
+    """Raise ConfigError if the model is in training mode and its forward pass would be random."""
     for name, module in model.named_modules():
         if not module.training:
             continue
@@ -137,9 +140,9 @@ def _check_training(model: MsViT) -> None:
         elif isinstance(module, DropPath):
             drops = module.drop_prob
         if isinstance(drops, float) and drops > 0:
-            raise ConfigError(f"{name} has dropout, which does not stream: call model.eval()")
+            raise ConfigError(f"{name} has dropout, which cannot be streamed: call model.eval()")
         if getattr(module, "mode", 0) > 0:
-            raise ConfigError(f"{name} has a random shift in training: call model.eval()")
+            raise ConfigError(f"{name} shifts randomly in training mode: call model.eval()")
 
 
 def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
@@ -148,7 +151,7 @@ def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
     if model.returns_tokens:
         raise ConfigError(
             "the model does not pool (global_pool ''), and its last stage has global tokens: its "
-            "output is no map, and does not stream"
+            "output is not a map, so it cannot be streamed"
         )
     if "logits" not in outputs:
         return
@@ -156,7 +159,10 @@ def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
         is_leaf = not any(True for _ in module.children())
         if is_leaf and not isinstance(module, PER_TOKEN):
             raise ConfigError(
-                f"{name} does not stream: {type(module).__name__} is no layer of each token alone"
+                f"{name} cannot be streamed: {type(module).__name__} is not known to process each "
+                "token independently"
             )
         if not is_leaf and not isinstance(module, nn.Sequential):
-            raise ConfigError(f"{name} does not stream: it is no nn.Sequential of such layers")
+            raise ConfigError(
+                f"{name} cannot be streamed: {type(module).__name__} is not an nn.Sequential"
+            )

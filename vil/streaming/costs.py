@@ -1,4 +1,4 @@
-"""The bytes of tensors that reading rows needs, for each kind of `RowSource`.
+"""Compute how many bytes of tensors are needed to read rows, for each type of `RowSource`.
 
 Shapes: X Y grid of a stage, w chunk side, C channels.
 """
@@ -29,16 +29,16 @@ SMALL = 2048  # tokens of a grid on which a smaller one may need more memory
 
 
 class Cost(NamedTuple):
-    """Bytes of a source of rows. base: held between two requests. peak: held at once during a
-    request, with `base`, without the rows that are returned."""
+    """Bytes of tensors that a row source holds. base: between two reads. peak: the maximum during a
+    read, including `base`, but without the rows that are returned."""
 
     base: int = 0
     peak: int = 0
 
 
 class Dtypes(NamedTuple):
-    """Dtypes in a stage: of tokens after the embedding and after a block, and of queries, keys and
-    values."""
+    """Dtypes in a stage. embedded: of the tokens after the patch embedding. tokens: of the tokens
+    after a block. qkv: of queries, keys and values."""
 
     embedded: torch.dtype
     tokens: torch.dtype
@@ -47,7 +47,8 @@ class Dtypes(NamedTuple):
 
 @dataclass
 class StageCosts:
-    """The costs of one stage, on a grid (X, Y). row_bytes: bytes of a row of its input map."""
+    """The memory costs of one stage on a grid (X, Y). row_bytes: bytes in a row of its input map.
+    counted: cache of measured bytes."""
 
     stage: Stage
     grid: tuple[int, int]
@@ -61,12 +62,12 @@ class StageCosts:
         return self.stage.blocks
 
     def token_rows(self, count: int, dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of rows of tokens."""
+        """Return the bytes of `count` rows of tokens."""
         dtype = dtype or self.dtypes.tokens
         return count * self.grid[1] * self.stage.embed.proj.out_channels * dtype.itemsize
 
     def heights(self, index: int) -> list[int]:
-        """Return the heights in rows, from low to high, that strips of a block can have."""
+        """Return the possible strip heights of block `index`, in rows and in ascending order."""
         attn, (rows, cols) = self.blocks[index].attn, self.grid
         if isinstance(attn, FullAttention):
             most = max(1, min(rows, MAX_QUERIES // cols))
@@ -76,10 +77,10 @@ class StageCosts:
         return [side * n for n in sorted({min(n, count) for n in CHUNKS})]
 
     def embed(self, source: Cost, copies: int = 1) -> Cost:
-        """Return the cost of the embedded tokens of this stage.
+        """Return the cost of reading the tokens after the patch embedding of this stage.
 
-        copies: how often the rows of the input map are held while they are read; 0 if they are a
-        part of the caller's image.
+        source: cost of the input map. copies: number of copies of the input rows in memory while
+        they are read; 0 if they are a view of the caller's image.
         """
         embed, height = self.stage.embed, min(embed_height(self.stage), self.grid[0])
         pixels = height * embed.patch * self.row_bytes
@@ -98,7 +99,10 @@ class StageCosts:
         return Cost(source.base + lines + out, peak + lines)
 
     def block(self, index: int, height: int, source: Cost, collects: bool) -> Cost:
-        """Return the cost of the rows after a block, whose strips have `height` rows."""
+        """Return the cost of reading the tokens after block `index`, in strips of `height` rows.
+
+        source: cost of the block's input. collects: whether global tokens attend to the strips.
+        """
         block, first = self.blocks[index], self.dtypes.embedded if not index else None
         if isinstance(block.attn, FullAttention):
             return Cost(0, self._full_bytes(block, height))
@@ -115,7 +119,8 @@ class StageCosts:
         return Cost(base, max(x + kept + source.peak, x + kept + work + source.base))
 
     def collect(self, index: int, source: Cost) -> Cost:
-        """Return the cost of only collecting what a block's global tokens attend to."""
+        """Return the cost of block `index` if only its global tokens are computed. source: cost of
+        the block's input."""
         attn, size = self.blocks[index].attn, self.dtypes.qkv.itemsize
         height = min(embed_height(self.stage), self.grid[0])
         tokens = min(part_size(attn.dim, self.dtypes.tokens), self.grid[1] * height)
@@ -129,10 +134,10 @@ class StageCosts:
         return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
-        """Return the different (rows with neighbors, rows of queries) of a block's strips.
+        """Return the distinct sizes (rows with neighbors, rows of queries) of a block's strips.
 
-        Those of the first and the last two strips may be smaller. They count only in small grids,
-        for which other backends are chosen.
+        The first and the last two strips may be smaller than the others. They matter only if they
+        are small grids, for which another backend may be selected.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)
@@ -145,7 +150,7 @@ class StageCosts:
         return {each for each in found if each[0] * self.grid[1] <= SMALL} | {most}
 
     def _local_bytes(self, block: Block, height: int, collects: bool) -> int:
-        """Return the most bytes that a strip holds, beyond its input."""
+        """Return the peak bytes of a strip, excluding its input."""
         attn = block.attn
         contexts = self._contexts(block, height)
         outside = ("outside", type(attn), attn.extra_repr(), attn.rel_pos, height, collects)
@@ -160,7 +165,7 @@ class StageCosts:
         return max(self.counted[inside], self.counted[outside])
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
-        """Return the most bytes of attention on rows with neighbors; 0 without a window."""
+        """Return the peak bytes of attention on `rows` rows with neighbors; 0 without a window."""
         if not isinstance(attn, LongformerAttention):
             return 0
         return attention_bytes(
@@ -194,12 +199,13 @@ class StageCosts:
 
 
 def embed_height(stage: Stage) -> int:
-    """Return how many rows of tokens the embedding of a stage computes at once."""
+    """Return the number of token rows that the patch embedding of a stage computes at once."""
     return chunk_side(stage.blocks[0].attn) if len(stage.blocks) else SIDE
 
 
 def probe_dtypes(stages: Sequence[Stage], channels: int, dtype: torch.dtype) -> list[Dtypes]:
-    """Return the dtypes in each stage, by running it on one patch under the current autocast.
+    """Return the dtypes in each stage. They are found by running the stages on one patch under the
+    current autocast settings.
 
     channels, dtype: of the image.
     """
@@ -221,9 +227,9 @@ def probe_dtypes(stages: Sequence[Stage], channels: int, dtype: torch.dtype) -> 
 
 
 def strip_macs(block: Block, grid: tuple[int, int], height: int, *, only_global: bool) -> int:
-    """Return the multiply-accumulates of a block in strips of `height` rows.
+    """Return the multiply-accumulates of a block that runs in strips of `height` rows.
 
-    only_global: its local output is not needed.
+    grid: (X, Y). only_global: whether only the global tokens of the output are computed.
     """
     attn, (rows, cols) = block.attn, grid
     tokens, square = rows * cols, attn.dim**2

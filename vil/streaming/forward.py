@@ -1,4 +1,4 @@
-"""`vil.stream`: a forward pass over an image that does not fit into memory, with the same result.
+"""Run `vil.stream`, a forward pass over an image that does not fit into memory.
 
 Shapes: H W image size in pixels, c channels, d width and X Y grid of a stage, K classes.
 """
@@ -42,26 +42,28 @@ def stream(
     layout: str = "CHW",
     transform: Transform | None = None,
 ) -> StreamResult:
-    """Run a model on an image of any size in bounded memory, with the result of `model(image)`.
+    """Run a model on an image of any size in bounded memory. The result is that of `model(image)`.
 
-    model: a `vil.models.vision_longformer.MsViT` of local, global or full attention.
-    image: normalized floats (c, H, W), or (H, W, c) by `layout`: an array or anything with `shape`,
-      `dtype` and slicing, a reader with rasterio's `read(window=)`, or the path of a .tif, .png,
-      .jpg, .npy or .zarr file. Integers need a `transform`. It is read once, from top to bottom,
-      and cast to the dtype of the model's parameters.
-    outputs: "logits", "pooled" (features that enter the head), and "stages.0", "stages.1", ..., the
-      maps of `forward_intermediates`. Of a model that does not pool (global_pool ""), logits and
-      pooled features are maps, too.
-    into: {output: array (channels, X, Y)} to write maps to, strip by strip: NumPy, torch or zarr.
-    memory: limit of the bytes of tensors beyond the weights, the image and `into`, as a number or
-      text such as "1GiB".
-    scratch: folder for tokens that do not fit into the limit. Its files are removed at the end.
-    transform: function of a strip (c, n, W) that returns floats of this shape, such as
+    model: a `vil.models.vision_longformer.MsViT` with local, global or full attention.
+    image: an array or another object with `shape`, `dtype` and slicing, a reader with rasterio's
+      `read(window=)`, or the path of a .tif, .png, .jpg, .npy or .zarr file. Values are normalized
+      floats; integers need a `transform`. The image is read once, from top to bottom, and cast to
+      the dtype of the model's parameters.
+    outputs: "logits", "pooled" (the features before the head), and "stages.0", "stages.1", ..., the
+      maps of `forward_intermediates`. If the model does not pool (global_pool ""), logits and
+      pooled features are also maps.
+    into: {output: array (channels, X, Y)} of NumPy, torch or zarr arrays, to which maps are written
+      strip by strip. Other maps are returned as tensors.
+    memory: limit for the bytes of tensors, excluding the weights, the image and `into`, as a number
+      or as text such as "1GiB".
+    scratch: folder for tokens that do not fit into the limit. The files are removed at the end.
+    layout: "CHW" for (c, H, W) or "HWC" for (H, W, c): the axes of arrays and .npy and .zarr files.
+    transform: function that maps a strip (c, n, W) to floats of the same shape, such as
       `vil.streaming.Normalize`.
 
-    Autocast works as in `model(image)`. Raises ConfigError, before any work, for a model that
-    does not stream, an image or `into` that does not fit, and a limit that no plan keeps to;
-    DataError for a file that cannot be read; SaveError for a full disk.
+    Autocast works as in `model(image)`. Before any work, raises ConfigError if the model cannot be
+    streamed, if the image or `into` does not match the model, or if no plan stays within the limit.
+    Raises DataError if a file cannot be read, and SaveError if the disk is full.
     """
     run = prepare(model, image, outputs=outputs, into=into, layout=layout, transform=transform)
     plan = run.planner.choose(_limit(memory))
@@ -69,8 +71,8 @@ def stream(
         return run.execute(plan)
     if scratch is None:
         raise ConfigError(
-            f"memory {memory} is too little to keep {plan.scratch_bytes} bytes of tokens: give "
-            "scratch=, a folder for them, or a higher limit"
+            f"memory {memory} is too small for {plan.scratch_bytes} bytes of stored tokens: give "
+            "scratch=, a folder in which to store them, or a higher limit"
         )
     with _temporary(check_scratch(scratch, plan.scratch_bytes)) as folder:
         return run.execute(plan, folder=folder)
@@ -84,11 +86,12 @@ def plan_stream(
     *,
     outputs: Sequence[str] = LOGITS,
 ) -> StreamPlan:
-    """Plan `vil.stream` for an image of (H, W) pixels, without reading anything.
+    """Plan `vil.stream` for an image of `size` (H, W) in pixels, without reading an image.
 
-    The plan states for each stage where its tokens are kept, the passes, the strips, the peak bytes
-    and the matmul work; `print(plan)` shows a table. Maps among the outputs count as the caller's
-    arrays (`into`). Raises ConfigError as `vil.stream` does.
+    For each stage, the plan states where its tokens are stored, the number of passes, the strip
+    heights, the peak bytes and the matmul work. `print(plan)` shows a table. The plan assumes that
+    the caller provides arrays (`into`) for all outputs that are maps. memory, outputs: see
+    `vil.stream`. Raises ConfigError under the same conditions as `vil.stream`.
     """
     network = find_network(model)
     names = check_outputs(network, outputs)
@@ -114,7 +117,8 @@ def _check_size(size: Any) -> tuple[int, int]:
 
 
 class PreparedStream:
-    """A checked forward pass, to be planned by `planner` and run by `execute`."""
+    """A streamed forward pass whose inputs have been checked. `planner` chooses a plan, and
+    `execute` runs it."""
 
     def __init__(
         self,
@@ -148,8 +152,9 @@ class PreparedStream:
         journal: Journal | None = None,
         progress: Report = lambda share: None,
     ) -> StreamResult:
-        """Run a plan. folder: for stored tokens. journal: to resume from. progress: is called with
-        the share of the work that is done."""
+        """Run a plan and return its outputs. folder: where tokens are stored on disk; needed only
+        if the plan does so. journal: record from which to resume. progress: called with the
+        fraction of the work that is done."""
         maps = {name: self.into.get(name) for name in self.shapes}
         device = self.image.device
         for name, target in maps.items():
@@ -174,13 +179,13 @@ class PreparedStream:
         return StreamResult({name: results[name] for name in self.names}, plan)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of a map."""
+        """Return the dtype of the output map `name`."""
         is_stage = name.startswith("stages.")
         return self.planner.dtypes[int(name.rpartition(".")[2]) if is_stage else -1].tokens
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Return {index of a stage: writer of its map}."""
+    """Select the writers of stage outputs. Returns {index of the stage: writer of its map}."""
     prefix = "stages."
     return {
         int(name.removeprefix(prefix)): write
@@ -198,7 +203,8 @@ def prepare(
     layout: str = "CHW",
     transform: Transform | None = None,
 ) -> PreparedStream:
-    """Check model, image and outputs of a streamed forward pass; see `stream`."""
+    """Check the model, image and outputs of a streamed forward pass, and open the image. `stream`
+    describes the arguments and errors."""
     network = find_network(model)
     names = check_outputs(network, outputs)
     pixels = open_pixels(image, layout, network.in_chans)
@@ -207,7 +213,7 @@ def prepare(
 
 @contextmanager
 def _temporary(folder: Path):
-    """Yield a new folder below `folder`, and remove it at the end."""
+    """Create a temporary folder inside `folder`, yield its path, and remove it on exit."""
     path = Path(tempfile.mkdtemp(prefix="vil-stream-", dir=folder))
     try:
         yield path

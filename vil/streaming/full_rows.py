@@ -1,7 +1,7 @@
-"""Blocks of full attention, whose queries are computed in strips of rows.
+"""Run a block of full attention in strips of query rows.
 
-Every strip goes over the keys of the whole image, part by part. The keys and values of a part are
-computed again for each strip, which saves storing them.
+The queries of a strip attend to the keys of the full image, part by part. The keys and values of a
+part are not stored, but recomputed for each strip.
 
 Shapes: X Y grid, N heads, D head dim, C = N*D channels, G global tokens, Q queries of a strip, K
 keys of a part.
@@ -21,10 +21,11 @@ SCORE_BYTES = 1 << 24  # of the scores of a strip and a part of the keys
 
 
 class FullRows(StripRows):
-    """The local tokens after a block of full attention; `global_tokens` after the first strip.
+    """A row source of the local tokens after a block of full attention. The global tokens after the
+    block are in `global_tokens` once the first strip has been computed.
 
     source: the block's input, which is read once per strip. x_global (1, G, C): the global tokens
-    of its input. height: rows of a strip.
+    of the input. height: rows in a strip. dtype: of the output.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class FullRows(StripRows):
         self.bias = FullBias(block.attn, (source.rows, source.cols))
 
     def compute(self, strip: int) -> Tensor:
-        """Return the rows of a strip, (height, Y, C); the first one also sets `global_tokens`."""
+        """Return the rows (height, Y, C) of a strip. The first call also sets `global_tokens`."""
         first = strip * self.height
         stop = min(first + self.height, self.rows)
         x = self.source.read(first, stop).flatten(0, 1)
@@ -55,7 +56,8 @@ class FullRows(StripRows):
     def _attend(self, x: Tensor, first: int | None) -> Tensor:
         """Return the block's output for the tokens x (Q, C).
 
-        first: index of the first one among the local tokens; None for global tokens.
+        first: index of the first of these tokens among the local tokens; None if x has the global
+        tokens.
         """
         block, attn = self.block, self.block.attn
         size = part_size(self.channels, self.dtype)
@@ -76,9 +78,10 @@ class FullRows(StripRows):
     def _add(
         self, softmax: OnlineSoftmax, tokens: Tensor, query: int | None, key: int | None
     ) -> None:
-        """Let queries attend to tokens (K, C).
+        """Add tokens (K, C) to the keys that the queries of `softmax` attend to.
 
-        query, key: index of the first query and key among local tokens; None for global tokens.
+        query, key: index of the first query and of the first key among the local tokens; None for
+        global tokens.
         """
         if not len(tokens):
             return
@@ -88,18 +91,18 @@ class FullRows(StripRows):
         softmax.add(k[0], v[0], bias)
 
     def _project(self, tokens: Tensor) -> Tensor:
-        """Return queries, keys and values of tokens (K, C), (K, 3C)."""
+        """Return the queries, keys and values (K, 3C) of tokens (K, C)."""
         return self.block.attn.qkv(self.block.norm1(tokens))
 
 
 def keys_of_part(attn: FullAttention, num_queries: int, most: int) -> int:
-    """Return how many keys are multiplied with the queries at once."""
+    """Return the number of keys to process at once. most: upper limit of that number."""
     bias = 4 if attn.rel_pos else 1  # its indices and values, per head or not
     return max(1, min(most, SCORE_BYTES // (4 * bias * attn.num_heads * max(1, num_queries))))
 
 
 class FullBias:
-    """The relative position bias of full attention, for some of the pairs of tokens."""
+    """The relative position bias of full attention, computed for ranges of queries and keys."""
 
     def __init__(self, attn: FullAttention, grid: tuple[int, int]) -> None:
         self.attn, self.grid = attn, grid
@@ -112,9 +115,11 @@ class FullBias:
     def pairs(
         self, query: int | None, num_queries: int, key: int | None, num_keys: int
     ) -> Tensor | None:
-        """Return the bias (N, Q or 1, K or 1) of consecutive queries and keys; None without bias.
+        """Return the bias (N, Q or 1, K or 1) of consecutive queries and keys; None if the
+        attention has no bias.
 
-        query, key: index of the first one among local tokens; None for the global tokens.
+        query, key: index of the first query and of the first key among the local tokens; None for
+        the global tokens.
         """
         if not self.attn.rel_pos:
             return None

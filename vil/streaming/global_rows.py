@@ -1,7 +1,7 @@
-"""The global tokens of a block, which attend to the tokens of the whole image.
+"""Compute the global tokens of a block, which attend to all tokens of the image.
 
-Their keys come strip by strip. Only after the last one is their output known, so the next block
-starts after it: a barrier between two passes over the image.
+Their keys arrive strip by strip, and their output is complete only after the last strip. So the
+next block must wait for the end of the pass. This is a barrier between two passes over the image.
 
 Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip.
 """
@@ -15,7 +15,7 @@ from vil.streaming.tokens import parts
 
 
 class GlobalRows:
-    """The rows of a block's output that belong to its global tokens.
+    """The attention of a block's global tokens, which collects keys strip by strip.
 
     x_global (1, G, C): the global tokens of the block's input.
     """
@@ -35,9 +35,11 @@ class GlobalRows:
         self.softmax.add(k[0], v[0], among)
 
     def add(self, tokens: Tensor, kv: Tensor, size: int) -> None:
-        """Add the local tokens (T, C) of a strip, each once, in parts of at most `size`.
+        """Let the global tokens attend to the local tokens (T, C) of a strip. Every token of the
+        image must be added exactly once.
 
-        kv (T, 2C): their keys and values for local queries, which global ones share by default.
+        kv (T, 2C): keys and values of the tokens, used unless the attention has separate weights
+        for global queries. size: maximum number of tokens to process at once.
         """
         attn = self.block.attn
         for part in parts(len(tokens), size):
@@ -54,7 +56,8 @@ class GlobalRows:
 
 
 def add_rows(collect: GlobalRows, rows: Tensor, size: int) -> None:
-    """Add rows (n, Y, C) to what global tokens attend to, where nothing else is computed."""
+    """Let the global tokens of `collect` attend to rows (n, Y, C), without computing any other
+    output of the block. size: maximum number of tokens to process at once."""
     tokens, attn = rows.flatten(0, 1), collect.block.attn
     for part in parts(len(tokens), size):
         kv = tokens.new_empty(0, 0) if attn.separate else attn.kv(collect.block.norm1(tokens[part]))

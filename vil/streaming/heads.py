@@ -1,4 +1,4 @@
-"""The final norm, the pooling and the head of a model, on tokens that come strip by strip.
+"""Apply the final norm, the pooling and the head of a model to tokens that arrive strip by strip.
 
 Shapes: X Y grid of the last stage, L = X*Y, G global tokens, d channels, K classes, n rows.
 """
@@ -14,10 +14,11 @@ from vil.streaming.tokens import part_size, parts
 
 
 class Head:
-    """What a classifier makes of the tokens of its last stage.
+    """The final norm, the pooling and the head of a model, applied to the tokens of its last stage.
 
-    logits, pooled: whether these are wanted. They are vectors (K,) and (d,) in `results`, or, if
-    the model does not pool, maps whose rows go to the functions in `writers`, by the same names.
+    names: the requested outputs, of which only "logits" and "pooled" are computed here. If the
+    model pools, they are vectors (K,) and (d,) in `results` after `finish`. Otherwise they are
+    maps, whose rows are passed to the functions in `writers` {name: writer}.
     """
 
     def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:
@@ -28,7 +29,7 @@ class Head:
         self.max: Tensor | None = None
 
     def add(self, first: int, rows: Tensor) -> None:
-        """Add rows (n, Y, d) of the last stage's output, from row `first` on."""
+        """Process rows (n, Y, d) of the last stage's output. first: number of the first row."""
         cols, pool = rows.shape[1], self.model.global_pool
         size = part_size(max(rows.shape[-1], self.model.num_classes), rows.dtype)
         if not pool:
@@ -41,7 +42,7 @@ class Head:
             self._pool(self.model.norm(rows.flatten(0, 1)[part]))
 
     def _pool(self, tokens: Tensor) -> None:
-        """Add normed tokens (T, d) to the running sum and maximum."""
+        """Add normalized tokens (T, d) to the running sum and maximum."""
         total, most = tokens.double().sum(0), tokens.amax(0)
         self.dtype = tokens.dtype
         self.sum = total if self.sum is None else self.sum + total
@@ -49,14 +50,14 @@ class Head:
         self.count += len(tokens)
 
     def _write(self, first: int, features: Tensor) -> None:
-        """Write normed rows (n, Y, d), and their logits, to the maps."""
+        """Write normalized rows (n, Y, d) and their logits to those maps that are requested."""
         if "pooled" in self.names:
             self.writers["pooled"](first, features)
         if "logits" in self.names:
             self.writers["logits"](first, self.model.head(features))
 
     def finish(self, x_global: Tensor) -> None:
-        """Compute the results, with the global tokens (1, G, d) of the last stage's output."""
+        """Compute `results`. x_global (1, G, d): the global tokens of the last stage's output."""
         pool = self.model.global_pool
         if not pool:
             return
@@ -72,11 +73,11 @@ class Head:
         self.results["logits"] = self.model.head(features[None])[0]
 
     def state(self) -> dict[str, Any]:
-        """Return the running sums, to be restored by `restore`."""
+        """Return the running sums, from which `restore` can resume."""
         return {"count": self.count, "sum": self.sum, "max": self.max}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a result of `state`."""
+        """Resume from the running sums that `state` returned."""
         device = next(self.model.parameters()).device
         self.count = state["count"]
         if state["sum"] is not None:

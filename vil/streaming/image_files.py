@@ -1,8 +1,8 @@
-"""Open image files as arrays whose rows are read when needed.
+"""Open image files as arrays whose rows are read on demand.
 
-A .npy file is mapped to memory, .zarr and tiled or compressed .tif files are read by chunks (extra
-`stream`). Pillow decodes .png and .jpg as a whole, when the first rows are read, to 8 bits per
-channel in its own memory.
+An .npy file is mapped into memory. A .zarr file, and a tiled or compressed .tif file, is read in
+chunks, which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per
+channel when the first rows are read. The decoded image is in Pillow's memory.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,11 @@ SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
 
 
 def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
-    """Return (array, whether it is (H, W, C)) for an image file.
+    """Open an image file. Returns (array, is_hwc), where is_hwc is True for an array (H, W, C) and
+    False for (C, H, W).
 
-    is_hwc: the layout of .npy and .zarr arrays. Raises DataError if the file cannot be read.
+    channels: number of channels that the model needs. is_hwc: the layout to assume for .npy and
+    .zarr files. Raises DataError if the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -46,13 +48,13 @@ def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]
             array = _open_zarr(path)
     pixels = np.prod([int(n) for n in array.shape], dtype=float) / channels
     if pixels > MAX_PIXELS:
-        raise DataError(f"{path}: {pixels:.3g} pixels are more than {MAX_PIXELS}")
+        raise DataError(f"{path}: the image has {pixels:.3g} pixels, more than {MAX_PIXELS}")
     return array, is_hwc
 
 
 @contextmanager
 def _readable(path: str | Path) -> Iterator[None]:
-    """Turn any error of a reader into a DataError of one line."""
+    """Raise any error inside the `with` block as a DataError with a one-line message."""
     try:
         yield
     except DataError:
@@ -62,9 +64,10 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 class PillowRows:
-    """An image file as an array (H, W, C) of uint8, which is decoded when rows are first read.
+    """A wrapper that presents an image file as an array (H, W, C) of uint8. The file is decoded
+    when rows are first read.
 
-    image: opened by Pillow. mode: of the rows that are read.
+    image: the image, opened by Pillow. mode: Pillow mode to which the rows are converted.
     """
 
     dtype = np.dtype(np.uint8)
@@ -76,7 +79,7 @@ class PillowRows:
         self.shape = (height, width, len(mode) if mode != "L" else 1)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return rows as (n, W, C)."""
+        """Return a range of rows as an array (n, W, C)."""
         if not self.is_upright:
             self.image.load()
             if self.image.getexif().get(ORIENTATION, 1) != 1:
@@ -90,19 +93,24 @@ class PillowRows:
 
 def _open_pillow(path: Path, channels: int) -> PillowRows:
     if channels not in MODES:
-        raise DataError(f"{path}: it has no {channels} channels; use a .tif, .npy or .zarr file")
+        raise DataError(
+            f"{path}: this format cannot have {channels} channels; use a .tif, .npy or .zarr file"
+        )
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS
     try:
         image = Image.open(path)
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     if image.mode == "F" or image.mode.startswith("I"):
-        raise DataError(f"{path}: it has more than 8 bits per channel; use a .tif or .npy file")
+        raise DataError(
+            f"{path}: images with more than 8 bits per channel can be read only from .tif, .npy or "
+            ".zarr files"
+        )
     return PillowRows(image, MODES[channels])
 
 
 def _open_tiff(path: str | Path) -> tuple[Any, bool]:
-    """Return (array, whether it is (H, W, C)) for the first image of a TIFF file."""
+    """Open the first image of a TIFF file. Returns (array, is_hwc) as `open_file` does."""
     require_extra(Extra("tifffile", "stream"), f"the image {path}")
     import tifffile
 
@@ -120,7 +128,8 @@ def _open_tiff(path: str | Path) -> tuple[Any, bool]:
 
 
 def open_store(store: Any, name: str) -> Any:
-    """Return the array of a store of `tifffile.imread(..., aszarr=True)`. name: for messages."""
+    """Open the array in a store that `tifffile.imread(..., aszarr=True)` returned. name: what to
+    call the image in error messages."""
     require_extra(Extra("zarr", "stream"), name)
     import zarr
 
@@ -131,7 +140,7 @@ def open_store(store: Any, name: str) -> Any:
 
 
 def _check_complete(path: str | Path, file: Any, series: Any) -> None:
-    """Raise DataError if pixels of the TIFF file lie beyond its end."""
+    """Raise DataError if the TIFF file is truncated, so that some of its pixels are missing."""
     size = file.filehandle.size
     for page in series.pages:
         page = page.aspage() if page is not None else None
@@ -151,5 +160,7 @@ def _open_zarr(path: str | Path) -> Any:
     array = zarr.open(str(path), mode="r")
     if not hasattr(array, "shape"):
         names = ", ".join(sorted(array.keys())) or "nothing"
-        raise DataError(f"{path}: a group of {names}, expected an array: give its path")
+        raise DataError(
+            f"{path} is a zarr group (of {names}), not an array: give the path of an array in it"
+        )
     return array

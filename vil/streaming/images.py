@@ -1,6 +1,6 @@
-"""Images whose pixels are read a few rows at a time.
+"""Open images whose pixels are read a few rows at a time.
 
-An image is an array (NumPy, torch, zarr, dask, a memory map), a reader like rasterio's, or a file.
+An image is an array (NumPy, torch, zarr, dask or a memory map), a rasterio-like reader, or a file.
 
 Shapes: H W size in pixels, c channels, n rows.
 """
@@ -27,8 +27,9 @@ ReadRows = Callable[[int, int], Any]
 class Pixels:
     """An opened image.
 
-    size: (H, W). channels: c. dtype: of its numbers, as text. rows: function of (first row, end)
-    that returns an array (c, n, W), or (n, W, c) if `is_hwc`. name: for messages.
+    size: (H, W). channels: c. dtype: name of the dtype, such as "uint8". rows: function that takes
+    (first row, end row) and returns an array (c, n, W), or (n, W, c) if `is_hwc`. name: what to
+    call the image in error messages.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class Pixels:
         self.dtype, self.rows, self.is_hwc, self.name = dtype, rows, is_hwc, name
 
     def read(self, first: int, stop: int) -> Tensor:
-        """Return rows (c, n, W) as a tensor of the image's own dtype. Raises DataError."""
+        """Read rows `first` to `stop`, exclusive, as a tensor (c, n, W) of the image's dtype (int32
+        for uint16). Raises DataError if they cannot be read."""
         try:
             rows = self.rows(first, stop)
             tensor = rows if isinstance(rows, Tensor) else as_tensor(np.asarray(rows))
@@ -58,7 +60,7 @@ class Pixels:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Return an array as a tensor, which shares its memory if it can."""
+    """Convert an array to a tensor that shares its memory if possible. uint16 becomes int32."""
     if array.dtype.byteorder == ">" or any(step < 0 for step in array.strides):
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     if array.dtype == np.uint16:  # torch has few operations for it
@@ -69,9 +71,9 @@ def as_tensor(array: np.ndarray) -> Tensor:
 def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
     """Open an image.
 
-    image: see `vil.stream`. layout: "CHW" or "HWC", of arrays and .npy and .zarr files. channels:
-    those that the model takes. Raises ConfigError for an image that is none or does not fit,
-    DataError for a file that cannot be read.
+    image: see `vil.stream`. layout: "CHW" or "HWC" for arrays and for .npy and .zarr files.
+    channels: number of channels that the model takes. Raises ConfigError if the object is not an
+    image or has another number of channels, and DataError if a file cannot be read.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -88,12 +90,12 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
         pixels = _open_array(image, is_hwc, name)
     else:
         raise ConfigError(
-            f"{type(image).__name__} is no image: give an array with a shape, a reader with "
-            ".read(window), or a path"
+            f"{type(image).__name__} is not an image: give an array with a shape, a reader with "
+            ".read(window=), or a path"
         )
     if pixels.channels != channels:
         raise ConfigError(
-            f"{name} has {pixels.channels} channels as {'HWC' if pixels.is_hwc else 'CHW'}, and "
+            f"{name} has {pixels.channels} channels as {'HWC' if pixels.is_hwc else 'CHW'}, but "
             f"the model takes {channels}"
         )
     return pixels
@@ -116,7 +118,8 @@ def _open_array(image: Any, is_hwc: bool, name: str) -> Pixels:
 
 
 def _open_reader(image: Any, name: str) -> Pixels:
-    """Open a reader with rasterio's `count`, `height`, `width`, `dtypes` and `read(window=)`."""
+    """Open a reader that has the members `count`, `height`, `width`, `dtypes` and `read(window=)`
+    of rasterio's datasets."""
     shape = (image.count, image.height, image.width)
 
     def rows(first: int, stop: int) -> Any:
@@ -126,10 +129,10 @@ def _open_reader(image: Any, name: str) -> Pixels:
 
 
 class ImageRows(RowSource):
-    """The pixels of an image as the input of a model.
+    """A row source of an image's pixels, as the input of a model.
 
-    dtype, device: of the model. transform: applied to strips (c, n, W); None for none. Raises
-    ConfigError for integers without a transform.
+    dtype, device: of the model. transform: function applied to strips (c, n, W), or None. Raises
+    ConfigError if the pixels are integers and there is no transform.
     """
 
     def __init__(
@@ -143,14 +146,14 @@ class ImageRows(RowSource):
         self.pixels, self.transform = pixels, transform
         if transform is None and "float" not in pixels.dtype:
             raise ConfigError(
-                f"{pixels.name} has numbers of the type {pixels.dtype}: give transform=, such as "
-                "vil.streaming.Normalize(mean, std), or normalized floats"
+                f"{pixels.name} has values of type {pixels.dtype}, not normalized floats: give "
+                "transform=, such as vil.streaming.Normalize(mean, std)"
             )
 
     @property
     def copies(self) -> int:
-        """How often the pixels of a strip are held while it is read; 0 if they are shared with the
-        image."""
+        """The number of copies of a strip's pixels in memory while it is read; 0 if they share the
+        memory of the image."""
         if self.transform is not None:
             return TRANSFORMED
         is_shared = self.device.type == "cpu" and self.pixels.dtype == str(self.dtype)[6:]
@@ -169,10 +172,11 @@ class ImageRows(RowSource):
 
 
 class Normalize:
-    """A transform of strips: scale values to 0..1, subtract the mean and divide by the std.
+    """A transform that scales values to 0..1, subtracts the mean and divides by the std.
 
-    mean, std: a number per channel, of values in 0..1. value_range: the values (low, high) that
-    become 0 and 1, by default the range of an unsigned integer type, and 0..1 for floats.
+    mean, std: one number per channel, for values in 0..1. value_range: the values (low, high) that
+    are scaled to 0 and 1. By default, this is the full range of uint8 or uint16, and 0..1 for
+    floats.
     """
 
     def __init__(
@@ -185,7 +189,7 @@ class Normalize:
         self.value_range = tuple(value_range)
 
     def __call__(self, strip: Tensor) -> Tensor:
-        """Map a strip (c, n, W) to float32 of the same shape."""
+        """Normalize a strip (c, n, W). Returns float32 of the same shape."""
         mean, std = (each.to(strip.device)[:, None, None] for each in (self.mean, self.std))
         low, high = self.value_range or (0.0, INTEGER_RANGE.get(strip.dtype, 1.0))
         x = strip.to(torch.float32, copy=True)

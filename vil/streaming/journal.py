@@ -1,8 +1,8 @@
-"""Record how far a streamed forward pass is, so that another process can continue it.
+"""Record the progress of a streamed forward pass, so that another process can resume it.
 
-A file holds the number of the current pass, its next strip and the running sums. It is replaced
-atomically. The tokens themselves are in the scratch files: a pass reads one and writes another, so
-everything before the recorded strip is complete.
+The record is a file with the number of the current pass, its next strip and the running sums. It is
+replaced atomically. The tokens themselves are in the scratch files. A pass reads one of these and
+writes another one, so all tokens before the recorded strip are complete.
 """
 
 import os
@@ -20,24 +20,26 @@ SAVE_SECONDS = 1.0  # between two records within a pass
 
 
 class Journal:
-    """A record that is not kept."""
+    """A journal that records nothing. `FileJournal` is the one that can be resumed."""
 
     def state_of(self, number: int) -> State | None:
-        """Return how far an earlier process came in a pass. None: it did not begin it, or there is
-        no such process. "strip" is the next strip, or None if the pass is complete."""
+        """Return the recorded state of pass `number`, or None if there is no record of this pass.
+        The item "strip" is the next strip to compute, or None if the pass is complete."""
         return None
 
     def save(self, number: int, describe: Callable[[], State]) -> None:
-        """Record the state of a pass after a strip, now or not."""
+        """Record the state of pass `number` after a strip. An implementation may skip some of the
+        calls. describe: function that returns the state."""
 
     def complete(self, number: int, state: State) -> None:
-        """Record that a pass is complete."""
+        """Record that pass `number` is complete. state: its final state."""
 
 
 class FileJournal(Journal):
-    """A record in a file.
+    """A journal in a file.
 
-    fingerprint: identifies model, image and plan. The record of another one is ignored.
+    fingerprint: identifies the model, the image and the plan. A record with another fingerprint is
+    ignored.
     """
 
     def __init__(self, file: Path, fingerprint: str) -> None:
@@ -50,7 +52,7 @@ class FileJournal(Journal):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier process left a record."""
+        """Whether there was a record of an earlier process with the same fingerprint."""
         return self.number >= 0
 
     def _read(self) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
-"""Blocks of local attention, computed in strips of whole rows of chunks.
+"""Run a block of local attention in strips. A strip consists of complete rows of chunks.
 
-The queries of a strip attend to the chunks of the strip, to those of the rows of chunks above and
-below, and to the global tokens. All of these form a small grid, on which `vil.ops.local_attention`
-runs. Its chunks are those of the whole grid, so distances, masks and ragged borders are too.
+The queries of a strip attend to the chunks in the strip, to the rows of chunks directly above and
+below it, and to the global tokens. The strip and these rows form a small grid, on which
+`vil.ops.local_attention` runs. The small grid has the same chunks as the full grid, and therefore
+the same distances, masks and incomplete chunks at the border.
 
 Shapes: X Y grid, w chunk side, R rows of chunks, N heads, D head dim, C = N*D channels, G global
 tokens, n rows of a strip with its neighbors, T = n*Y tokens.
@@ -25,10 +26,10 @@ SIDE = 8  # rows of the smallest strip of an attention without a window
 
 
 class Context(NamedTuple):
-    """The rows that a strip needs.
+    """The rows that are needed to compute a strip. Together they form its small grid.
 
-    runs: ranges (first row, end) of the source, in the order of the small grid. queries: the rows
-    of the strip within the small grid.
+    runs: ranges (first row, end) of the source, in the order of the small grid. queries: position
+    of the strip's rows in the small grid.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -36,23 +37,27 @@ class Context(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """n, the rows of the small grid."""
+        """The number n of rows in the small grid."""
         return sum(stop - first for first, stop in self.runs)
 
 
 def halo_of(window: Window | None) -> tuple[int, int]:
-    """Return how many rows of chunks a query attends to above and below its own: 0 or 1 each."""
+    """Return the numbers of rows of chunks, 0 or 1 each, to which a query attends above and below
+    the row of its chunk."""
     steps = [0] if window is None else [offset[0] for offset in window.offsets]
     return int(min(steps) < 0), int(max(steps) > 0)
 
 
 def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
-    """Return the context of the strip of rows `first` to `stop`, which are whole rows of chunks.
+    """Return the context of the strip of rows `first` to `stop`, which must be complete rows of
+    chunks.
 
-    rows: X. window: on the whole grid; None if queries attend to global tokens only. side: w. A
-    cyclic window needs the last row of chunks for the first, and the first for the last. The last
-    row of chunks, which may be cut off, stays last: the small grid wraps around too, and its
-    arbitrary seam is between the two neighbors of the strip.
+    rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
+
+    With a cyclic window, the first row of chunks needs the last one, and vice versa. The small grid
+    then also wraps around. The last row of chunks, which may be incomplete, is also last in the
+    small grid. The rows above and below the strip become adjacent to each other, which has no
+    effect, because these rows have no queries.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:
@@ -71,11 +76,12 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 
 
 class LocalRows(StripRows):
-    """The local tokens after a block of local attention.
+    """A row source of the local tokens after a block of local attention.
 
-    source: the block's input. x_global (1, G, C): the global tokens of its input. num_chunks: rows
-    of chunks in a strip. dtype: of the output. collect: collects what the global tokens attend to;
-    None if their output is not needed. Every strip must then be computed once, in order.
+    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks: rows
+    of chunks in a strip. dtype: of the output. collect: the global tokens' attention, to which
+    every strip is added; None if their output is not needed. With `collect`, every strip must be
+    computed exactly once, in order.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class LocalRows(StripRows):
         self.ends: dict[tuple[int, int], Tensor] = {}  # first and last rows of a cyclic grid
 
     def context(self, strip: int) -> Context:
-        """Return the rows that a strip needs."""
+        """Return the context of a strip, given by its number."""
         first = strip * self.height
         stop = min(first + self.height, self.rows)
         return strip_context(self.rows, self.window, self.side, first, stop)
@@ -107,7 +113,7 @@ class LocalRows(StripRows):
         return compute_strip(self.block, x, self.x_global, context.queries, self.collect)
 
     def gather(self, strip: int) -> tuple[Tensor, Context]:
-        """Return (rows (n, Y, C), context) of a strip."""
+        """Read the rows that a strip needs. Returns (rows (n, Y, C), context)."""
         context = self.context(strip)
         if len(context.runs) > 1 and not self.ends:
             self._keep_ends()
@@ -126,19 +132,20 @@ class LocalRows(StripRows):
         return x, context
 
     def _keep_ends(self) -> None:
-        """Read the first and the last row of chunks of a cyclic grid."""
+        """Read the first and the last row of chunks, which a cyclic window joins, into `ends`."""
         last = (self.rows - 1) // self.side * self.side
         for run in ((last, self.rows), (0, self.side)):
             self.ends[run] = self.source.read(*run)
 
 
 def chunk_side(attn: Attention) -> int:
-    """Return w, the rows of the smallest strip of an attention; SIDE if it has no window."""
+    """Return the chunk side w of an attention, which is the smallest strip height in rows. If the
+    attention has no window, return SIDE."""
     return attn.window_size if isinstance(attn, LongformerAttention) else SIDE
 
 
 def window_of(attn: Attention, grid: tuple[int, int]) -> Window | None:
-    """Return the window of an attention on a grid; None if it has only global keys."""
+    """Return the window of an attention on a grid (X, Y); None if it has only global keys."""
     return attn.window(grid) if isinstance(attn, LongformerAttention) else None
 
 
@@ -147,8 +154,9 @@ def compute_strip(
 ) -> Tensor:
     """Return the output of a block for some rows of a small grid.
 
-    x (n, Y, C): the rows of the small grid. x_global (1, G, C). queries: the rows to compute.
-    collect: gets what global tokens attend to, from these rows.
+    x (n, Y, C): the block's input on the small grid. x_global (1, G, C): its global tokens.
+    queries: the rows to compute. collect: the global tokens' attention, to which these rows are
+    added; None to skip it.
     """
     attn, (rows, cols, channels) = block.attn, x.shape
     size = part_size(channels, x.dtype)
@@ -174,7 +182,7 @@ def compute_strip(
 
 
 def _keys_and_values(block: Block, tokens: Tensor, x_global: Tensor, size: int) -> Tensor:
-    """Return keys and values (G+T, 2C) of the global tokens and of tokens (T, C)."""
+    """Return the keys and values (G+T, 2C) of the global tokens, followed by tokens (T, C)."""
     first = block.attn.kv(block.norm1(x_global))[0]
     kv = first.new_empty(len(first) + len(tokens), first.shape[-1])
     kv[: len(first)] = first

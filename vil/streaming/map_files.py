@@ -1,6 +1,7 @@
-"""Write maps to files: .npy, .zarr, or tiled BigTIFF.
+"""Write maps to .npy, .zarr or tiled BigTIFF files.
 
-A map is first written row by row to a mapped .npy file, and converted when it is complete.
+A map is first written row by row to a memory-mapped .npy file. When it is complete, it is converted
+to the requested format.
 
 Shapes: d channels, X Y rows and columns of a map.
 """
@@ -26,16 +27,16 @@ TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
 
 
 def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.ndarray:
-    """Return an array (d, X, Y) that is mapped from an .npy file, which is created if needed.
+    """Return an array (d, X, Y) that is mapped from an .npy file. Creates the file if necessary.
 
-    The room is allocated at once. Raises SaveError if the disk is full.
+    The disk space is allocated immediately. Raises SaveError if the disk is full.
     """
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     described = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     size = header.tell() + math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: no room for {format_bytes(size)} of a map"):
+    with os_error_as(SaveError, f"{file}: no disk space for a map of {format_bytes(size)}"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             os.pwrite(descriptor, header.getvalue(), 0)
@@ -46,7 +47,8 @@ def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.n
 
 
 def check_map_file(path: Path) -> None:
-    """Raise ConfigError or DataError if a map cannot be saved under a name."""
+    """Raise ConfigError or DataError if a map cannot be saved to a path, because of its extension,
+    a missing package or, for .zarr, its folder."""
     if path.suffix.lower() == ".npy":
         return
     if path.suffix.lower() not in ENDINGS:
@@ -58,18 +60,20 @@ def check_map_file(path: Path) -> None:
 
 
 def _check_zarr(path: Path) -> None:
-    """Raise ConfigError if a folder cannot be written, or replaces one that is no zarr array."""
+    """Raise ConfigError if the folder `path` cannot be written, or if it exists and is not a zarr
+    array."""
     parent = path.resolve().parent
     if not parent.is_dir():
         raise ConfigError(f"--save {path}: there is no folder {path.parent}")
     if not os.access(parent, os.W_OK):
-        raise ConfigError(f"--save {path}: Permission denied")
+        raise ConfigError(f"--save {path}: no permission to write to {path.parent}")
     if path.exists() and not any((path / name).is_file() for name in ZARR_FILES):
-        raise ConfigError(f"--save {path}: it exists, and is no zarr array that could be replaced")
+        raise ConfigError(f"--save {path}: it exists, but only a zarr array can be replaced")
 
 
 def convert_map(source: Path, target: Path) -> None:
-    """Move or convert a complete .npy file of a map (d, X, Y) to a file. A .tif file has (X, Y, d).
+    """Copy or convert a complete .npy file of a map (d, X, Y) to the format of the target's
+    extension. A .tif file stores the map as (X, Y, d).
 
     The target is replaced only when the new file is complete. Raises SaveError if it cannot be
     written.
@@ -85,7 +89,7 @@ def convert_map(source: Path, target: Path) -> None:
             else:
                 _write_tiff(np.load(source, mmap_mode="r"), aside)
     except (OSError, ConfigError) as error:
-        raise SaveError(f"{target}: the map stays in {source}: {error}") from error
+        raise SaveError(f"{target} cannot be written ({error}); the map is in {source}") from error
 
 
 def _write_zarr(array: np.ndarray, target: Path) -> None:

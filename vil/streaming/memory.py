@@ -1,4 +1,4 @@
-"""How many bytes of tensors a strip of a block needs, counted on tensors without values.
+"""Count the bytes of tensors that a strip of a block needs, by a run on fake tensors.
 
 Shapes: n rows of a strip with its neighbors, Y columns, C channels, G global tokens.
 """
@@ -25,8 +25,8 @@ from vil.utils.precision import autocast_off
 
 
 class StripMemory(TensorMemory):
-    """Counter of bytes. A value that is read from a tensor without values is 0, or False: a
-    backend that checks whether all keys are real then takes the path for those that are not."""
+    """A counter of the bytes of fake tensors. A value that is read from a fake tensor is 0 or
+    False. So a backend that checks whether all keys are valid takes the path for padded keys."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -36,9 +36,10 @@ class StripMemory(TensorMemory):
 
 @contextmanager
 def count_bytes() -> Iterator[TensorMemory]:
-    """Run a block on tensors without values, next to real weights; see `vil.utils.memory`.
+    """Count the bytes of fake tensors inside the `with` block, which may also use real weights.
 
-    Inference mode is off inside: under it, composite operators reach the counter undivided.
+    See `vil.utils.memory`. Inference mode is off inside the block. Otherwise composite operators
+    would not be decomposed before they reach the counter.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.no_grad(), sizes_only(), fake, StripMemory() as memory:
@@ -46,7 +47,7 @@ def count_bytes() -> Iterator[TensorMemory]:
 
 
 def peak_of(function: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that a function holds at once."""
+    """Return the peak bytes of tensors during a call of a function, which runs on fake tensors."""
     with count_bytes() as memory:
         function()
     return memory.peak
@@ -61,8 +62,8 @@ def strip_bytes(
     device: torch.device,
     collects: bool,
 ) -> int:
-    """Return the most bytes that a strip of local attention holds, beyond its input, but for what
-    is inside of attention.
+    """Return the peak bytes of a strip of local attention, excluding its input and the tensors
+    inside the attention operator.
 
     rows: (rows with the neighbors, rows of queries). cols: Y. dtype: of the tokens. collects:
     whether global tokens attend to the strip.
@@ -82,7 +83,8 @@ def strip_bytes(
 def attention_bytes(
     attn: LongformerAttention, window: Window, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Return the most bytes that local attention holds, with q, k, v and its output."""
+    """Return the peak bytes of local attention, including q, k, v and the output. dtype: of q, k
+    and v."""
 
     def tensor(tokens: int, width: int) -> torch.Tensor:
         return torch.empty(1, tokens, width, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The outputs of a streamed forward pass: maps that are written by rows, and vectors.
+"""Outputs of a streamed forward pass: vectors, and maps that are written row by row.
 
 Shapes: X Y grid of a stage, d channels, K classes, n rows.
 """
@@ -20,9 +20,10 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The outputs of `vil.stream`, by name: tensors, or the arrays of `into`.
+    """The result of `vil.stream`.
 
-    Without a batch dimension: logits (K,), pooled (d,), a stage's map (d, X, Y). plan: what ran.
+    outputs: {name: tensor, or the array of `into`}, without a batch dimension: logits (K,), pooled
+    (d,), the map of a stage (d, X, Y). plan: the plan that was run.
     """
 
     outputs: Mapping[str, Any]
@@ -45,7 +46,8 @@ class StreamResult:
 def map_shapes(
     model: MsViT, outputs: tuple[str, ...], size: tuple[int, int]
 ) -> dict[str, tuple[int, int, int]]:
-    """Return the shapes (channels, X, Y) of those outputs that are maps."""
+    """Return {name: shape (channels, X, Y)} of those outputs that are maps. size: (H, W) in
+    pixels."""
     grids, shapes = model.grids(size), {}
     for name in outputs:
         if name.startswith("stages."):
@@ -64,32 +66,37 @@ def check_into(
     outputs: tuple[str, ...],
     shapes: Mapping[str, tuple[int, int, int]],
 ) -> dict[str, Any]:
-    """Return the arrays to write to, by output.
+    """Return `into` as a dict {output: array} after checking it.
 
-    Raises ConfigError for an array of another output, shape or type, and for a read-only one.
+    shapes: the shapes of the maps, from `map_shapes`. Raises ConfigError if an array is for an
+    output that is not requested or is a vector, has the wrong shape or dtype, or is read-only.
     """
     into = dict(into or {})
     for name, array in into.items():
         if name not in outputs:
-            raise ConfigError(f"into has {name!r}, but the outputs are {', '.join(outputs)}")
+            raise ConfigError(
+                f"into has {name!r}, which is not an output: the outputs are {', '.join(outputs)}"
+            )
         if name not in shapes:
-            raise ConfigError(f"into[{name!r}]: this output is a vector, and is returned")
+            raise ConfigError(
+                f"into[{name!r}]: this output is a vector, which is returned: remove it from into"
+            )
         shape = tuple(getattr(array, "shape", ()))
         if shape != shapes[name]:
             raise ConfigError(
-                f"into[{name!r}] has the shape {shape}, and the map needs {shapes[name]}"
+                f"into[{name!r}] has the shape {shape}, but the map needs {shapes[name]}"
             )
         if str(array.dtype).removeprefix("torch.") not in FLOATS:
             raise ConfigError(
                 f"into[{name!r}] has the type {array.dtype}, expected one of {', '.join(FLOATS)}"
             )
         if is_read_only(array):
-            raise ConfigError(f"into[{name!r}] is read-only")
+            raise ConfigError(f"into[{name!r}] is read-only: give an array that can be written to")
     return into
 
 
 def is_read_only(array: Any) -> bool:
-    """Return whether an array or store of NumPy or zarr cannot be written to."""
+    """Return whether a NumPy or zarr array is read-only."""
     flags = getattr(array, "flags", None)
     if flags is not None and not getattr(flags, "writeable", True):
         return True
@@ -97,7 +104,7 @@ def is_read_only(array: Any) -> bool:
 
 
 def writer_into(target: Any) -> Writer:
-    """Return the function that writes rows (n, Y, d) to a map (d, X, Y)."""
+    """Return a function that writes rows (n, Y, d) to `target`, a map (d, X, Y)."""
 
     def write(first: int, rows: Tensor) -> None:
         rows = rows.permute(2, 0, 1)

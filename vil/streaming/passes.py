@@ -1,7 +1,8 @@
-"""Run a plan: passes over the image, each from top to bottom, strip by strip.
+"""Run the passes of a plan. Each pass goes over the image from top to bottom, strip by strip.
 
-A stage whose tokens are stored has a pass per block. Stages that are computed when they are read
-have none: the pass of the stage that reads them drives them. The final pass reads the last stage.
+A stage whose tokens are stored has one pass per block. A stage whose tokens are not stored has no
+pass; its rows are computed when a pass of a later stage reads them. The final pass reads the last
+stage.
 
 Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
 """
@@ -29,12 +30,12 @@ from vil.streaming.tokens import part_size
 
 
 class Passes:
-    """A streamed forward pass.
+    """A streamed forward pass, which consists of several passes over the image.
 
-    shapes, dtypes: of the stages, by the planner. writers: {index of a stage: function that takes
-    the rows of its map}. head: what the last stage's tokens are used for; None if for nothing.
-    stores: makes the tensors of stored tokens. journal: from which the passes resume. progress: is
-    called with the share of the work that is done.
+    shapes, dtypes: of the stages, from the planner. writers: {index of a stage: function that
+    writes the rows of its map}. head: computes the logits and pooled features; None if they are not
+    requested. stores: creates the tensors for stored tokens. journal: record from which the passes
+    resume. progress: called with the fraction of the work that is done.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Passes:
         self.collect: GlobalRows | None = None  # of the last block, whose output the head needs
 
     def run(self, image: RowSource) -> None:
-        """Read the image, and write all outputs."""
+        """Read the image once and write all outputs."""
         source, x_global = image, None
         for index in range(len(self.plan.stages)):
             source, x_global = self._add_stage(index, source)
@@ -73,9 +74,9 @@ class Passes:
         self.work.finish_pass()
 
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
-        """Run the passes that store the tokens of a stage.
+        """Build the row source of a stage's output, and run the passes that store its tokens.
 
-        Returns (rows of its output, global tokens of the input of its last block).
+        Returns (row source of the output, global tokens of the input of the last block).
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
@@ -98,7 +99,8 @@ class Passes:
         return rows, x_global
 
     def _rows_read(self, index: int) -> int:
-        """Return how many rows of a stage's map the next one reads; all of them if it is last."""
+        """Return the number of rows of a stage's map that the next stage reads. For the last stage,
+        return the number of all rows."""
         if index == len(self.plan.stages) - 1:
             return self.plan.stages[index].grid[0]
         below = self.model.stages[index + 1]
@@ -108,7 +110,7 @@ class Passes:
         return embed_work(self.model.stages[index].embed, self.plan.stages[index].grid)
 
     def _work(self, index: int, b: int) -> float:
-        """Return the work of a block."""
+        """Return the work, in multiply-accumulates, of block `b` of stage `index`."""
         plan, shape = self.plan.stages[index], self.shapes[index]
         blocks = self.model.stages[index].blocks
         only = shape.only_global and b == len(blocks) - 1
@@ -137,7 +139,7 @@ class Passes:
         return rows
 
     def _store(self, index: int, rows: RowSource, x_global: Tensor) -> tuple[StoredRows, Tensor]:
-        """Run the passes that write the tokens of a stage. Returns (rows, global tokens)."""
+        """Run the passes that store the tokens of a stage. Returns (stored rows, global tokens)."""
         stage, plan = self.model.stages[index], self.plan.stages[index]
         stores = self.stores.make(index, plan, rows.channels, self.dtypes[index].tokens)
         blocks: list[tuple[int, Block] | None] = list(enumerate(stage.blocks))
@@ -167,9 +169,10 @@ class Passes:
         x_global: Tensor,
         collect: GlobalRows | None,
     ) -> Tensor:
-        """Write all strips of a reader. Returns the global tokens after it.
+        """Write all strips of a reader. Returns the global tokens after the block of this pass.
 
-        A pass that an earlier process completed is skipped, one that it began is continued.
+        If an earlier process completed this pass, it is skipped. If an earlier process started it,
+        it is resumed.
         """
         state = self.journal.state_of(self.number)
         if state is None or state["strip"] is not None:
@@ -222,14 +225,15 @@ class Passes:
             self.journal.save(self.number, describe)
 
     def _flush_taps(self) -> None:
-        """Write those rows of the maps that the next stage does not read."""
+        """Write the rows of the stage maps that no pass has read. The next stage does not read the
+        last rows if they do not fill a patch."""
         for tap, read in reversed(self.taps):
             height = embed_height(self.model.stages[0])
             for first in range(read, tap.rows, height):
                 tap.read(first, min(first + height, tap.rows))
 
     def _final_pass(self, source: RowSource, x_global: Tensor) -> None:
-        """Read the last stage for its map and for the head."""
+        """Read all rows of the last stage, which writes its map and passes the rows to the head."""
         state = self.journal.state_of(self.number)
         last = len(self.plan.stages) - 1
         head, collect = self.head, self.collect
@@ -251,7 +255,8 @@ class Passes:
 
 
 class Whole(StripRows):
-    """All rows of any source, in its own strips, or in strips of `height` rows if it has none."""
+    """A reader of all rows of a source. It uses the strips of the source or, if the source has no
+    strips, strips of `height` rows."""
 
     def __init__(self, source: RowSource, height: int) -> None:
         shape = (source.rows, source.cols, source.channels, source.dtype, source.device)

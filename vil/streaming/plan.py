@@ -1,4 +1,4 @@
-"""The plan of a streamed forward pass: what each stage keeps, and what that costs.
+"""The plan of a streamed forward pass: what each stage stores, with its memory and compute cost.
 
 Shapes: X Y grid of a stage.
 """
@@ -15,9 +15,10 @@ UNITS |= {
 
 
 def parse_bytes(text: int | float | str, name: str = "memory") -> int:
-    """Return a number of bytes, from a number or text such as "1.5GiB" or "800 MB" (1 MB = 1 MiB).
+    """Convert a number, or text such as "1.5GiB" or "800 MB", to a number of bytes. MB means MiB.
 
-    Raises ValueError, which names the argument `name`, for anything else and for less than 1 byte.
+    name: the argument's name in the error message. Raises ValueError for any other text, and for
+    less than 1 byte.
     """
     digits, unit = str(text).strip().lower(), ""
     while digits and not (digits[-1].isdigit() or digits[-1] == "."):
@@ -32,7 +33,7 @@ def parse_bytes(text: int | float | str, name: str = "memory") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size in bytes as text of three or four digits, such as 1.25 GiB."""
+    """Format a size in bytes, such as "1.25 GiB" or "800 MiB"."""
     for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size >= factor:
             digits = 2 if size < 10 * factor else 0
@@ -42,15 +43,15 @@ def format_bytes(size: int) -> str:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage does.
+    """The plan of one stage.
 
-    name: of the module. grid: (X, Y). action: "recompute" (computed when the next stage reads it,
-    never stored), or where its tokens are stored between its passes: "memory" or "scratch".
-    num_passes: passes over the stage's tokens. num_barriers: those after which global tokens are
-    completed. heights: rows of a strip, for each block. halo: rows that a strip needs above and
-    below. store_bytes: of the stored tokens, all copies. peak_bytes: the most bytes of tensors at
-    once while the stage is the one that drives the pass; 0 if another one does.
-    macs, whole_macs: multiply-accumulates of matmuls, streamed and of the whole image at once.
+    name: of the module. grid: (X, Y). action: "memory" or "scratch" if the tokens are stored there
+    between passes, or "recompute" if they are not stored, but computed when the next stage reads
+    them. num_passes: passes over the stage's tokens. num_barriers: number of passes that complete
+    the global tokens of a block. heights: rows in a strip, for each block. halo: rows that a strip
+    needs above and below. store_bytes: size of all copies of the stored tokens. peak_bytes: peak
+    bytes of tensors during the passes of this stage; 0 if it has no passes. macs, whole_macs:
+    multiply-accumulates of matmuls if the image is streamed, and if it is processed at once.
     """
 
     name: str
@@ -68,11 +69,11 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The plan for one image size, see `vil.plan_stream`.
+    """The plan of a streamed forward pass for one image size, see `vil.plan_stream`.
 
-    size: (H, W) in pixels. outputs: names. memory: the limit in bytes. peak_bytes: the most bytes
-    of tensors at once, beyond the weights, the image and arrays of the caller. output_bytes: those
-    of the outputs that the caller gave no arrays for. scratch_bytes: on disk.
+    size: (H, W) in pixels. outputs: their names. memory: the limit in bytes. peak_bytes: peak bytes
+    of tensors, excluding the weights, the image and the caller's arrays. output_bytes: bytes of the
+    outputs for which the caller gave no arrays. stages: the plan of each stage.
     """
 
     size: tuple[int, int]
@@ -84,17 +85,17 @@ class StreamPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of the tokens that are stored on disk."""
+        """The bytes of the tokens that are stored on disk."""
         return sum(stage.store_bytes for stage in self.stages if stage.action == "scratch")
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of all stages."""
+        """The multiply-accumulates of all stages."""
         return sum(stage.macs for stage in self.stages)
 
     @property
     def work_ratio(self) -> float:
-        """The matmul work divided by that of the whole image at once."""
+        """The multiply-accumulates, divided by those of processing the full image at once."""
         return self.macs / max(1, sum(stage.whole_macs for stage in self.stages))
 
     def __str__(self) -> str:

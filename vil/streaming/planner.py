@@ -1,7 +1,8 @@
-"""Choose the strips of each stage, and where its tokens are stored, for a limit of memory.
+"""Choose the strip heights of each stage, and where its tokens are stored, for a memory limit.
 
-Without a limit a stage would have the highest strips. The planner lowers the strips that need most
-until everything fits, then moves stored tokens to disk, the largest first.
+Without a limit, every block would use its highest strips. The planner reduces the height of the
+strips that need the most memory until everything fits. If that is not enough, it moves stored
+tokens to disk, those of the largest stage first.
 
 Shapes: X Y grid of a stage, G global tokens.
 """
@@ -26,11 +27,13 @@ SLACK = 1 << 16  # bytes of global tokens and running sums
 
 @dataclass(frozen=True)
 class StageShape:
-    """What a stage does, apart from sizes.
+    """Properties of a stage's computation that do not depend on the image size.
 
-    stored: its tokens are stored between passes. num_stored: passes that write them, one per block
-    and, before a block of full attention, one for the embedding. collects: the last block's global
-    tokens are needed. only_global: nothing else of the last block is needed.
+    stored: whether its tokens are stored between passes. num_stored: number of passes that store
+    them: one per block, except a last block of local attention, and one for the embedding if the
+    first block has full attention. collects: whether the global tokens after the last block are
+    needed. only_global: whether the last block's local tokens are not needed. has_full: whether any
+    block has full attention.
     """
 
     stored: bool
@@ -41,12 +44,13 @@ class StageShape:
 
     @property
     def copies(self) -> int:
-        """Copies of the stored tokens in memory: full attention cannot replace them in place."""
+        """The number of copies of the stored tokens in memory. It is 2 with full attention, which
+        cannot overwrite its input."""
         return 2 if self.has_full else 1
 
 
 def shape_of(model: MsViT, index: int, outputs: Sequence[str]) -> StageShape:
-    """Return what stage `index` does for these outputs."""
+    """Return the StageShape of stage `index` if these outputs are computed."""
     stage, spec = model.stages[index], model.specs[index]
     is_last = index == len(model.stages) - 1 and needs_head(outputs)
     full = [isinstance(block.attn, FullAttention) for block in stage.blocks]
@@ -65,17 +69,17 @@ def shape_of(model: MsViT, index: int, outputs: Sequence[str]) -> StageShape:
 
 
 def is_cyclic(attn: torch.nn.Module) -> bool:
-    """Return whether the window of an attention wraps around."""
+    """Return whether the window of an attention wraps around at the border of the grid."""
     window = None if isinstance(attn, FullAttention) else window_of(attn, (1, 1))
     return window is not None and window.cyclic
 
 
 class Planner:
-    """Costs of streaming a model for one image size and one set of outputs.
+    """A planner of streaming a model, for one image size and one set of outputs.
 
-    dtype: of the image's strips. copies: how often the pixels of a strip are held while it is read,
-    0 if they are a part of the image. given: outputs that the caller has arrays for. Raises
-    ConfigError if the model does not stream.
+    size: (H, W) in pixels. dtype: of the image's strips. copies: number of copies of a strip's
+    pixels in memory while it is read; 0 if they share the memory of the image. given: outputs for
+    which the caller has arrays. Raises ConfigError if the model cannot be streamed.
     """
 
     def __init__(
@@ -115,14 +119,15 @@ class Planner:
         return width * dtypes.tokens.itemsize * (1 if self.model.global_pool else rows * cols)
 
     def store_bytes(self, index: int) -> int:
-        """Return the bytes of one copy of a stage's tokens; 0 if they are not stored."""
+        """Return the bytes of one copy of a stage's stored tokens; 0 if they are not stored."""
         stored = self.shapes[index].stored
         return self.stages[index].token_rows(self.grids[index][0]) if stored else 0
 
     def peaks(self, heights: Sequence[Sequence[int]], on_disk: Sequence[bool]) -> list[int]:
-        """Return the peak bytes of the passes of each stage, and of the final pass as the last one.
+        """Return the peak bytes of the passes of each stage, followed by those of the final pass.
 
-        heights: rows of the strips of each block, by stage.
+        heights: for each stage, the strip heights of its blocks in rows. on_disk: for each stage,
+        whether its tokens are stored on disk.
         """
         source, copies, result = Cost(), self.copies, []
         alive = self.output_bytes + SLACK
@@ -151,7 +156,8 @@ class Planner:
         return [*result, alive + source.peak + self._final_bytes(heights[-1])]
 
     def _stored_peak(self, index: int, heights: Sequence[int], read: Cost) -> int:
-        """Return the most bytes of a pass that writes the tokens of a stage."""
+        """Return the peak bytes of the passes that store the tokens of a stage. read: cost of
+        reading the stage's embedded tokens."""
         costs, shape = self.stages[index], self.shapes[index]
         peaks, source = [], read
         if isinstance(costs.blocks[0].attn, FullAttention):
@@ -163,9 +169,9 @@ class Planner:
         return max(peaks)
 
     def _final_bytes(self, heights: Sequence[int]) -> int:
-        """Return the bytes of a part of the last stage's tokens while it is normed and pooled.
+        """Return the bytes needed to normalize and pool a part of the last stage's tokens.
 
-        heights: of the strips of its blocks.
+        heights: strip heights of the last stage's blocks.
         """
         if not needs_head(self.outputs) or self.shapes[-1].only_global:
             return 0
@@ -177,8 +183,9 @@ class Planner:
         return min(PART_BYTES, rows * width * 20)
 
     def with_strips(self, num_chunks: int, *, on_disk: bool = False) -> StreamPlan:
-        """Return the plan whose strips have at most `num_chunks` rows of chunks, or rows of tokens
-        in full attention. Its bytes are not counted, but 0. on_disk: where tokens are stored."""
+        """Return a plan whose strips have at most `num_chunks` rows of chunks, or 8 * num_chunks
+        rows if the attention has no chunks. Its limit and peak bytes are 0, because memory is not
+        counted. on_disk: whether tokens are stored on disk."""
         heights = [
             [
                 min(num_chunks * chunk_side(block.attn), costs.heights(b)[-1])
@@ -192,10 +199,10 @@ class Planner:
     @torch.no_grad()
     @as_config_error
     def choose(self, memory: int, *, on_disk: bool = False) -> StreamPlan:
-        """Return the plan for a limit in bytes.
+        """Return a plan whose peak is at most `memory` bytes.
 
-        on_disk: store tokens on disk even if they fit into the limit. Raises ConfigError if no plan
-        needs less, with the least that one does.
+        on_disk: store tokens on disk even if they fit into the limit. Raises ConfigError, with the
+        smallest possible limit, if every plan needs more memory.
         """
         order = sorted(
             (i for i in range(len(self.stages)) if self.shapes[i].stored),
@@ -213,12 +220,13 @@ class Planner:
             if max(peaks) <= memory:
                 return self._plan(memory, chosen, moved, peaks)
         raise ConfigError(
-            f"memory {format_bytes(memory)} is too little for {self.size[0]} x {self.size[1]} "
-            f"pixels: the least that works is {format_bytes_up(least)} ({least} bytes)"
+            f"memory {format_bytes(memory)} is too small for {self.size[0]} x {self.size[1]} "
+            f"pixels: the smallest possible limit is {format_bytes_up(least)} ({least} bytes)"
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
-        """Return the highest strips that fit, or the lowest ones if none do."""
+        """Return the largest strip heights that fit into the limit, for each block of each stage.
+        If none fit, return the smallest heights."""
         options = [
             [self._allowed(costs, b, memory) for b in range(len(costs.blocks))]
             for costs in self.stages
@@ -239,7 +247,8 @@ class Planner:
         return [[o[-1] for o in stage] for stage in options]
 
     def _allowed(self, costs: StageCosts, index: int, memory: int) -> list[int]:
-        """Return the heights of a block's strips, without those that are surely too high."""
+        """Return the possible strip heights of a block, without those that cannot fit into the
+        limit."""
         heights = costs.heights(index)
         return [h for h in heights if 5 * costs.token_rows(h) <= memory] or heights[:1]
 
@@ -278,7 +287,7 @@ class Planner:
         return isinstance(self.stages[index].blocks[-1].attn, FullAttention)
 
     def _macs(self, index: int, heights: Sequence[int]) -> tuple[int, int]:
-        """Return the multiply-accumulates of a stage, streamed and of the whole image."""
+        """Return the multiply-accumulates of a stage: (streamed, full image at once)."""
         costs, shape = self.stages[index], self.shapes[index]
         first = costs.stage.embed.macs(costs.grid)
         whole = first + sum(block.macs(costs.grid) for block in costs.blocks)
@@ -291,9 +300,10 @@ class Planner:
 
 
 def lower_option(heights: list[int], peak: int, memory: int) -> None:
-    """Remove the highest of some heights, and others that surely need more than the limit.
+    """Remove the largest height from an ascending list, and all others that cannot fit, in place.
 
-    peak: the bytes of the highest. A strip of a share of its height needs at least that share.
+    peak: bytes for the largest height. memory: the limit in bytes. A strip with a fraction of that
+    height is assumed to need at least that fraction of the bytes.
     """
     limit = heights.pop() * memory / peak
     while len(heights) > 1 and heights[-1] > limit:
@@ -307,6 +317,6 @@ def _halo(attn: torch.nn.Module, grid: tuple[int, int]) -> int:
 
 
 def format_bytes_up(size: int) -> str:
-    """Return a size as text that is not below it, to be given as a limit."""
+    """Format a size in bytes as MiB, rounded up, so that the text can be used as a limit."""
     mib = -(-size // 2**20)
     return f"{mib} MiB"

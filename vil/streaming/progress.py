@@ -1,8 +1,8 @@
-"""How much of the work of a streamed forward pass is done, as a share of its time.
+"""Track the progress of a streamed forward pass, as a fraction of its estimated time.
 
 The time of a block is estimated in multiply-accumulates. With float32 on a CPU (Xeon with AVX-512),
-a score of attention takes as long as 400 of them, and a channel of a token, which norms and
-activations read and write, as long as 1,800.
+one attention score takes as long as 400 multiply-accumulates. The norms and activations of one
+channel of a token take as long as 1,800.
 
 Shapes: X Y grid of a stage.
 """
@@ -18,9 +18,10 @@ Report = Callable[[float], None]  # takes the share of the work that is done
 
 
 def block_work(block: Block, grid: tuple[int, int], macs: int, *, only_global: bool) -> float:
-    """Return the work of a block.
+    """Return the estimated work of a block, in units of multiply-accumulates.
 
-    macs: its multiply-accumulates in strips. only_global: its local output is not needed.
+    grid: (X, Y). macs: multiply-accumulates of its matmuls if it runs in strips. only_global:
+    whether only the global tokens of its output are computed.
     """
     attn, tokens = block.attn, grid[0] * grid[1]
     if only_global:
@@ -30,14 +31,14 @@ def block_work(block: Block, grid: tuple[int, int], macs: int, *, only_global: b
 
 
 def embed_work(embed: PatchEmbed, grid: tuple[int, int]) -> float:
-    """Return the work of a patch embedding."""
+    """Return the estimated work of a patch embedding, in units of multiply-accumulates."""
     return embed.macs(grid) + CHANNEL * grid[0] * grid[1] * embed.proj.out_channels
 
 
 class WorkDone:
-    """Counter of the work of several passes, which reports the share that is done.
+    """A counter of the work of several passes, which reports the fraction that is done.
 
-    total: the work of all passes. report: is called with shares that never decrease.
+    total: the work of all passes. report: called with the fraction, which never decreases.
     """
 
     def __init__(self, total: float, report: Report) -> None:
@@ -46,7 +47,8 @@ class WorkDone:
         self.share = 0.0
 
     def watch(self, rows: StripRows, work: float) -> None:
-        """Add work to the current pass, which is done as the rows of a source are computed."""
+        """Add `work` to the current pass. It is counted as done in proportion to the rows of the
+        source that are computed."""
         self.planned += work
         of_row = work / rows.rows  # a function that holds `rows` would keep its buffers alive
         rows.on_strip = lambda count: self._advance(of_row * count)
@@ -58,11 +60,11 @@ class WorkDone:
             self.report(self.share)
 
     def resume(self, done: float) -> None:
-        """Set the work of the current pass that is done, without a report."""
+        """Set the amount of work that is done in the current pass, without reporting it."""
         self.done = min(done, self.planned)
         self.share = max(self.share, min((self.before + self.done) / self.total, 1.0))
 
     def finish_pass(self) -> None:
-        """Begin the next pass."""
+        """Count all work of the current pass as done, and begin the next pass."""
         self._advance(self.planned)
         self.before, self.planned, self.done = self.before + self.planned, 0.0, 0.0

@@ -1,9 +1,9 @@
-"""Sources of rows of tokens, which are read from top to bottom a few rows at a time.
+"""Row sources: maps of tokens that are read from top to bottom, a few rows at a time.
 
-A source computes its rows in strips that do not depend on who reads it, so a row has the same bits
-whenever it is read. Readers that need rows again keep them (`RowBuffer`).
+A source computes its rows in strips that do not depend on the reader. So a row has the same bits
+whenever it is read. Readers that need rows again store them in a `RowBuffer`.
 
-Shapes: X Y grid of a source, C channels, n rows of a request; for an image H W pixels, c channels.
+Shapes: X Y grid of a source, C channels, n rows of a read; for an image H W pixels, c channels.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Writer = Callable[[int, Tensor], None]  # takes the first row and rows (n, Y, C)
 
 
 class RowSource:
-    """Rows of a map, from top to bottom.
+    """A base class of maps whose rows are read from top to bottom.
 
     rows, cols: X, Y. channels: C. dtype, device: of the rows.
     """
@@ -30,7 +30,7 @@ class RowSource:
         self.dtype, self.device = dtype, device
 
     def fill(self, out: Tensor, first: int) -> None:
-        """Write the rows from `first` on to out (n, Y, C)."""
+        """Write n rows, starting with row `first`, to out (n, Y, C)."""
         raise NotImplementedError
 
     def new(self, count: int) -> Tensor:
@@ -39,21 +39,22 @@ class RowSource:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def read(self, first: int, stop: int) -> Tensor:
-        """Return rows `first` to `stop` as (n, Y, C)."""
+        """Return rows `first` to `stop`, exclusive, as (n, Y, C)."""
         out = self.new(stop - first)
         self.fill(out, first)
         return out
 
     def read_map(self, first: int, stop: int) -> Tensor:
-        """Return rows `first` to `stop` as a map (1, C, n, Y)."""
+        """Return rows `first` to `stop`, exclusive, as a map (1, C, n, Y)."""
         return self.read(first, stop).permute(2, 0, 1)[None]
 
 
 class StripRows(RowSource):
-    """Rows that are computed in strips of `height` rows, the last of which may be shorter.
+    """A base class of sources that compute their rows in strips of `height` rows. The last strip
+    may have fewer rows.
 
-    A subclass defines `compute`. A strip of which a part was read is kept for the next request.
-    on_strip: is called with the number of rows of a strip that was computed.
+    A subclass defines `compute`. If only a part of a strip has been read, the strip is stored for
+    the next read. on_strip: called with the number of rows after a strip is computed.
     """
 
     height: int
@@ -66,15 +67,15 @@ class StripRows(RowSource):
 
     @property
     def num_strips(self) -> int:
-        """Number of strips."""
+        """The number of strips."""
         return -(-self.rows // self.height)
 
     def compute(self, strip: int) -> Tensor:
-        """Return the rows of a strip, (height, Y, C); fewer rows for the last strip."""
+        """Return the rows (height, Y, C) of a strip. The last strip may have fewer rows."""
         raise NotImplementedError
 
     def next(self, strip: int) -> Tensor:
-        """Compute a strip and report it."""
+        """Compute and return a strip, and call `on_strip`."""
         rows = self.compute(strip)
         self.on_strip(len(rows))
         return rows
@@ -96,14 +97,15 @@ class StripRows(RowSource):
 
 
 class RowBuffer:
-    """Reader of overlapping ranges of rows, which reads each row of its source once."""
+    """A reader of overlapping ranges of rows that reads each row of its source only once."""
 
     def __init__(self, source: RowSource) -> None:
         self.source = source
         self.first, self.kept = 0, source.new(0)
 
     def fill(self, out: Tensor, first: int, keep: int) -> None:
-        """Write the rows from `first` on to out (n, Y, C), and keep those from row `keep` on."""
+        """Write n rows, starting with row `first`, to out (n, Y, C). Store the rows from row `keep`
+        on for the next call."""
         stop, known = first + len(out), 0
         if self.first <= first:
             rows = self.kept[first - self.first :][: len(out)]
@@ -118,9 +120,9 @@ class RowBuffer:
 
 
 class EmbedRows(StripRows):
-    """The local tokens of a stage's patch embedding.
+    """A row source of the local tokens after a stage's patch embedding.
 
-    source: the map that is embedded; only its rows in complete patches are read. grid: (X, Y).
+    source: the input map, of which only the rows of complete patches are read. grid: (X, Y).
     """
 
     def __init__(
@@ -163,13 +165,13 @@ class EmbedRows(StripRows):
 
 
 def position_lines(position: AbsoluteEmbedding, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the embeddings of the rows (X, C/2) and of the columns (Y, C/2) of a grid."""
+    """Return the position embeddings of the rows (X, C/2) and the columns (Y, C/2) of a grid."""
     lines = zip((position.x_pos_embed, position.y_pos_embed), grid)
     return tuple(position.fit(line, length)[0] for line, length in lines)
 
 
 class TappedRows(RowSource):
-    """Rows of a source, which are also handed to `write` when they are read."""
+    """A row source that passes all rows that are read from another source to `write`."""
 
     def __init__(self, source: RowSource, write: Writer) -> None:
         super().__init__(source.rows, source.cols, source.channels, source.dtype, source.device)
@@ -181,7 +183,8 @@ class TappedRows(RowSource):
 
 
 class StoredRows(RowSource):
-    """Rows of a tensor (X, Y, C), in memory or in a file that is mapped to memory."""
+    """A row source of a tensor (X, Y, C), which is in memory or mapped from a file. device: where
+    `read` returns the rows."""
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
         super().__init__(*tensor.shape, tensor.dtype, device)
@@ -191,5 +194,5 @@ class StoredRows(RowSource):
         out.copy_(self.tensor[first : first + len(out)])
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Store rows (n, Y, C) from row `first` on."""
+        """Store rows (n, Y, C) in the tensor, starting at row `first`."""
         self.tensor[first : first + len(rows)] = rows

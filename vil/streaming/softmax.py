@@ -1,7 +1,7 @@
-"""Softmax attention whose keys arrive in parts, for queries that attend to the whole image.
+"""Compute softmax attention over keys that arrive in parts.
 
-The parts are merged by the running maximum and the running sum of exponentials (online softmax,
-arXiv:1805.02867). Sums are kept in float64, so that the number of parts does not matter.
+The parts are merged with a running maximum and a running sum of exponentials (online softmax,
+arXiv:1805.02867). The sums are float64, so that the result does not depend on the number of parts.
 
 Shapes: N heads, Q queries, D head dim, K keys of a part.
 """
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 class OnlineSoftmax:
-    """Attention of queries to keys that are added part by part.
+    """The attention of queries to keys that are added part by part.
 
-    q (N, Q, D): queries. scale: factor of q @ k^T.
+    q (N, Q, D): queries. scale: factor by which q @ k^T is multiplied.
     """
 
     def __init__(self, q: Tensor, scale: float) -> None:
@@ -25,7 +25,8 @@ class OnlineSoftmax:
         self.sums = torch.zeros(q.shape, **state)
 
     def add(self, k: Tensor, v: Tensor, bias: Tensor | None = None) -> None:
-        """Add keys and values (N, K, D). bias: added to the scores, broadcast to (N, Q, K)."""
+        """Add keys and values (N, K, D). bias: tensor, broadcastable to (N, Q, K), that is added to
+        the scores."""
         scores = self.q @ k.to(self.q.dtype).mT
         if bias is not None:
             scores += bias
@@ -41,11 +42,11 @@ class OnlineSoftmax:
         return (self.sums / self.total).to(self.dtype)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the running maximum and sums, to be restored by `restore`."""
+        """Return the running maximum and sums, from which `restore` can resume."""
         return {"top": self.top, "total": self.total, "sums": self.sums}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from a result of `state`."""
+        """Resume from the running maximum and sums that `state` returned."""
         self.top, self.total, self.sums = (
             state[name].to(self.q.device) for name in ("top", "total", "sums")
         )

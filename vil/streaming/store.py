@@ -1,4 +1,4 @@
-"""Tensors for the tokens that a stage stores between its passes: in memory, or mapped from files.
+"""Create tensors for the tokens that a stage stores between passes, in memory or mapped from files.
 
 Shapes: X Y grid of a stage, C channels.
 """
@@ -16,7 +16,7 @@ from vil.utils.errors import ConfigError, SaveError, os_error_as
 
 
 class Stores:
-    """Makes the stores of the stages. folder: for files; None if no stage is stored on disk."""
+    """A factory of the stores of all stages. folder: for files on disk; None if there are none."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self.folder, self.device = folder, device
@@ -24,11 +24,11 @@ class Stores:
     def make(
         self, index: int, plan: StagePlan, channels: int, dtype: torch.dtype
     ) -> list[StoredRows]:
-        """Return the stores of a stage, which its passes write in turns.
+        """Create the stores of a stage. Its passes write to them in turn.
 
-        In memory a pass replaces the tokens it reads, and one store is enough, except for full
-        attention. On disk the next pass writes another file, so that a pass can be repeated from
-        any strip after an interruption. Raises SaveError if the disk has no room.
+        In memory, a pass overwrites the tokens that it reads, so one store is enough, except for
+        full attention. On disk, each pass writes to another file than it reads, so that it can
+        resume from any strip after an interruption. Raises SaveError if the disk is full.
         """
         shape = (*plan.grid, channels)
         size = math.prod(shape) * dtype.itemsize
@@ -42,13 +42,13 @@ class Stores:
 
 
 def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor that is mapped from a file, which is created or extended.
+    """Return a tensor that is mapped from a file. Creates or extends the file.
 
-    The room is allocated at once: a write to a mapped file on a full disk would end the process.
-    Raises SaveError if that fails.
+    The disk space is allocated immediately, because a write to a mapped file on a full disk would
+    kill the process. Raises SaveError if the allocation fails.
     """
     size = math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: no room for {format_bytes(size)} of tokens"):
+    with os_error_as(SaveError, f"{file}: no disk space for {format_bytes(size)} of tokens"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if os.fstat(descriptor).st_size < size:
@@ -60,21 +60,23 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
-    """Return the folder for files of `size` bytes in all, which is created if it does not exist.
+    """Return the path of the scratch folder. Creates the folder if it does not exist.
 
-    name: of the folder in it whose files are used again. Raises ConfigError if it cannot be written
-    to, or if its disk has not enough room.
+    size: total bytes of the files to store. name: subfolder with files of an earlier run that are
+    reused, so their space counts as free. Raises ConfigError if the folder is not writable, or if
+    the disk has too little space.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
-            raise ConfigError(f"scratch {folder}: Permission denied")
+            raise ConfigError(f"scratch {folder}: no permission to write to this folder")
         disk = os.statvfs(path)
         present = sum(file.stat().st_size for file in path.glob(f"{name}/*")) if name else 0
     free = disk.f_bavail * disk.f_frsize
     if free + present < size:
         raise ConfigError(
-            f"scratch {folder}: {format_bytes(free)} are free, {format_bytes(size)} are needed"
+            f"scratch {folder}: the disk has {format_bytes(free)} of free space, but "
+            f"{format_bytes(size)} are needed"
         )
     return path

@@ -1,4 +1,4 @@
-"""What a block does to each token alone, in parts of the tokens that fit into a cache.
+"""Run the token-wise layers of a block on parts of the tokens that fit into a cache.
 
 Shapes: T tokens, C channels, F output features.
 """
@@ -16,7 +16,7 @@ PART_BYTES = 1 << 24  # of the activations of an MLP for a part of the tokens
 
 
 def part_size(channels: int, dtype: torch.dtype) -> int:
-    """Return the number of tokens in a part. An MLP holds about 9C numbers for a token."""
+    """Return the number of tokens in a part. An MLP needs about 9C numbers per token."""
     return max(1, PART_BYTES // (9 * channels * dtype.itemsize))
 
 
@@ -25,7 +25,8 @@ _sizes_only = ContextVar("sizes_only", default=False)
 
 @contextmanager
 def sizes_only() -> Iterator[None]:
-    """Let `parts` yield only the first and the last part in the block, to count memory."""
+    """Inside the `with` block, make `parts` return only the first and the last part. This is enough
+    to count memory."""
     token = _sizes_only.set(True)
     try:
         yield
@@ -34,7 +35,7 @@ def sizes_only() -> Iterator[None]:
 
 
 def parts(count: int, size: int) -> Iterator[slice]:
-    """Divide `count` tokens into parts of at most `size`."""
+    """Divide `count` tokens into parts of at most `size`, returned as slices."""
     starts = range(0, count, size)
     if _sizes_only.get():
         starts = sorted({*starts[:1], *starts[-1:]})
@@ -42,7 +43,8 @@ def parts(count: int, size: int) -> Iterator[slice]:
 
 
 def map_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
-    """Apply a function of each token, from (T, C) to (T, F), to parts of at most `size` tokens."""
+    """Apply a function that maps tokens (T, C) to (T, F), to parts of at most `size` tokens. The
+    function must process each token independently."""
     out = None
     for part in parts(len(x), size):
         y = function(x[part])
@@ -58,10 +60,10 @@ def map_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Ten
 def finish_tokens(
     block: Block, x: Tensor, attended: Tensor, proj: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the output (T, C) of a block for the tokens x (T, C).
+    """Apply the layers of a block after the attention. Returns the block's output (T, C).
 
-    attended (T, C): the output of attention for them, heads concatenated. proj: the output
-    projection of attention.
+    x (T, C): the block's input. attended (T, C): the attention output before its projection, with
+    concatenated heads. proj: the output projection of the attention.
     """
 
     def of_parts(part: slice) -> Tensor:
