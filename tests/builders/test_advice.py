@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
         (0, 1.0, "DATALOADER.WORKERS 1 instead of 0"),
         (2, 8.0, "DATALOADER.WORKERS 7 instead of 2"),
         (0, 64.0, "DATALOADER.WORKERS 8 instead of 0"),
-        (1, 2.0, "store the images smaller"),
-        (12, 64.0, "store the images smaller"),
+        (1, 2.0, "store smaller images"),
+        (12, 64.0, "store smaller images"),
     ],
 )
 def test_more_workers_are_suggested_while_cores_are_idle(workers, idle, says):

@@ -152,7 +152,10 @@ CONFLICTS = {
         "both select the test images",
     ),
     "test without val": (("DATA.TEST_FRACTION=0.1",), "set DATA.VAL too"),
-    "not a training set": (("DATA.VAL_FRACTION=0.1", "DATA.TEST=[fake]"), "names no set of DATA"),
+    "not a training set": (
+        ("DATA.VAL_FRACTION=0.1", "DATA.TEST=[fake]"),
+        "names no dataset of DATA",
+    ),
 }
 
 

@@ -78,7 +78,7 @@ SETTINGS = {
     "test set": ("DATA.TEST=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
     "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
     "argument": ("DATA.KWARGS.nn=3", r"unknown argument \(DATA\.KWARGS\) of fake 'nn'"),
-    "argument's type": ("DATA.KWARGS.n=many", r"DATA\.KWARGS .*'many'.* for fake: "),
+    "argument's type": ("DATA.KWARGS.n=many", r"fake cannot be built with DATA\.KWARGS .*'many'"),
     "no UTF-8": ("DATA.PATH=a\udce4", r"DATA\.PATH: 'a\\udce4' is not UTF-8: .*PYTHONUTF8=1"),
     # machine
     "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),
@@ -114,7 +114,7 @@ def test_settings_that_cannot_be(name):
         ("frobnicate", r"unknown command .frobnicate.; commands: train, sweep, evaluate, "),
         ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
         ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
-        ("train --cfg run.py", r"run\.py: a config must end in \.yaml"),
+        ("train --cfg run.py", r"run\.py: the name of a config must end in \.yaml"),
         ("train --seed one", r"SEED: expected int, got 'one'"),
         ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
         ("evaluate --run .", r"--run \. is not the folder of a run: it has no config\.yaml"),
@@ -336,7 +336,7 @@ def test_folders_that_cannot_be_used(counts, pattern):
 def test_a_batch_larger_than_the_training_set():
     draw_pictures("pets", {"train/cat": 9, "train/dog": 6, "val/cat": 1})
     ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
-    refused(ended, USAGE, r"= 16 images, and the training set has 15: lower one of the two")
+    refused(ended, USAGE, r"= 16 images, but the training set has 15: lower one of the two")
 
 
 # Weights

@@ -172,7 +172,7 @@ def run(tmp_path_factory):
     ("table", "message"),
     [
         (None, "the tuned backend mine is not used: no backend has this name"),
-        ("{", "autotune.json, the attention backends of this run, is ignored"),
+        ("{", "autotune.json, which lists the attention backends of this run, is ignored"),
     ],
     ids=["gone", "damaged"],
 )

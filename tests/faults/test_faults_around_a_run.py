@@ -198,7 +198,7 @@ def test_f25_by_real_runs(tmp_path, monkeypatch):
     bfloat16 = ("--import", AROUND, "DEVICE=cuda", "AMP.ENABLED=True", "AMP.DTYPE=bfloat16")
     tries = [
         (train, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "one torchrun on each node"),
-        ([*train, *bfloat16], card, "AMP.DTYPE bfloat16: an old card does not support it, use"),
+        ([*train, *bfloat16], card, "an old card does not support AMP.DTYPE bfloat16: use"),
     ]
     if ahead := read_only(tmp_path / "fixed"):
         line = [*ahead, *command("train", *TINY, "--output_dir", "fixed/run")]

@@ -74,12 +74,12 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)
 )
 CONFIGS = {
-    "object": (f"OPTIM: {MAKE}", "tags are refused"),
-    "object as a value": (f"OPTIM:\n  LR: {MAKE}", "x.yaml:2: .*tags are refused"),
-    "object as a key": (f"? {MAKE}\n: 1", "tags are refused"),
+    "object": (f"OPTIM: {MAKE}", "tags are not allowed"),
+    "object as a value": (f"OPTIM:\n  LR: {MAKE}", "x.yaml:2: .*tags are not allowed"),
+    "object as a key": (f"? {MAKE}\n: 1", "tags are not allowed"),
     "object in the second document": (f"OPTIM: {{}}\n---\n{MAKE}", "refused|not valid YAML"),
-    "new object": ("OPTIM: !!python/object/new:os.mkdir [canary]", "tags are refused"),
-    "name": ("OPTIM: {LR: !!python/name:os.mkdir ''}", "tags are refused"),
+    "new object": ("OPTIM: !!python/object/new:os.mkdir [canary]", "tags are not allowed"),
+    "name": ("OPTIM: {LR: !!python/name:os.mkdir ''}", "tags are not allowed"),
     "own tag": ("%TAG ! tag:yaml.org,2002:python/\n---\nOPTIM: !name:os.mkdir ''", "are refused"),
     "expression": (f'AUG: {{SCALE: "{CALL}"}}', "AUG.SCALE: expected tuple of float"),
     "key twice": ("OPTIM:\n  LR: 1\n  LR: 2", "OPTIM.LR: given twice"),
@@ -89,10 +89,10 @@ CONFIGS = {
     "alias to itself": ("DATA: &a {KWARGS: *a}", "too large"),
     "depth": ("DATA: {KWARGS: {a: " + "[" * 5000, "nest"),
     "size": ("#" * (1 << 20) + "\n", "larger than"),
-    "base of the system": ("_BASE_: ../../../etc/passwd", "a config must end in"),
-    "base that is a link": ("_BASE_: link.yaml", "lies outside"),
-    "base above": ("_BASE_: ../theirs/secret.yaml", "lies outside"),
-    "base that is code": ("_BASE_: code.py", "a config must end in"),
+    "base of the system": ("_BASE_: ../../../etc/passwd", "the name of a config must end in"),
+    "base that is a link": ("_BASE_: link.yaml", "is outside of"),
+    "base above": ("_BASE_: ../theirs/secret.yaml", "is outside of"),
+    "base that is code": ("_BASE_: code.py", "the name of a config must end in"),
     "base of bases": ("_BASE_: x.yaml", "include each other"),
 }
 
@@ -110,15 +110,15 @@ def test_f16_configs():
         ended = really("train", "--config-file", "mine/x.yaml")
         tally.judge(name, ended, USAGE, said)
     for words, said in (
-        (["--config-file", "mine/code.py"], "a config must end in"),
+        (["--config-file", "mine/code.py"], "the name of a config must end in"),
         ([f"AUG.SCALE={CALL}"], "expected tuple of float"),
-        ([f"DATA.KWARGS={{a: {MAKE}}}"], "tags are refused"),
-        ([f"DATA.TRAIN=[{MAKE}]"], "tags are refused"),
+        ([f"DATA.KWARGS={{a: {MAKE}}}"], "tags are not allowed"),
+        ([f"DATA.TRAIN=[{MAKE}]"], "tags are not allowed"),
     ):
         tally.judge(words, really("train", *words), USAGE, said)
     Path("mine/config.yaml").write_text(f"OPTIM: {MAKE}")
     ended = really("train", "--output_dir", "mine", "--resume")
-    tally.judge("config of a run", ended, USAGE, "tags are refused")
+    tally.judge("config of a run", ended, USAGE, "tags are not allowed")
     tally.record("configs")
 
 

@@ -1,4 +1,4 @@
-"""Advice on settings that make a run slow: loader workers and threads."""
+"""Suggest better numbers of loader workers and threads for a slow run."""
 
 import os
 
@@ -13,21 +13,22 @@ MARGIN = 0.75  # cores by which threads may exceed the idle cores
 
 
 def data_advice(cfg: CfgNode, dist: DistInfo, idle: float) -> str:
-    """Return what to do if training steps wait for data. idle: number of idle cores."""
+    """Return a sentence of advice for a run whose training steps wait for data. idle: number of
+    idle CPU cores."""
     workers = cfg.DATALOADER.WORKERS
     more = min(max(int(idle) // _local_ranks(dist) - 1, 1), MAX_WORKERS)
     if more > workers:
         return f"try DATALOADER.WORKERS {more} instead of {workers}"
     return (
-        f"DATALOADER.WORKERS {workers} is enough for {idle:.1f} idle cores, so store the images "
-        "smaller, or use fewer augmentations"
+        f"more than DATALOADER.WORKERS {workers} would not help with {idle:.1f} idle cores: store "
+        "smaller images, or use fewer augmentations"
     )
 
 
 def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
-    """Return what to do if torch uses more threads than there are idle cores; "" if it does not.
+    """Return a sentence of advice if torch uses more threads than there are idle cores.
 
-    idle: number of idle cores. GPU runs need no advice.
+    idle: number of idle CPU cores. Returns "" if no advice is needed, as for any GPU run.
     """
     threads, ranks = torch.get_num_threads(), _local_ranks(dist)
     better = max(round(idle) // ranks, 1)
@@ -35,14 +36,15 @@ def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
         return ""
     count = f"{threads} threads" if ranks == 1 else f"{ranks} processes of {threads} threads"
     return (
-        f"torch uses {count}, and only about {idle:.1f} of {usable_cores()} cores are idle: if "
+        f"torch uses {count}, but only about {idle:.1f} of {usable_cores()} cores are idle: if "
         f"steps are slow, set OMP_NUM_THREADS={better}"
     )
 
 
 def count_idle_cores(dist: DistInfo, since: CpuTime | None) -> float:
-    """Return how many cores other programs leave idle. since: result of `read_cpu_time` at the
-    start of the run. The other ranks of a run also use cores, so with several all cores count."""
+    """Return the number of cores that other programs leave idle since the start of the run. If the
+    run has several ranks, return the number of all usable cores, because cores that the other ranks
+    use would be counted as busy. since: result of `read_cpu_time` at the start of the run."""
     return idle_cores(since, read_cpu_time()) if dist.world == 1 else float(usable_cores())
 
 

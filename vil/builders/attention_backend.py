@@ -70,9 +70,8 @@ def backend_requests(
     training.
 
     The list is empty for a timm or torchvision model. With random shift, each training step samples
-    one of the eight chunks around the query's chunk as additional keys; one call stands for all
-    eight.
-    world: number of processes, which share a batch of DATALOADER.BSZ images.
+    one of the eight chunks around the query's chunk as additional keys; a single request represents
+    all eight. world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     network = attention_network(model)
     if not isinstance(network, MsViT):
@@ -110,10 +109,12 @@ def select_attention_backends(
     `folder`.
 
     If `resuming`, uses the backends stored in `folder`. If not, or if none are stored, uses those
-    that `vil tune` found fastest for this user. Attention calls that still have no backend are
-    timed if MODEL.VIT.MSVIT.TUNE and `training` are set. `tune`: on a CPU, such calls are timed
-    with the backend that is compiled, besides the one that would be selected. say: function that
-    logs a line. Raises ConfigError if the config names a backend that cannot run.
+    that `vil tune` found fastest for this user. For attention calls that still have no backend, all
+    backends are timed if MODEL.VIT.MSVIT.TUNE and `training` are set.
+
+    tune: on a CPU, time only the compiled backend and the one that would otherwise be selected.
+    say: function that logs a line. Raises ConfigError if the config names a backend that cannot
+    run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
@@ -158,7 +159,7 @@ def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
     """Set the backend of each attention module to one that supports images of all sizes.
 
     This is the backend selected for INPUT.IMAGE_SIZE or, if that one does not support large token
-    grids, the backend selected for a large grid. A backend named in the config stays.
+    grids, the backend selected for a large grid. A backend named in the config is not changed.
     """
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
@@ -196,7 +197,8 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s, the attention backends of this run, is ignored: %s", file, error)
+        text = "%s, which lists the attention backends of this run, is ignored: %s"
+        log.warning(text, file, error)
         return None
     if isinstance(kept, dict) and all(isinstance(name, str) for name in kept.values()):
         return kept
@@ -207,10 +209,12 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 def _tune_missing(
     requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
 ) -> None:
-    """Time the backends for each attention call that has no backend in CHOICES. Store the fastest
-    one there and in this user's tuning cache. names: the backends to time besides the one that
-    would be selected, without those that cannot run; by default all. say: function that logs a
-    line."""
+    """Time backends for each attention call that has no backend in CHOICES. Store the fastest one
+    in CHOICES and in this user's tuning cache.
+
+    names: backends to time in addition to the one that would be selected; a call that none of them
+    supports is skipped. If empty, all backends are timed. say: function that logs a line.
+    """
     found = {}
     for request in requests:
         bucket = request.case.bucket()

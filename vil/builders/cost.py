@@ -28,7 +28,7 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return a row for each stage and for the head of an MsViT, or one row for any other model.
+    """Return one row per stage and one for the head of an MsViT, or one row for any other model.
 
     size: (height, width) of the image in pixels. A model that is not an MsViT must be on the meta
     device.
@@ -37,7 +37,7 @@ def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
 
 
 def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
-    """Return a row for each stage, then one for the head, with the MACs from `MsViT.macs`.
+    """Return one row per stage, followed by one for the head, with the MACs from `MsViT.macs`.
 
     size: (height, width) of the image in pixels.
     """
@@ -53,7 +53,7 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return a list with one row for the whole model, which must be on the meta device.
+    """Return a list with a single row for a model, which must be on the meta device.
 
     size: (height, width) of the image in pixels.
     """

@@ -49,7 +49,7 @@ def build_train_loader(
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
         raise ConfigError(
             f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {cfg.OPTIM.ACCUMULATE} "
-            f"= {needed} images, and the training set has {len(dataset)}: lower one of the two"
+            f"= {needed} images, but the training set has {len(dataset)}: lower one of the two keys"
         )
     return TrainLoader(
         dataset,
@@ -62,12 +62,14 @@ def build_train_loader(
 
 
 def is_balanced(cfg: CfgNode, dataset: LoadableDataset) -> bool:
-    """Return whether DATALOADER.SAMPLER is "balanced". Raises ConfigError if it is, and the images
-    of the dataset do not have one class each."""
+    """Return whether DATALOADER.SAMPLER is "balanced". Raises ConfigError if it is "balanced" but
+    the dataset does not have exactly one class per image."""
     if cfg.DATALOADER.SAMPLER == "random":
         return False
     if getattr(dataset, "target_type", None) != "class":
-        raise ConfigError("DATALOADER.SAMPLER balanced needs one class per image: use random")
+        raise ConfigError(
+            "DATALOADER.SAMPLER 'balanced' needs a dataset with one class per image: use 'random'"
+        )
     return True
 
 
@@ -119,7 +121,7 @@ def _loader_options(
 def check_extras(cfg: CfgNode) -> None:
     """Raise DataError if a dataset of the config needs a package that is not installed.
 
-    Called before the model is built. Only their names are checked.
+    Call this before the model is built. It checks the names of the datasets and does not open them.
     """
     for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]):
         if extra := EXTRAS.get(file_suffix(name) or name):
@@ -146,13 +148,14 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a dict of those items of DATA.KWARGS that the dataset `name` accepts.
 
-    taken: names of the arguments that it accepts. Construct the dataset inside the `with` block: a
-    TypeError there, such as for a wrong argument value, becomes a ConfigError.
+    taken: names of the arguments that the dataset accepts. Build the dataset inside the `with`
+    block: a TypeError there, such as for a wrong argument value, is raised as a ConfigError.
     """
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:
-        raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
+        text = f"the dataset {name} cannot be built with DATA.KWARGS {dict(cfg.DATA.KWARGS)}"
+        raise ConfigError(f"{text}: {error}") from error
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:

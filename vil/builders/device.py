@@ -35,7 +35,7 @@ def configure_device(cfg: CfgNode) -> torch.device:
     bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
     if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"AMP.DTYPE bfloat16: {name} does not support it, use float16")
+        raise ConfigError(f"{name} does not support AMP.DTYPE bfloat16: use float16")
     return device
 
 

@@ -1,4 +1,4 @@
-"""Check that a config needs no more memory and open files than this machine has."""
+"""Check that a config does not exceed this machine's memory and limit of open files."""
 
 import os
 import resource
@@ -14,7 +14,10 @@ FILES_PER_WORKER = 12  # for its process, its queue, and the tensors of two pref
 
 
 def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
-    """Raise ConfigError if the model's float32 weights exceed the memory of this machine."""
+    """Raise ConfigError if a model's float32 weights exceed the memory of this machine.
+
+    num_outputs: outputs of the head.
+    """
     count = least_parameters(stages, num_outputs)
     if (size := 4 * count) > (limit := total_bytes()):
         raise ConfigError(
@@ -24,7 +27,7 @@ def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
 
 
 def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
-    """Raise ConfigError if a batch of float32 images exceeds the memory of this machine."""
+    """Raise ConfigError if a batch of `batch_size` float32 images exceeds this machine's memory."""
     side = cfg.INPUT.IMAGE_SIZE
     if (size := batch_size * cfg.INPUT.CHANNELS * side**2 * 4) > (limit := total_bytes()):
         raise ConfigError(
@@ -43,7 +46,7 @@ def check_open_files(workers: int) -> None:
     if workers and needed > soft != resource.RLIM_INFINITY:
         if needed > hard != resource.RLIM_INFINITY:
             raise ConfigError(
-                f"DATALOADER.WORKERS {workers} may need {needed} open files, and the limit is "
+                f"DATALOADER.WORKERS {workers} may need {needed} open files, but the limit is "
                 f"{hard} (ulimit -Hn): set fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

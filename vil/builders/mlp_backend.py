@@ -1,6 +1,7 @@
-"""Select the backends that compute the MLPs of a config's model, on a CPU.
+"""Select the backends that compute the MLPs of a config's model on a CPU.
 
-`vil.ops.mlp` has the backends. The selections are stored with those of attention.
+`vil.ops.mlp` implements the backends. The selected backends are stored together with those of
+attention.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def mlp_requests(
     """List the calls of `norm_mlp` that a network makes in evaluation and, if `training`, in
     training.
 
-    The list is empty for other networks than MsViT, and on other devices than a CPU.
+    The list is empty if the network is not an MsViT, or if the device is not a CPU.
     world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     if not isinstance(network, MsViT) or device.type != "cpu":
@@ -59,8 +60,9 @@ def mlp_requests(
 
 
 def tune_missing_mlps(requests: list[MlpRequest], say: Callable[[str], None]) -> None:
-    """Time both backends for each call that has no backend in CHOICES, and that `native` supports.
-    Store the fastest one there and in this user's tuning cache. say: function that logs a line."""
+    """Time both backends for each call that has no backend in CHOICES and that the backend `native`
+    supports. Store the faster one in CHOICES and in this user's tuning cache. say: function that
+    logs a line."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()
@@ -74,5 +76,5 @@ def tune_missing_mlps(requests: list[MlpRequest], say: Callable[[str], None]) ->
 
 
 def compiled_mlps(requests: list[MlpRequest]) -> list[str]:
-    """Return a line for each call that is computed by the compiled backend."""
+    """Return a log line for each call that the compiled backend computes."""
     return [f"{each}: native, tuned" for each in requests if choose_mlp(each.case) == "native"]

@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
     """Build the network that the config describes, with a linear head of `num_outputs` outputs.
 
-    The weights are random, with the seed SEED. Only if `load_pretrained` and MODEL.PRETRAINED are
-    both set, a timm or torchvision model gets its published weights.
-    Raises ConfigError if the config does not describe a valid network.
+    The weights are random, with the seed SEED. A timm or torchvision model gets its published
+    weights instead if both `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if
+    the config does not describe a valid network.
     """
     torch.manual_seed(cfg.SEED)
     common = dict(
@@ -86,8 +86,8 @@ def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool)
 def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     if cfg.MODEL.PRETRAINED:
         raise ConfigError(
-            "MODEL.PRETRAINED is for timm and torchvision models: for msvit give the weights' file "
-            "as MODEL.MODEL_PATH"
+            "MODEL.PRETRAINED is only for timm and torchvision models: for MODEL.ARCH msvit, set "
+            "MODEL.MODEL_PATH to a weight file"
         )
     vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
     attention, backend = _attention_names(msvit)
@@ -116,8 +116,8 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
-    """Group config keys by the attention types that read them. Returns {names of the attention
-    types: keys that exactly these types read}."""
+    """Group config keys by the attention types that read them. Returns {names of attention types:
+    keys that are read by these types and no others}."""
     readers: dict[str, list[str]] = {}
     for name, entry in ATTENTIONS.items():
         for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
@@ -131,9 +131,9 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
 
-    The attention names are ATTN_TYPE, with names of the 2021 code replaced by current ones. Such a
-    legacy name also selects the backend; without one, the backend is BACKEND. Raises ConfigError if
-    the legacy names select different backends.
+    The attention names are those in ATTN_TYPE, with legacy names of the 2021 code replaced by
+    current ones. A legacy name also selects the backend. If there is none, the backend is BACKEND.
+    Raises ConfigError if the legacy names select different backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
@@ -153,8 +153,8 @@ def find_weights(given: str, data_dir: str) -> Path:
     """Return the path of a weight file or checkpoint folder.
 
     given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may also be relative to
-    `data_dir` (DATA.DATA_DIR). The folder of a run stands for its best checkpoint, and a text file
-    `best` or `last` stands for the checkpoint that is named in it.
+    `data_dir` (DATA.DATA_DIR). The path of a run's folder selects its best checkpoint. The path of
+    a text file `best` or `last` selects the checkpoint that is named in it.
 
     For a checkpoint with averaged weights (OPTIM.EMA), returns the path of their file. Raises
     CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
@@ -236,7 +236,8 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
     if not has_compiler(device.type):
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(
-            f"MODEL.COMPILE needs {what}, which was not found: install it or set False"
+            f"MODEL.COMPILE needs {what}, which was not found: install it, or set MODEL.COMPILE "
+            "False"
         )
     for model in models:
         model.compile()

@@ -63,7 +63,7 @@ class ScaledLr(NamedTuple):
 
 def scaled_lr(cfg: CfgNode) -> ScaledLr:
     """Return OPTIM.LR and SOLVER.MIN_LR, scaled from OPTIM.LR_REFERENCE_BATCH images per step to
-    those of the config."""
+    the config's number of images per step. They are not scaled if that key is 0."""
     optim, final = cfg.OPTIM, cfg.SOLVER.MIN_LR
     if not optim.LR_REFERENCE_BATCH:
         return ScaledLr(optim.LR, final)
@@ -76,8 +76,8 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
 
 
 def report_lr(cfg: CfgNode) -> None:
-    """Log the peak learning rate if it is scaled to the batch size. Log a warning if published
-    recipes of the optimizer's family do not use such a rate."""
+    """Log the peak learning rate if it is scaled to the batch size. Log a warning if the rate is
+    unusual compared with published recipes for optimizers of the same family."""
     name, lr = optimizer_name(cfg), scaled_lr(cfg)
     if lr.rule:
         log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)

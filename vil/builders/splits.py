@@ -1,5 +1,5 @@
-"""Divide the training split of a dataset into training, validation and test images, as the config
-keys DATA.VAL_FRACTION, TEST_FRACTION and FOLDS say."""
+"""Divide the training split of a dataset into training, validation and test images, according to
+the config keys DATA.VAL_FRACTION, TEST_FRACTION and FOLDS."""
 
 import logging
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ MAX_LISTED = 5  # class names in a message
 
 
 def derived_splits(cfg: CfgNode, name: str) -> list[str]:
-    """Return those splits of the dataset `name` that are parts of its training split, in the order
-    "train", "val", "test"; [] if it has its own splits.
+    """Return the splits into which the training split of the dataset `name` is divided, in the
+    order "train", "val", "test". Returns [] if it is not divided.
 
-    Raises ConfigError if parts are held out that no set in DATA.VAL or DATA.TEST would use.
+    Raises ConfigError if the config holds out images, but no dataset in DATA.VAL or DATA.TEST would
+    use them.
     """
     data = cfg.DATA
     if data.VAL:
@@ -37,7 +38,7 @@ def derived_splits(cfg: CfgNode, name: str) -> list[str]:
         shared = set(data[key]) & set(data.TRAIN)
         if not shared:
             raise ConfigError(
-                f"DATA.{key} {', '.join(data[key])} names no set of DATA.TRAIN "
+                f"DATA.{key} {', '.join(data[key])} names no dataset of DATA.TRAIN "
                 f"{', '.join(data.TRAIN)}, so no images can be held out as its {split} split: "
                 f"set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0, or change DATA.{key}"
             )
@@ -80,8 +81,11 @@ def _divide(
     seed: int,
     what: str,
 ) -> np.ndarray:
-    """Return the part, from 0 to len(fractions) - 1, of each of the samples. samples: indices of
-    the dataset. groups: (N,) of the dataset. what: start of messages."""
+    """Return the part, from 0 to len(fractions) - 1, to which each sample is assigned.
+
+    samples: indices of the samples in the dataset. groups: (N,) group of each sample of the
+    dataset. fractions: share of each part. what: text with which error messages begin.
+    """
     targets, groups = dataset.targets[samples], groups[samples]
     kind = dict(target_type=dataset.target_type)
     count = len(fractions)
@@ -98,8 +102,8 @@ def _divide(
 def _check_groups(
     dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
 ) -> None:
-    """Raise DataError if a class of the targets has images in fewer than `least` groups; log a
-    warning if it is one of several labels. groups: that of each target."""
+    """Raise DataError if a class of the targets has images in fewer than `least` groups. If images
+    can have several labels, only log a warning. groups: the group of each target."""
     classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
     pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(classes))
@@ -110,11 +114,11 @@ def _check_groups(
     shown = printable(", ".join(named))
     problem = (
         f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or groups "
-        f"of images that stay together): {shown}"
+        f"of images that must be in one split): {shown}"
     )
     if dataset.target_type == "class":
         raise DataError(f"{problem}; add images, or remove these classes")
-    logger.warning("%s; a part without them does not measure these labels", problem)
+    logger.warning("%s; a split without images of a label cannot evaluate this label", problem)
 
 
 def _check_classes(
