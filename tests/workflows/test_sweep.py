@@ -181,7 +181,7 @@ FILES = [
         "fixed: {SEED: 1}\nvariants:\n  a: {SEED: 3}",
         "SEED has no effect, because every variant sets it",
     ),
-    ("variants:\n  a: !!python/name:os.system", "tags are refused"),
+    ("variants:\n  a: !!python/name:os.system", "tags are not allowed"),
 ]
 
 

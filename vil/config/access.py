@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """Return a component's keyword arguments that config keys set, as {argument: value}.
+    """Return those keyword arguments of a component that config keys set, as {argument: value}.
 
     entry: the component's registry entry, which maps its arguments to config keys.
     """
@@ -24,7 +24,7 @@ def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
     """Log one warning that lists the keys which were set although they have no effect.
 
     names: keys and sections without effect. A key counts as set if its value is not the default.
-    why: the reason, with which the message begins.
+    why: the reason; the message begins with it.
     """
     prefixes = tuple(f"{name}." for name in names)
     changed = [

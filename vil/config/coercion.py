@@ -22,7 +22,7 @@ class Quoted(str):
 
 def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
     """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
-    value does not have this type. element: the elements of an empty list have its type."""
+    value cannot be converted. element: any value of the element type, for an empty default list."""
     if isinstance(default, tuple | list):
         if not default and value == "auto":
             return type(default)()
@@ -37,7 +37,7 @@ def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
 
 def free(value: Any) -> Any:
     """Convert the value of a key that has no declared type. Returns None, a bool, a number or a
-    list if the text can be read as one, else a string."""
+    list if the text can be parsed as one of these; otherwise returns a string."""
     if isinstance(value, list):
         return [free(item) for item in value]
     if isinstance(value, Quoted):
@@ -53,8 +53,8 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any, element: Any = 0.0) -> str:
-    """Return the type of a key's default value in words, such as "tuple of float". element: the
-    elements of an empty list have its type."""
+    """Describe the type of a key's default value, such as "tuple of float". element: any value of
+    the element type, for an empty default list."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else element)}"
     return type(default).__name__
@@ -74,7 +74,7 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Return a string without the quotes that the shell leaves in a word such as "'no'". Raises
+    """Remove the inner quotes that the shell leaves in an argument such as "'no'". Raises
     ValueError if the string means null."""
     if isinstance(text, Quoted):
         return str(text)
@@ -96,7 +96,7 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Convert a Python value to the form in which config files are read: text, or lists of text."""
+    """Convert a Python value to the form of values in config files: text, or lists of text."""
     if isinstance(value, tuple | list):
         return [as_written(item) for item in value]
     return Quoted(value) if isinstance(value, str) else str(value)

@@ -1,4 +1,5 @@
-"""Read configs of the original 2021 code, which have other names and spellings, and runtime keys.
+"""Read configs of the original 2021 code, which use other names and spellings, and which contain
+keys that were set at run time.
 
 Old files need no changes. Warnings list the keys that are dropped or read differently.
 """
@@ -32,12 +33,12 @@ SPELLINGS = {
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """Return the settings of one file, or of the command line, with current names and spellings.
+    """Convert the settings of one file, or of the command line, to current names and spellings.
 
-    The original 2021 code added RUNTIME_KEYS to the config while it ran, so a file with such keys
-    was saved by that code. Unknown keys of such a file are dropped with a warning. In any other
-    file they are typing errors, which `load` reports.
-    known: function that returns whether a key exists.
+    The original 2021 code added RUNTIME_KEYS to the config while it ran. So a file with any of
+    these keys was saved by that code, and its unknown keys are dropped with a warning. In any other
+    file, unknown keys are typing errors, which `load` reports. known: function that returns whether
+    a key exists.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
@@ -57,16 +58,16 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config of the 2021 code sets LN_EPS, which that code ignored and vil
-    applies.
+    """Log a warning if a config of the 2021 code sets LN_EPS. That code ignored the key, but vil
+    applies it.
 
-    sources: {key: source of its value}, of the keys that are set.
+    sources: {key: source of its value} for all keys that are set.
     """
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
         log.warning(
-            "%s: %s: the original code ignored LN_EPS and used 1e-6; vil applies it, except to "
-            "weights of that code",
+            "%s: %s: the original code ignored LN_EPS and used 1e-6; vil applies it, except with "
+            "weights of the original code",
             sources[key],
             key,
         )

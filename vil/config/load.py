@@ -37,7 +37,8 @@ def get_config(
 ) -> CfgNode:
     """Return the frozen config from the defaults, a file, and options (KEY VALUE or KEY=VALUE).
 
-    imports: Python files to run first, which may register components.
+    The options override the file. imports: Python files to run first, which may register
+    components. Raises ConfigError for an unknown key or an invalid value.
     """
     return load_config(file, opts, imports=imports)[0]
 
@@ -77,7 +78,7 @@ def load_config(
     ignored = [key for key in changed if key in defaults.KEYS and defaults.KEYS[key].ignored]
     if ignored:
         reasons = [f"{key} ({defaults.KEYS[key].meaning})" for key in ignored]
-        log.warning("keys that never had an effect: %s", ", ".join(reasons))
+        log.warning("these keys have no effect, and never had one: %s", ", ".join(reasons))
     legacy.warn_revived(cfg, sources)
     return cfg, sources
 
@@ -155,8 +156,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, such as DETECTION.MODEL. A TASK that was set
-    after that key, or in the same file or command line, is kept."""
+    """Set TASK to the task that another key, such as DETECTION.MODEL, implies. TASK is not changed
+    if it was set after that key, or in the same source (a file or the command line)."""
     last = {setting.key: index for index, setting in enumerate(settings)}
     explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():

@@ -79,7 +79,7 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
     module = sys.modules.get(getattr(loaded, "__module__", None) or loaded.__name__, loaded)
     version = getattr(module, "VIL_PLUGIN_API", None)
     if version != API_VERSION:
-        return f"it has VIL_PLUGIN_API {version}, this version of vil needs {API_VERSION}"
+        return f"it has VIL_PLUGIN_API {version}, but this version of vil needs {API_VERSION}"
     try:
         if callable(loaded):
             loaded()

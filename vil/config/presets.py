@@ -1,6 +1,6 @@
-"""Presets: named sets of config keys for a purpose, which files and the command line override.
+"""Presets: named sets of config values for a purpose. Files and the command line override them.
 
-They are the YAML files in configs/_presets_, whose comments give the reasons.
+The presets are the YAML files in configs/_presets_. Comments in these files explain the values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,16 +31,16 @@ def read_preset(name: str) -> list[Setting]:
 
 
 def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a preset that apply together with those of files and the command line,
-    which override them."""
+    """Return the settings of a preset, without those that must not be combined with `others`, the
+    settings of files and the command line. See DEPENDENT."""
     keys = {setting.key for setting in others}
     dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}
     return [setting for setting in preset if setting.key not in dropped]
 
 
 def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
-    """Return a line of text per key of a preset: its value, or which value replaces it and where
-    that was set.
+    """Return a title, followed by one line for each key of a preset. The line has the key's value
+    in `cfg` and, if another source sets it, also the preset's value and that source.
 
     cfg, sources: the result of `vil.config.load_config` with this preset.
     """

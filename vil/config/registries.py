@@ -1,4 +1,4 @@
-"""Registries whose names are the allowed values of a config key, such as OPTIM.OPT.
+"""Find the registries whose names are the allowed values of config keys, such as OPTIM.OPT.
 
 A registry is read when a value is checked, so components of plug-ins are included.
 """

@@ -21,10 +21,10 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
 
     def proposal(self, value: Any) -> str | None:
-        """Return the item of `choices` that is most similar to the first invalid name in the value,
-        which may be several names, in a tuple or joined by "," or "/".
+        """Return the item of `choices` that is most similar to the first invalid name in a value.
 
-        Returns None if all names are valid or none of the choices is similar.
+        The value can have several names, in a tuple or joined by "," or "/". Returns None if all
+        names are valid, or if none of the choices is similar.
         """
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words = [word for word in names_in(text) if word not in self.choices]
@@ -35,8 +35,9 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are included, and so are those of the libraries of the
-    registry, which `choices` leaves out and `proposal` includes.
+    Names that are registered at run time are allowed. Names of the registry's libraries, such as
+    timm, are also allowed. `choices` does not list the names of libraries, but `proposal` searches
+    them.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
@@ -62,7 +63,7 @@ class RegistryRule:
 
     def proposal(self, value: str) -> str | None:
         """Return the name that is most similar to an invalid one; see `Rule.proposal`. The names of
-        a library are only read for a value with its prefix, because they take seconds to import."""
+        a library are searched only for a value with its prefix, because the import is slow."""
         known, name = registry(self.kind), str(value).lower()
         if not name.startswith(tuple(known.libraries)):
             return Rule.proposal(self, value)
@@ -106,7 +107,7 @@ def is_interval(value: tuple[float, ...]) -> bool:
 
 
 def are_weights(value: tuple[str, ...]) -> bool:
-    """Return whether all texts are numbers of at least 0, at least one of them above 0."""
+    """Return whether all texts are finite numbers of at least 0, and at least one is above 0."""
     try:
         numbers = [float(text) for text in value]
     except ValueError:

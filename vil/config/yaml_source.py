@@ -62,7 +62,7 @@ def find(name: str | Path, folder: Path | None = None) -> Path:
     """
     given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
-        raise ConfigError(f"{name}: a config must end in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{name}: the name of a config must end in {', '.join(SUFFIXES)}")
     root = packaged_root()
     below = Path(*given.parts[1:]) if given.parts[0] == "configs" else given
     for candidate in ((folder or Path()) / given, root / below):
@@ -98,17 +98,17 @@ def from_file(
 
 
 def base_roots(path: Path) -> list[Path]:
-    """Return the folders that may contain the _BASE_ files of the config `path`: the configs that
-    come with vil, the folder of `path`, and its nearest parent folder named configs."""
+    """Return the folders that may contain the _BASE_ files of the config `path`: the folder of the
+    configs that come with vil, the folder of `path`, and its nearest parent named configs."""
     named = [parent for parent in path.parents if parent.name == "configs"]
     return [packaged_root(), path.parent, *named[:1]]
 
 
 def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
-    """Return the path of the file `name` that the config `path` has as a _BASE_.
+    """Return the path of a base file. name: its name in the _BASE_ entry of the config `path`.
 
-    where: file and line of the _BASE_ entry, for messages. Raises ConfigError if the base file does
-    not exist or lies outside of the folders `roots`.
+    where: file and line of the _BASE_ entry, for error messages. Raises ConfigError if the base
+    file does not exist or is outside of the folders `roots`.
     """
     try:
         base = find(name, path.parent)
@@ -117,8 +117,8 @@ def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
     if not any(base.is_relative_to(root) for root in roots):
         allowed = " and ".join(map(str, roots))
         raise ConfigError(
-            f"{where}: _BASE_ {name}: lies outside {allowed}; refused, so that a config "
-            "from somebody else cannot make vil read any other file of yours"
+            f"{where}: _BASE_ {name}: the file is outside of {allowed}; other folders are not "
+            "allowed, so that a config from another person cannot read your files"
         )
     return base
 
@@ -132,12 +132,12 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{shown(path)}: larger than {MAX_BYTES} bytes, the limit for a config")
+        raise ConfigError(f"{shown(path)}: larger than a config may be ({MAX_BYTES} bytes)")
     return text
 
 
 def shown(path: Path) -> str:
-    """Return a path as text for messages, relative to the current directory if it lies below it."""
+    """Return a path as text for messages. It is relative if it is below the current directory."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -150,9 +150,10 @@ def read_yaml(
 ) -> list[Setting]:
     """Return the settings in the text of a YAML file.
 
-    label: the name of the file, for messages. keeps_empty: function that decides, from the dotted
-    key of an empty mapping `KEY: {}`, whether it becomes a setting with the value EMPTY (True) or
-    is dropped (False). By default, True for the sections that accept new keys.
+    label: the name of the file, for error messages. keeps_empty: function that takes the dotted key
+    of an empty mapping `KEY: {}`. If it returns True, the mapping becomes a setting with the value
+    EMPTY; otherwise it is dropped. The default is True for sections that accept new keys. Raises
+    ConfigError if the text is not a valid config.
     """
     try:
         _check_events(text, label)
@@ -177,7 +178,7 @@ def _check_events(text: str, label: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None):
-            raise ConfigError(f"{where}: {event.tag}: tags are refused, write a value without tag")
+            raise ConfigError(f"{where}: {event.tag}: tags are not allowed: write only the value")
         opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
         depth += isinstance(event, opens) - isinstance(event, closes)
         if depth > MAX_DEPTH:
@@ -185,11 +186,11 @@ def _check_events(text: str, label: str) -> None:
 
 
 class _Walk:
-    """A converter from YAML nodes to settings, which limits the number of nodes, because aliases
-    may expand to very many.
+    """A converter from YAML nodes to settings. It limits the number of nodes, because a small file
+    with aliases can expand to very many.
 
-    where: function from a line number to a location for messages. keeps_empty: function from a
-    dotted key to whether an empty mapping of this key becomes a setting.
+    where: function that converts a line number to a location for error messages. keeps_empty: see
+    `read_yaml`.
     """
 
     def __init__(
@@ -211,7 +212,9 @@ class _Walk:
             key = prefix + name.value
             if key in self.lines:
                 first = self.lines[key]
-                raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
+                raise ConfigError(
+                    f"{self.where(line)}: {key}: given twice, the first time in line {first}"
+                )
             self.lines[key] = line
             yield from self.key(key, value, self.where(line))
 
@@ -243,8 +246,8 @@ class _Walk:
 
 
 def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
-    """Yield the settings in a list of options, KEY VALUE or KEY=VALUE. An item that is a Setting
-    already is yielded unchanged."""
+    """Yield the settings in a list of options, KEY VALUE or KEY=VALUE. An item that is already a
+    Setting is yielded unchanged."""
     words = iter(opts)
     for word in words:
         if isinstance(word, Setting):
@@ -263,8 +266,8 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 
 
 def _option(key: str, value: Any) -> Iterator[Setting]:
-    """Yield the settings of one option. A value such as [a, b] or {a: 1} is parsed as YAML, any
-    other value is kept as text."""
+    """Yield the settings of one option. A value such as [a, b] or {a: 1} is parsed as YAML. Any
+    other value remains text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
             _check_events(value, f"{COMMAND_LINE}: {key}")
