@@ -145,7 +145,7 @@ def test_labels_may_be_in_a_separate_file(root):
 def test_a_linelist_selects_and_repeats_rows(root, caplog):
     describe(root, "img: train.tsv\nlinelist: some\ncaption: c.tsv\n", some="7\n2\n7\n")
     dataset = build_dataset("tsv", root, "train")
-    assert "ignored keys: caption" in caplog.text
+    assert "unknown keys, which are ignored: caption" in caplog.text
     assert names(dataset) == [KEYS[7], KEYS[2], KEYS[7]]
     assert dataset.targets.tolist() == [7, 2, 7]
     assert dataset[0][0].tobytes() == dataset[2][0].tobytes() != dataset[1][0].tobytes()
@@ -176,7 +176,7 @@ def test_a_labelmap_names_the_classes(root):
     for invalid in ("a\na\n", "a\t0\nb\t0\n", "a\n\nb\n"):
         (root / "m").write_text(invalid)
         with pytest.raises(
-            DataError, match="m, line 2: empty name, duplicate name or duplicate number"
+            DataError, match="m, line 2: the name is empty, or the name or the number was used"
         ):
             build_dataset("tsv", root, "train")
 

@@ -166,7 +166,7 @@ def find_weights(given: str, data_dir: str) -> Path:
     path = next((place for place in places if place.exists()), None)
     if path is None:
         beside = f" (MODEL.MODEL_PATH), nor at {places[1]}" if len(places) > 1 else ""
-        raise CheckpointError(f"no weights at {given}{beside}")
+        raise CheckpointError(f"there are no weights at {given}{beside}")
     if path.name in LINKS and path.is_file():
         path = resolve_link(path.parent, path.name)
     elif (path / "config.yaml").is_file():

@@ -109,7 +109,7 @@ def to_bands(
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(
-            f"the image has {array.shape[-1]} channels ({source}), and INPUT.CHANNELS is {channels}"
+            f"the image has {array.shape[-1]} channels ({source}), but INPUT.CHANNELS is {channels}"
         )
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255

@@ -1,4 +1,4 @@
-"""Interfaces of datasets: ImageDataset for classification, LoadableDataset for any target."""
+"""Dataset interfaces: ImageDataset for one target per image, LoadableDataset for any targets."""
 
 import hashlib
 import os

@@ -18,9 +18,9 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     """Return the group number (N,) int64 of each sample.
 
     group_by: "column" groups by the dataset's `split_groups`, "content" groups identical images,
-    and "none" makes no groups. "auto" combines "column" and "content", but compares contents only
-    for at most MAX_COMPARED images. An unreadable image equals no other image. name: the dataset's
-    name in messages. Raises ConfigError for "column" if the dataset has no `split_groups`.
+    and "none" makes no groups. "auto" combines "column" and "content", but compares no contents if
+    there are more than MAX_COMPARED images. An unreadable image equals no other image. name: the
+    dataset's name in messages. Raises ConfigError for "column" if the dataset has no groups.
     """
     count, keys = len(dataset), []
     if group_by in ("column", "auto") and dataset.split_groups is not None:

@@ -56,8 +56,8 @@ class TrainLoader:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
-            needed = f"a batch of {batch_size} x {world} processes needs {batch_size * world}"
-            raise DataError(f"{needed} samples, and the training set has {len(dataset)}")
+            needed = f"a step of {batch_size} x {world} processes needs {batch_size * world}"
+            raise DataError(f"{needed} samples, but the training set has {len(dataset)}")
         self.classes = dataset.classes
         self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)

@@ -149,7 +149,7 @@ def _check_complete(path: str | Path, file: Any, series: Any) -> None:
         for offset, count in zip(page.dataoffsets, page.databytecounts):
             if offset + count > size:
                 raise DataError(
-                    f"{path} is truncated: it has {size} bytes, its pixels end at {offset + count}"
+                    f"{path} is truncated: it has {size} bytes, but needs at least {offset + count}"
                 )
 
 

@@ -49,8 +49,8 @@ def halo_of(window: Window | None) -> tuple[int, int]:
 
 
 def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
-    """Return the context of the strip of rows `first` to `stop`, which must be complete rows of
-    chunks.
+    """Return the rows that are needed to compute the strip of rows `first` to `stop`. A strip must
+    consist of complete rows of chunks.
 
     rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
 
@@ -103,7 +103,7 @@ class LocalRows(StripRows):
         self.ends: dict[tuple[int, int], Tensor] = {}  # first and last rows of a cyclic grid
 
     def context(self, strip: int) -> Context:
-        """Return the context of a strip, given by its number."""
+        """Return the rows that are needed to compute a strip. strip: its number."""
         first = strip * self.height
         stop = min(first + self.height, self.rows)
         return strip_context(self.rows, self.window, self.side, first, stop)
@@ -152,11 +152,11 @@ def window_of(attn: Attention, grid: tuple[int, int]) -> Window | None:
 def compute_strip(
     block: Block, x: Tensor, x_global: Tensor, queries: slice, collect: GlobalRows | None
 ) -> Tensor:
-    """Return the output of a block for some rows of a small grid.
+    """Return the output of a block for the rows of a strip.
 
-    x (n, Y, C): the block's input on the small grid. x_global (1, G, C): its global tokens.
-    queries: the rows to compute. collect: the global tokens' attention, to which these rows are
-    added; None to skip it.
+    x (n, Y, C): the block's input for the strip and the rows around it. x_global (1, G, C): the
+    global tokens of the input. queries: position of the strip's rows in x. collect: the global
+    tokens' attention, to which the strip is added; None to skip it.
     """
     attn, (rows, cols, channels) = block.attn, x.shape
     size = part_size(channels, x.dtype)

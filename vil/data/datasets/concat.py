@@ -17,7 +17,7 @@ class ConcatImageDataset(ImageDataset):
     """
 
     def __init__(self, datasets: Sequence[ImageDataset], names: Sequence[str]):
-        """Concatenate datasets. names: their names in the config, for messages and sample names."""
+        """Concatenate datasets. names: names of the datasets, for messages and sample names."""
         super().__init__(datasets[0].split)
         if len({len(dataset.classes) for dataset in datasets}) > 1:
             counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))

@@ -136,7 +136,7 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
     if not isinstance(tree, dict) or tree.get("img") is None:
         raise DataError(f"{source} must have the key 'img' (and may have {', '.join(KEYS[1:])})")
     if unknown := [str(key) for key in tree if key not in KEYS]:
-        logger.warning("%s: ignored keys: %s", source, ", ".join(unknown))
+        logger.warning("%s has unknown keys, which are ignored: %s", source, ", ".join(unknown))
     files = {key: tree[key] for key in KEYS if tree.get(key) is not None}
     if invalid := [key for key in files if not isinstance(files[key], str)]:
         raise DataError(f"{source}: {invalid[0]} must be the path of a file")
@@ -186,7 +186,8 @@ def read_labelmap(file: Path) -> dict[str, int]:
         name, _, number = row.rstrip("\r").partition("\t")
         number = parse_class(number or str(line - 1), None, file, line)
         if not name or name in labelmap or number in numbers:
-            raise DataError(f"{file}, line {line}: empty name, duplicate name or duplicate number")
+            problem = "the name is empty, or the name or the number was used before"
+            raise DataError(f"{file}, line {line}: {problem}")
         labelmap[name] = number
         numbers.add(number)
     return labelmap

@@ -119,9 +119,10 @@ def write_scenes(
     complete. Raises FileExistsError if it already exists.
     """
     if not 48 <= low <= high:
-        raise ValueError(f"scenes need sides of 48 <= low <= high pixels, given {low} and {high}")
+        raise ValueError(f"scenes need 48 <= low <= high (pixels), given low {low} and high {high}")
     if min(train, val) < 1 or seed < 0:
-        raise ValueError(f"scenes need train, val >= 1 and seed >= 0, given {train}, {val}, {seed}")
+        given = f"train {train}, val {val} and seed {seed}"
+        raise ValueError(f"scenes need train >= 1, val >= 1 and seed >= 0, given {given}")
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} already exists")
