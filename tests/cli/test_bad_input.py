@@ -87,7 +87,7 @@ SETTINGS = {
     "timm model": ("MODEL.ARCH=timm/resnet19", r"unknown timm model 'resnet19'; did you mean "),
     "layers": ("MODEL.ARCH=resnet18 OPTIM.LAYER_DECAY=0.7", r"ResNet does not number its layers"),
     "stages": ("MODEL.ARCH=resnet18 FINETUNE.FREEZE_STAGES=1", r"resnet18 has no stages"),
-    "pretrained": ("MODEL.PRETRAINED=True", r"for msvit give the weights' file as MODEL"),
+    "pretrained": ("MODEL.PRETRAINED=True", r"for MODEL.ARCH msvit, set MODEL.MODEL_PATH"),
     # training
     "frozen": ("FINETUNE.FREEZE_STAGES=3", r"2 stages"),
     "loss": ("LOSS.LOSS=mse", r"mse is not a loss of single-label .* \(choices: xentropy"),
@@ -308,7 +308,7 @@ def test_a_label_with_fewer_images_than_folds_is_a_warning(caplog):
     words = write_table("label", ["cat|dog", *["cat"] * 7])
     words += ["TASK=multilabel", "DATA.VAL_FRACTION=0", "DATA.FOLDS=2"]
     assert vil("train", "--dry-run", *words).code == 0
-    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a part", caplog.text)
+    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a split", caplog.text)
 
 
 def test_an_unreadable_image_is_counted_and_named():

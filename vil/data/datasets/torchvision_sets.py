@@ -41,7 +41,8 @@ class TorchvisionSet(ImageDataset):
                 data = source(root, train=split == "train", download=download)
         except Exception as error:
             # torchvision has no common exception type for missing, corrupt and unreachable files.
-            hint = "" if download else "; to download it, set DATA.KWARGS.download True"
+            hint = "; to download it, set download=True (DATA.KWARGS.download True)"
+            hint = "" if download else hint
             reason = " ".join(str(error).split()).split(". You can use")[0]
             text = f"{Path(root, folder)} is missing or incomplete: {reason}{hint}"
             raise DataError(text) from error
