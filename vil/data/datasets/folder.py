@@ -64,7 +64,7 @@ class Folder(ImageDataset):
         names = class_folders(folder)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
         files = [image_files(folder / name, channels) for name in names]
-        warn_of_skipped([folder / name for name in names], files)
+        warn_of_skipped([folder / name for name in names], files, extensions(channels))
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
@@ -139,10 +139,13 @@ def image_files(folder: Path, channels: int = 3) -> list[str]:
     return files
 
 
-def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> None:
+def warn_of_skipped(
+    folders: Sequence[Path], files: Sequence[Sequence[str]], endings: Sequence[str]
+) -> None:
     """Log one warning about all entries of class folders that are not images.
 
-    files: the image names in each of the `folders`. Hidden entries are ignored.
+    files: the image names in each of the `folders`. endings: the file extensions of images. Hidden
+    entries are ignored.
     """
     skipped = [
         entry.path
@@ -152,7 +155,7 @@ def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> 
     ]
     if skipped:
         text = "%d entries of class folders are ignored (folders, or names without %s), such as %s"
-        logger.warning(text, len(skipped), " ".join(EXTENSIONS), min(skipped))
+        logger.warning(text, len(skipped), " ".join(endings), min(skipped))
 
 
 def format_layout_error(root: Path, problem: str, template: str = LAYOUT) -> str:
