@@ -67,5 +67,5 @@ def test_restart_copies_the_current_weights():
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_a_decay_out_of_range_is_rejected(decay):
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
+    with pytest.raises(ValueError, match="must be at least 0 and less than 1"):
         Ema(nn.Linear(1, 1), decay)

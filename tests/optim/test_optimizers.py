@@ -121,7 +121,7 @@ def test_qhm_by_hand():
     assert descend("qhm", [2, -1], nu=0.7, **unit) == pytest.approx(expected)
     decayed = descend("qhm", [1], weight_decay=0.5, nu=0.0, lr=0.1)
     assert decayed == pytest.approx(1 - 0.1 * 1.5)
-    with pytest.raises(ValueError, match="momentum < 1, given 1.0"):
+    with pytest.raises(ValueError, match="momentum < 1, got momentum 1.0"):
         descend("qhm", [], lr=0.1, momentum=1.0)
 
 
@@ -179,7 +179,7 @@ def test_without_any_decay_a_warning_says_that_nothing_is_adapted(name, caplog):
     build_optimizer(name, decay_groups([("w", one_weight())], 0.1, 0.0), lr=0.1)
     assert caplog.text == ""
     build_optimizer(name, decay_groups([("w", one_weight())], 0.0, 0.0), lr=0.1)
-    assert f"no layer's learning rate is adapted: {name} is" in caplog.text
+    assert f"does not adapt the learning rate of any layer: {name} is" in caplog.text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")

@@ -77,8 +77,8 @@ class Infinite(NotWritten):
         (lambda groups, settings: settings, "torch.optim.Optimizer, not Settings"),
         (without_names, "must keep each group with its 'param_names'"),
         (NotWritten, r"step\(\) raises NotImplementedError"),
-        (Idle, "must change every parameter .* weight is 1 after it"),
-        (Infinite, "weight is inf after it"),
+        (Idle, "must change every parameter .* weight is 1 after the step"),
+        (Infinite, "weight is inf after the step"),
     ],
 )
 def test_an_optimizer_that_breaks_the_contract_is_refused(build, message):

@@ -1,8 +1,9 @@
 """Registries of optimizers and learning-rate schedules. Importing vil.optim does not import torch.
 
-OPTIMIZERS  name -> build(groups, settings, **own), in optimizers.py; see `register_optimizer`. The
-            name timm/<name> stands for an optimizer of timm, see timm_optimizers.py
-SCHEDULES   name -> function(schedule, time, **own), in schedules.py; see `register_schedule`
+OPTIMIZERS  functions that build an optimizer, by name. See `register_optimizer` and optimizers.py.
+            The names timm/<name> are the optimizers of timm, see timm_optimizers.py.
+SCHEDULES   functions that compute a learning rate, by name. See `register_schedule` and
+            schedules.py.
 
 Most optimizers add weight decay to the gradient (L2). adamw shrinks the weights directly. lamb and
 apex_lamb add weight decay to the update.
@@ -68,12 +69,12 @@ def register_optimizer(
 ) -> None:
     """Register an optimizer under a name for the config key OPTIM.OPT.
 
-    build: a function build(groups, settings, **own) that returns a torch Optimizer, or a string
-    "module:attribute" that is imported on first use. The function must pass `groups` (from
-    `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
-    keys: {argument in `own`: config key that sets this argument}.
+    build: a function build(groups, settings, **arguments) that returns a torch Optimizer, or its
+    location "module:function", which is imported on first use. The function must pass `groups`
+    (from `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
+    keys: {keyword argument of `build`: config key that sets it}.
     can_shard: whether the update is also correct for parameters that FSDP shards.
-    about: one line for lists of optimizers.
+    about: one-line description for lists of optimizers.
 
     Raises ValueError if the name is taken or a trial step on two small parameters fails.
     """
@@ -89,12 +90,12 @@ def register_schedule(
 ) -> None:
     """Register a learning-rate schedule under a name for the config key SOLVER.LR_POLICY.
 
-    function: function(schedule, time, **own) -> learning rate, or a string "module:attribute". In
-    this call, `schedule` is the `Schedule` with all settings, and `time` is the step, or the epoch
-    if `schedule.epoch_based`.
-    keys: {argument in `own`: config key that sets this argument}.
-    about: one line for lists of schedules.
+    function: a function(schedule, time, **arguments) that returns the learning rate, or its
+    location "module:function", which is imported on first use. `schedule` is a `Schedule`. `time`
+    is the epoch if `schedule.epoch_based` is True, else the step.
+    keys: {keyword argument of `function`: config key that sets it}.
+    about: one-line description for lists of schedules.
 
-    Raises ValueError if the name is taken or the function does not accept this call.
+    Raises ValueError if the name is taken or the function does not accept these arguments.
     """
     SCHEDULES.register(name, function, about, keys=keys)

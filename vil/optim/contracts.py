@@ -1,4 +1,4 @@
-"""Check the optimizers and schedules that a user registers, before training starts."""
+"""Checks of optimizers and schedules when a user registers them."""
 
 import inspect
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from vil.utils.registry import Entry, Key
 
 
 def check_optimizer(build: Callable, entry: Entry) -> None:
-    """Build an optimizer on two parameters and take one step. Raises ValueError if that fails.
+    """Build an optimizer for two parameters and take one step. Raises ValueError if that fails.
 
-    entry: registry entry of the optimizer. An argument of `build` with a new config key (a `Key`)
-    gets the default of this key. An argument that an existing config key sets is not passed, so
-    `build` must have a default for it.
+    entry: registry entry of the optimizer, whose `keys` map arguments of `build` to config keys. An
+    argument with a new config key (a `Key`) is set to the default of this key. An argument with an
+    existing config key is not passed, so `build` must have a default for it.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
@@ -33,8 +33,8 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
         key not in group for group in optimizer.param_groups for key in ("lr", "lr_scale")
     ):
         raise ValueError(
-            f"{what} must keep each group with its 'param_names', 'lr' and 'lr_scale', which "
-            "checkpoints and schedules use: pass `groups` to torch's Optimizer unchanged"
+            f"{what} must keep each group with its 'param_names', 'lr' and 'lr_scale', because "
+            "checkpoints and schedules use them: pass `groups` to torch's Optimizer unchanged"
         )
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
@@ -42,14 +42,17 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     for name, p in named:
         if not p.isfinite().all() or (p == 1).all():
             raise ValueError(
-                f"{what}: a step with gradient 1 must change every parameter to finite values, "
-                f"but {name} is {p.flatten()[0].item():g} after it"
+                f"{what}: a step with gradients of 1 must change every parameter from 1 to other "
+                f"finite values, but the first value of {name} is {p.flatten()[0].item():g} "
+                "after the step"
             )
 
 
 def try_call(call: str, function: Callable[[], Any]) -> Any:
-    """Call a function without arguments and return its result. If it fails, raises ValueError;
-    `call` describes the call in the message."""
+    """Call `function` and return its result. If it raises an exception, raise ValueError.
+
+    call: description of the call, with which the error message starts.
+    """
     try:
         return function()
     except Exception as error:
@@ -57,8 +60,10 @@ def try_call(call: str, function: Callable[[], Any]) -> Any:
 
 
 def check_schedule(function: Callable, entry: Entry) -> None:
-    """Raise ValueError unless a schedule function accepts (schedule, time), and by keyword the
-    arguments in its registry entry."""
+    """Raise ValueError if a schedule function cannot be called as the training loop calls it.
+
+    The call is function(schedule, time, **arguments). The arguments are the names in `entry.keys`.
+    """
     try:
         inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))
     except (TypeError, ValueError) as error:

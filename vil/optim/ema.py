@@ -4,7 +4,8 @@ After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
 
-Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip a step by a flag on the device.
+Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip a step depending on a flag that
+is a tensor on the device.
 """
 
 import copy
@@ -14,14 +15,18 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Moving average of the weights of `source`, a model without wrappers such as DDP.
+    """Exponential moving average of a model's weights.
 
-    The averaged weights are in `model`, a copy of `source` in eval mode and without gradients.
+    source: the model, without wrappers such as DDP. decay: weight of the previous average, at least
+    0 and less than 1. The attribute `model` is a copy of `source` with the averaged weights, in
+    eval mode and without gradients.
     """
 
     def __init__(self, source: nn.Module, decay: float):
         if not 0 <= decay < 1:
-            raise ValueError(f"the decay of a weight average must be in [0, 1), given {decay}")
+            raise ValueError(
+                f"the decay of a weight average must be at least 0 and less than 1, got {decay}"
+            )
         self.source, self.decay = source, decay
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
 
@@ -29,8 +34,8 @@ class Ema:
     def update(self, bad: Tensor) -> None:
         """Update the average with the current weights, and copy the buffers.
 
-        bad: scalar on the device, 1 for a skipped step, else 0. After a skipped step, the average
-        does not change, but the buffers are copied.
+        bad: scalar on the device. If it is 1, the training step was skipped: the average does not
+        change, but the buffers are copied. Otherwise it is 0.
         """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)
@@ -46,5 +51,5 @@ class Ema:
 
 
 def local_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters of a model as plain tensors; this rank's shards if FSDP shards them."""
+    """Return a model's parameters as plain tensors. For FSDP, these are this rank's shards."""
     return [p.to_local() if hasattr(p, "to_local") else p.data for p in model.parameters()]

@@ -1,13 +1,13 @@
-"""Learning rates of published recipes, and how a learning rate scales with the batch size."""
+"""Learning rates of published recipes, and scaling of a learning rate with the batch size."""
 
 from typing import NamedTuple
 
 
 class LrRange(NamedTuple):
-    """Peak learning rates that published recipes use for a family of optimizers.
+    """Range of the peak learning rates in published recipes for a family of optimizers.
 
-    The bounds are rounded outwards to 1, 2 or 5 times a power of ten. `source` names a recipe near
-    each bound.
+    `low` is rounded down, and `high` is rounded up, to 1, 2 or 5 times a power of ten. `source`
+    names a recipe near each of the two.
     """
 
     low: float
@@ -33,26 +33,31 @@ LR_RANGES = {
 
 
 def lr_factor(batch_size: int, reference: int, scaling: str) -> float:
-    """Return the factor on a learning rate that was chosen for `reference` images per step.
+    """Return the factor by which to multiply a learning rate for a batch of `batch_size` images.
 
+    reference: number of images per step for which the learning rate was chosen. If it is 0, the
+    factor is 1.
     scaling: "linear" (Goyal et al., arXiv:1706.02677) or "sqrt" (Malladi et al., arXiv:2205.10287).
-    A reference of 0 gives 1.
     """
     ratio = batch_size / reference if reference else 1.0
     return ratio**0.5 if scaling == "sqrt" else ratio
 
 
 def default_scaling(optimizer: str) -> str:
-    """Return "sqrt" for an optimizer of the Adam and LAMB families, else "linear".
+    """Return how the learning rate of an optimizer scales with the batch size by default.
 
-    This is the rule of timm's train script: a name that contains "ada" or "lamb" means "sqrt".
+    As in timm's train script, the result is "sqrt" if the optimizer's name contains "ada" or
+    "lamb", and "linear" otherwise.
     """
     return "sqrt" if any(part in optimizer for part in ("ada", "lamb")) else "linear"
 
 
 def explain_unusual_lr(lr: float, family: str | None) -> str | None:
-    """Return why a peak learning rate is unusual for a family of optimizers; None if it is not, or
-    if the family has no known range."""
+    """Return a description of how a peak learning rate differs from published recipes.
+
+    Returns None if the learning rate is in the range of LR_RANGES for the family of optimizers, or
+    if there is no range for the family.
+    """
     known = LR_RANGES.get(family)
     if known is None or known.low <= lr <= known.high:
         return None

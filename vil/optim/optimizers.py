@@ -1,4 +1,4 @@
-"""Build an optimizer by name. The functions that build each built-in optimizer are here too."""
+"""Build an optimizer by name. This file also has the functions for the built-in optimizers."""
 
 import importlib
 import logging
@@ -19,8 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings for all optimizers; each uses those that it has. The weight decay is not here, but
-    in the parameter groups."""
+    """Settings that all optimizers share. An optimizer ignores those that it does not support.
+
+    The weight decay is not included, because it is set in the parameter groups.
+    """
 
     lr: float
     momentum: float = 0.9
@@ -36,15 +38,15 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimizer `name` for the parameter groups from `decay_groups`.
 
-    own: {name: value} of arguments that only this optimizer has. settings: lr, momentum, betas, eps
-    and nu; an optimizer ignores those that it does not use.
-    Raises ValueError for an unknown name, for an optimizer that training cannot use, for an apex_*
-    name if apex is not installed, and for a model without trainable parameters.
+    own: {name: value} of arguments that only this optimizer has. settings: the fields lr, momentum,
+    betas, eps and nu of `Settings`. An optimizer ignores the fields that it does not support.
+    Raises ValueError for an unknown name, for an optimizer that training does not support, for an
+    apex_* name if apex is not installed, and if there are no trainable parameters.
     """
     check_usable(name)
     build = OPTIMIZERS.load(name)
     if not groups:
-        raise ValueError("nothing to train: every parameter of the model is frozen")
+        raise ValueError("there is nothing to train: every parameter of the model is frozen")
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
@@ -52,7 +54,7 @@ def build_optimizer(
 
 
 def check_usable(name: str) -> None:
-    """Raise ValueError for an unknown optimizer, or one that training cannot use."""
+    """Raise ValueError if an optimizer is unknown, or if training does not support it."""
     if reason := OPTIMIZERS.entry(name).facts.get("refused"):
         raise ValueError(f"the optimizer {name} cannot train here: {reason}")
 
@@ -80,8 +82,11 @@ def lamb(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lars(groups: list[dict], s: Settings) -> Optimizer:
-    """Build LARS (arXiv:1708.03888). The learning rate of a layer with parameters p and gradient g
-    is lr * 0.001 |p| / (|g| + weight_decay |p|)."""
+    """Build LARS (arXiv:1708.03888).
+
+    The learning rate of a layer with parameters p and gradient g is
+    lr * 0.001 |p| / (|g| + weight_decay |p|).
+    """
     warn_without_decay(groups, "lars is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps)
 
@@ -89,8 +94,9 @@ def lars(groups: list[dict], s: Settings) -> Optimizer:
 def larc(groups: list[dict], s: Settings) -> Optimizer:
     """Build LARC, NVIDIA's clipped LARS.
 
-    The learning rate of a layer with parameters p and gradient g is min(lr, 0.001 |p| / (|g| +
-    weight_decay |p|)). If the minimum is lr, the layer is updated as by SGD with momentum.
+    The learning rate of a layer with parameters p and gradient g is
+    min(lr, 0.001 |p| / (|g| + weight_decay |p|)). If it is lr, the update of the layer is that of
+    SGD with momentum.
     """
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
@@ -112,24 +118,26 @@ def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
-    timm and apex adapt the learning rate of a layer only in groups with weight decay. consequence:
-    end of the warning, which names the equivalent optimizer, such as "lars is SGD".
+    Without weight decay, timm and apex do not adapt the learning rate of each layer. consequence:
+    text in the warning that names the equivalent optimizer, such as "lars is SGD".
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(
-            "no parameter group has weight decay, so no layer's learning rate is adapted: %s (set "
-            "OPTIM.WD to adapt them)",
+            "no parameter group has weight decay, so the optimizer does not adapt the learning "
+            "rate of any layer: %s (set OPTIM.WD above 0 to adapt the learning rates)",
             consequence,
         )
 
 
 def import_apex(name: str) -> Callable[..., Optimizer]:
-    """Import the optimizer class `name` of NVIDIA's apex. Raises ValueError if apex is not
-    installed."""
+    """Import and return the optimizer class `name` of NVIDIA's apex.
+
+    Raises ValueError if apex is not installed.
+    """
     try:
         return getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"{name} needs NVIDIA's apex, which is not installed: build it from the repository "
-            "NVIDIA/apex on GitHub (the package `apex` on PyPI is an unrelated one)"
+            "NVIDIA/apex on GitHub (the package `apex` on PyPI is unrelated)"
         ) from error

@@ -1,5 +1,4 @@
-"""Split a model's parameters into groups by weight decay and, for layer-wise learning rates, by
-layer."""
+"""Group a model's parameters by weight decay and, for layer-wise learning rates, by layer."""
 
 from collections.abc import Callable, Collection, Iterable
 
@@ -16,18 +15,20 @@ def decay_groups(
     num_layers: int = 0,
     layer_decay: float = 1.0,
 ) -> list[dict]:
-    """Group parameters by weight decay and layer, for an optimizer. Groups with the weight decay
-    `weight_decay` come first, then those with `weight_decay_norm`.
+    """Return parameter groups for an optimizer, by weight decay and layer.
 
+    Groups with the weight decay `weight_decay` come first, then those with `weight_decay_norm`.
     The groups hold (name, parameter) pairs, because checkpoints store optimizer state by name.
-    Frozen parameters are skipped. A shared parameter is listed once, under its first name. A group
-    with the key "no_decay" True has parameters in `no_decay`, whatever its weight decay is.
+    Frozen parameters are skipped. A shared parameter is listed once, under its first name. The key
+    "no_decay" of a group is True if the names of its parameters are in the argument `no_decay`,
+    even if its weight decay is not 0.
 
     Args:
+        weight_decay: weight decay of the parameters whose names are not in `no_decay`.
         weight_decay_norm: weight decay of the parameters whose names are in `no_decay`.
         no_decay: names of parameters, for example from a model's `no_weight_decay()`.
         layer_of: function from a parameter's name to its layer, 0 (first embedding) to num_layers.
-        layer_decay: if below 1, each layer has its own groups, whose learning rate is scaled by
+        layer_decay: if below 1, each layer has separate groups, and its learning rate is scaled by
           `lr_scale` = layer_decay^(num_layers - layer). Layers near the input then change less
           (fine-tuning of BEiT, arXiv:2106.08254).
     """

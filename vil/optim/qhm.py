@@ -17,7 +17,10 @@ from torch.optim import Optimizer
 
 
 class QHM(Optimizer):
-    """Quasi-hyperbolic momentum optimizer. Its state is one `momentum_buffer` per parameter."""
+    """Optimizer with quasi-hyperbolic momentum. The state of a parameter is a `momentum_buffer`.
+
+    nu: weight of the momentum buffer in the update. The gradient has the weight 1 - nu.
+    """
 
     def __init__(
         self,
@@ -28,13 +31,15 @@ class QHM(Optimizer):
         weight_decay: float = 0.0,
     ):
         if not 0 <= momentum < 1:
-            raise ValueError(f"qhm needs 0 <= momentum < 1, given {momentum}")
+            raise ValueError(f"qhm needs 0 <= momentum < 1, got momentum {momentum}")
         super().__init__(params, dict(lr=lr, momentum=momentum, nu=nu, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters, without changing their gradients. Returns the loss from
-        `closure`, or None without a closure."""
+        """Update the parameters. Returns the loss from `closure`, or None if there is no closure.
+
+        The gradients are not changed.
+        """
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

@@ -1,6 +1,6 @@
 """Learning-rate schedules as pure functions of the step, without state to save.
 
-They give exactly the learning rates of the original Vision Longformer code (2021). As in that code,
+The learning rates are exactly those of the original Vision Longformer code (2021). As in that code,
 the cosine starts at step 0, not after the warm-up. At the end of the warm-up, the learning rate
 therefore drops slightly, from the base learning rate to the cosine.
 """
@@ -16,8 +16,11 @@ from vil.utils.lookup import lookup
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate schedule and its settings. All times in the settings are in epochs; `lr_at`
-    takes a step."""
+    """A learning-rate schedule and its settings. All times in the settings are in epochs.
+
+    policy: a name in SCHEDULES. lr: base learning rate, which the warm-up reaches. `lr_at` returns
+    the learning rate of a step.
+    """
 
     policy: str
     lr: float
@@ -37,7 +40,7 @@ class Schedule:
         SCHEDULES.entry(self.policy)
         lookup(WARMUPS, self.warmup_method, "warm-up method")
         if self.policy == "multistep" and self.drop_freq < 1:
-            raise ValueError(f"the multistep schedule needs drop_freq >= 1, given {self.drop_freq}")
+            raise ValueError(f"the multistep schedule needs drop_freq >= 1, got {self.drop_freq}")
 
     def lr_at(self, step: int) -> float:
         time = step // self.steps_per_epoch if self.epoch_based else step
@@ -45,19 +48,19 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Number of ticks per epoch: a tick is a step or, if epoch_based, an epoch."""
+        """Length of an epoch in the unit of `time`: 1 if epoch_based, else steps per epoch."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property
     def warmup(self) -> float:
-        """Length of the warm-up in ticks (epochs if epoch_based, else steps).
+        """Length of the warm-up, in epochs if epoch_based, else in steps.
 
-        A length in steps is rounded down, as in the 2021 code.
+        A length in steps is rounded down, as in the original Vision Longformer code (2021).
         """
         return self.warmup_epochs if self.epoch_based else int(self.warmup_epochs * self.unit)
 
     def warmup_at(self, time: int) -> float:
-        """Return the warm-up's factor on the learning rate at `time`: 1 after the warm-up.
+        """Return the factor by which the warm-up scales the learning rate: 1 after the warm-up.
 
         time: the epoch if epoch_based, else the step.
         """
@@ -81,10 +84,11 @@ def linear(s: Schedule, time: int) -> float:
 
 
 def multistep(s: Schedule, time: int) -> float:
-    """Return the base learning rate, divided by drop_factor at each of drop_epochs so far.
+    """Return the base learning rate, divided by drop_factor once for each drop epoch so far.
 
-    If drop_epochs is empty, the divisions are at the multiples of drop_freq below `epochs`. The
-    factor of the warm-up also applies. time: the epoch if epoch_based, else the step.
+    The drop epochs are drop_epochs or, if that is empty, the multiples of drop_freq below `epochs`.
+    The result is also multiplied by the factor of the warm-up. time: the epoch if epoch_based, else
+    the step.
     """
     epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
     drops = sum(epoch * s.unit <= time for epoch in epochs)
@@ -92,7 +96,10 @@ def multistep(s: Schedule, time: int) -> float:
 
 
 def constant(s: Schedule, time: int) -> float:
-    """Return the base learning rate at all times. As in the 2021 code, there is no warm-up."""
+    """Return the base learning rate at all times.
+
+    There is no warm-up, as in the original Vision Longformer code (2021).
+    """
     return s.lr
 
 

@@ -1,9 +1,10 @@
 """The optimizers of timm, as entries of OPTIMIZERS with the names timm/<name>, such as timm/muon.
 
-timm's registry describes each of them; this file adds what vil has to know about their classes. An
-optimizer gets the parameter groups, the learning rate and OPTIM.MOM. Of OPTIM.ADAM it gets those
-values that differ from the defaults of these keys, as in timm's train script, because the defaults
-of some classes are others, such as Lion's betas (0.9, 0.99).
+timm's registry describes each optimizer. This file adds properties of their classes that vil needs,
+such as whether FSDP may shard the parameters. An optimizer is built with the parameter groups, the
+learning rate and OPTIM.MOM. A value in OPTIM.ADAM is passed only if it differs from the default of
+its config key, as in timm's train script. Otherwise the default of the class applies, such as
+Lion's betas (0.9, 0.99).
 """
 
 import functools
@@ -53,12 +54,12 @@ OTHER_PACKAGES = {
 
 @functools.cache
 def timm_entries() -> dict[str, Entry]:
-    """Return {name: entry} of all optimizers of the installed timm, with the names timm/<name>."""
+    """Return {"timm/<name>": entry} for all optimizers of the installed version of timm."""
     return {PREFIX + name: make_entry(name) for name in list_optimizers()}
 
 
 def make_entry(name: str) -> Entry:
-    """Return the entry of timm's optimizer `name`, which has no prefix."""
+    """Return the registry entry of a timm optimizer. name: timm's name, without "timm/"."""
     info = get_optimizer_info(name)
     location = info.opt_class if isinstance(info.opt_class, str) else info.opt_class.__name__
     tensorwise = location in TENSORWISE or (info.defaults or {}).get("caution", False)
@@ -70,8 +71,11 @@ def make_entry(name: str) -> Entry:
 
 
 def explain_refusal(location: str, *, second_order: bool) -> str | None:
-    """Return why training cannot use an optimizer; None if it can. location: its class, with the
-    module if the class is outside of timm and torch."""
+    """Return why training does not support an optimizer, or None if it does.
+
+    location: name of the optimizer's class, or "module.class" for a class outside of timm and
+    torch. second_order: whether the optimizer needs second derivatives.
+    """
     if second_order:
         return "it needs a second backward pass through the gradients in every step"
     package = location.partition(".")[0]
@@ -79,7 +83,7 @@ def explain_refusal(location: str, *, second_order: bool) -> str | None:
 
 
 def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
-    """Build timm's optimizer `name`, which has no prefix, for the groups from `decay_groups`."""
+    """Build a timm optimizer for the groups from `decay_groups`. name: without "timm/"."""
     info, own = get_optimizer_info(name), {}
     for key in ("betas", "eps"):
         value = combine(info, key, getattr(s, key))
@@ -90,11 +94,12 @@ def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
 
 
 def combine(info: Any, key: str, value: Any) -> Any:
-    """Return the value of the argument `key`, "betas" or "eps", of timm's optimizer: the setting
-    where it differs from the default of `Settings`, else None. In a pair of betas, the class's own
-    value replaces an element that does not differ.
+    """Return the value to pass as argument `key` to a timm optimizer, or None to pass no value.
 
-    An optimizer with three betas, such as Adan, keeps its own.
+    info: timm's description of the optimizer. key: "betas" or "eps". value: the setting. It is
+    passed only if it differs from the default in `Settings`. If only one of two betas differs, the
+    other is replaced by the default of the optimizer's class. An optimizer with three betas, such
+    as Adan, always uses its defaults.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -111,16 +116,16 @@ def combine(info: Any, key: str, value: Any) -> Any:
 def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates matrices, with timm's AdamW or NAdamW for other parameters.
 
-    timm selects matrices by shape. Groups without weight decay also get the fallback, as with
-    timm's `fallback_no_weight_decay`: position embeddings and tables of biases are matrices by
-    shape only.
+    timm takes parameters of the shape of a matrix for matrices, which is wrong for position
+    embeddings and tables of biases. So groups with "no_decay" True are also updated by AdamW or
+    NAdamW, as with timm's `fallback_no_weight_decay`.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)
 
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
-    """Build Kron whose random draws are a function of the step, and equal on all ranks."""
+    """Build Kron with random numbers that depend only on the step and are equal on all ranks."""
     kron = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 
