@@ -69,11 +69,11 @@ def test_layouts_and_norm_of_maps():
     assert_close(maps[-1], features)
     last = model.forward_intermediates(x, indices=1, output_fmt="NHWC", intermediates_only=True)[0]
     assert last.shape == (1, 2, 3, 384)
-    with pytest.raises(ValueError, match="output_fmt must be one of NCHW, NHWC"):
+    with pytest.raises(ValueError, match="output_fmt must be 'NCHW' or 'NHWC'"):
         model.forward_intermediates(x, output_fmt="NLC")
-    with pytest.raises(ValueError, match=r"indices \[4\]: there are 4 stages, 0 to 3"):
+    with pytest.raises(ValueError, match=r"stages from 0 to 3 \(or from -4 to -1\), got \[4\]"):
         model.forward_intermediates(x, indices=[4])
-    with pytest.raises(ValueError, match="indices 7: the model has 4 stages"):
+    with pytest.raises(ValueError, match="number of stages from 1 to 4, .* got 7"):
         model.forward_intermediates(x, indices=7)
 
 

@@ -55,9 +55,9 @@ def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        ("", r"attention '': an empty name in part 1 \(''\)"),
-        ("longformer,,full", r"an empty name in part 1 \('longformer,,full'\)"),
-        ("longformer/", r"an empty name in part 2 \(''\)"),
+        ("", r"attention '': part 1 \(''\) has an empty name"),
+        ("longformer,,full", r"part 1 \('longformer,,full'\) has an empty name"),
+        ("longformer/", r"part 2 \(''\) has an empty name"),
         ("full/full/global", r"part 3 \('global'\) has no stage, because ARCH has only 2"),
     ],
 )

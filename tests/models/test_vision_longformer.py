@@ -159,8 +159,8 @@ def test_attentions_without_relative_bias_get_absolute_positions_and_a_warning(c
     stages = parse_arch(arch, "longformer/longformer,performer")
     model = MsViT(stages, img_size=40, num_classes=5)
     assert [record.getMessage() for record in caplog.records] == [
-        "the attention of stage 2 (performer) has no relative bias: the absolute embedding is used "
-        "there"
+        "the attention of stage 2 (performer) does not support a relative position bias: an "
+        "absolute position embedding is used instead"
     ]
     assert [stage.embed.position is not None for stage in model.stages] == [False, True, False]
     assert [spec.absolute for spec in model.specs] == [False, True, False]

@@ -1,1 +1,1 @@
-"""The MsViT model, its ARCH strings, its named architectures and its attention maps."""
+"""The MsViT model, ARCH strings that describe models, named architectures, and attention maps."""

@@ -1,17 +1,18 @@
 """Parser of ARCH strings, which describe the stages of a model.
 
 The format is that of the original Vision Longformer code (2021).
-Example: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'. Stages are joined by `_`. A stage is a
+Example: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'. Stages are separated by `_`. A stage is a
 comma-separated list of items in any order. An item is one of these letters, followed by a number:
   l number of the stage, h heads, d width, n blocks, g global tokens, p patch side
-  s 0 for full attention, 1 for the attention that the attention string names
+  s 0 for full attention, 1 for the attention in the attention string (see below)
   f attention size: window (longformer), num_features (linformer, performer) or ratio (srformer)
   a 0 for relative position bias, 1 for absolute position embedding
 Omitted letters have the defaults in LETTERS.
 
-A second string, the attention string, is an attention name, or several names separated by commas,
-through which the blocks of a stage cycle. Parts separated by `/` apply to stages 1, 2, ...; the
-last part also applies to all later stages. Example: 'linformer/longformer,full'.
+A second string, the attention string, gives the attention of each block. Example:
+'linformer/longformer,full'. Parts are separated by `/`: part 1 is for stage 1, part 2 for stage 2,
+and so on. The last part is also for all later stages. A part is an attention name for all blocks of
+the stage, or several names separated by commas, which the blocks use in turn.
 """
 
 import re
@@ -36,8 +37,9 @@ LETTERS = {  # meaning, default, minimum, maximum
 class StageSpec:
     """Settings of one stage of a model.
 
-    attention: the attention name of each block. patch: patch side in cells of the stage's input
-    map. attn_size: the letter f of ARCH strings, such as the window size. absolute: use an absolute
+    dim: width. attention: the attention name of each block. num_global: number of global tokens.
+    patch: patch side, in pixels for the first stage, in tokens of the previous stage for others.
+    attn_size: the letter f of ARCH strings, such as the window size. absolute: use an absolute
     position embedding instead of a relative position bias.
     """
 
@@ -62,10 +64,10 @@ class StageSpec:
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
-    """Parse an ARCH string and an attention string into a list with the settings of each stage.
+    """Parse an ARCH string and an attention string, and return the settings of each stage.
 
-    The formats are described at the top of this file. Raises ValueError, naming stage and letter,
-    for malformed strings. Attention names are not checked here, but by the model.
+    The docstring of this module describes both formats. Raises ValueError for a malformed string.
+    Unknown attention names are not detected here, but when a model is built.
     """
     parts = arch.strip().split("_")
     names = _parse_attention(attention, len(parts))
@@ -73,9 +75,9 @@ def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
 
 
 def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans: int = 3) -> int:
-    """Return a lower bound on the number of parameters of a model with these stages.
+    """Return a lower bound on the number of parameters of a model with the given stages.
 
-    Only patch convolutions, query and output projections, global tokens and the head are counted.
+    Counts only patch convolutions, query and output projections, global tokens and the head.
     """
     total = 0
     for stage in stages:
@@ -86,9 +88,9 @@ def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans
 
 
 def format_arch(stages: Sequence[StageSpec]) -> str:
-    """Return the ARCH string that describes these stages, except for their attention names.
+    """Convert stages to an ARCH string, the first argument of `parse_arch`.
 
-    `format_attention` returns the attention names.
+    The ARCH string has no attention names. `format_attention` returns them.
     """
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
@@ -99,7 +101,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
 
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
-    """Return the attention string of these stages, as the second argument of `parse_arch`."""
+    """Convert the attention names of stages to the second argument of `parse_arch`."""
     # a stage with full attention only needs no part of its own, and repeats its neighbor's part
     needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
     part, parts = next(filter(None, needed), "full"), []
@@ -112,16 +114,16 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
-    """Split the text of an attention argument into one text per block.
+    """Split the value of an attention argument into one value per block.
 
-    text: parts separated by `/` apply to stages 1, 2, ...; the last part also applies to all later
-    stages. A part may be several texts separated by `;`, through which the blocks of the stage that
-    use the attention cycle. Text in quotes is not split.
-    counts: for each stage, the number of blocks that use the attention.
+    text: parts separated by `/`, one for each stage. The last part is also for all later stages. A
+    part is one value, or several values separated by `;`, which the blocks use in turn. Text in
+    quotes is not split.
+    counts: for each stage, the number of blocks that use the attention. Other blocks get no value.
 
-    Returns, for each stage, the list of the texts of these blocks. Raises ValueError for an empty
-    text, if there are more parts than stages, or if a part has more texts than the stage has
-    blocks that use the attention, unless it has none of these.
+    Returns, for each stage, a list with the values of its blocks. Raises ValueError if a value is
+    empty, if there are more parts than stages, or if a stage has fewer blocks than its part has
+    values. A stage without such blocks may have any number of values.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):
@@ -142,7 +144,7 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
 
 
 def _split_unquoted(text: str, sign: str) -> list[str]:
-    """Split a text at each character `sign` outside of quotes, and strip spaces."""
+    """Split a text at each character `sign` outside of quotes, and strip spaces from the parts."""
     to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # the quotes that follow are complete
     return [part.strip() for part in re.split(sign + to_end, text)]
 
@@ -154,7 +156,7 @@ def _shortest_cycle(names: tuple[str, ...]) -> str:
 
 
 def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
-    """Return, for each stage, the list of attention names through which its blocks cycle."""
+    """Return a list of attention names for each stage. The blocks of a stage use them in turn."""
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
@@ -164,7 +166,7 @@ def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
     names = [[name.strip() for name in part.split(",")] for part in parts]
     for number, part in enumerate(parts, start=1):
         if not all(names[number - 1]):
-            raise ValueError(f"attention {attention!r}: an empty name in part {number} ({part!r})")
+            raise ValueError(f"attention {attention!r}: part {number} ({part!r}) has an empty name")
     return names + names[-1:] * (num_stages - len(names))
 
 

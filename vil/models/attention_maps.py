@@ -1,8 +1,8 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
-Fused attention does not return its weights, so each attention class recomputes them, without
-dropout. If the weights of a query are multiplied with the values and projected, the result is the
-output of the attention module for this query, unless the query is padding.
+Fused attention does not return the softmax weights, so each attention class recomputes them,
+without dropout. The product of a query's weights with the values, after the output projection, is
+the output of the attention module for the query. This does not hold for queries in the padding.
 
 Shapes: B batch, c input channels, H W image size, C channels, T tokens.
 """
@@ -28,12 +28,12 @@ def attention_maps(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in one block of an MsViT.
 
-    images (B, c, H, W). stage, block: indices; negative ones count from the end.
-    queries: token indices in the stage, global tokens first; None for all.
-    valid (B, 2): height and width of each image without its padding.
-    Gradients are computed if they are enabled.
-    Raises ValueError for a missing stage, block or token, for a model that is not an MsViT, and for
-    an attention without token weights.
+    images (B, c, H, W). stage, block: indices from 0. Negative indices count from the end.
+    queries: indices of tokens in the stage, where the global tokens come first; None for all.
+    valid (B, 2): height and width of each image without its padding; None if no image is padded.
+    The result is differentiable if gradients are enabled.
+    Raises ValueError if the stage, block or token does not exist, if the model is not an MsViT, or
+    if the attention class has no weights of tokens.
     """
     module, calls = attention_at(model, stage, block), []
     hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
@@ -49,17 +49,18 @@ def attention_maps(
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
     """Return the attention module of a block of an MsViT.
 
-    stage, block: indices; negative ones count from the end. Raises ValueError if the stage or block
-    is missing, or if the model is not an MsViT.
+    stage, block: indices from 0. Negative indices count from the end. Raises ValueError if the
+    stage or block does not exist, or if the model is not an MsViT.
     """
     if not isinstance(model, MsViT):
         raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
     depths = [len(each.blocks) for each in model.stages]
     if not -len(depths) <= stage < len(depths):
-        raise ValueError(f"there is no stage of index {stage}: the model has {len(depths)} stages")
+        count = len(depths)
+        raise ValueError(f"there is no stage with index {stage}: the model has {count} stages")
     if not -depths[stage] <= block < depths[stage]:
         raise ValueError(
-            f"there is no block of index {block}: the stage has {depths[stage]} blocks"
+            f"there is no block with index {block}: the stage has {depths[stage]} blocks"
         )
     return model.stages[stage].blocks[block].attn
 
@@ -73,16 +74,17 @@ def token_weights(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    x (B, T, C). queries: see `attention_maps`. valid_hw (B, 2): rows and columns of tokens that are
-    not padding. Raises ValueError if an index in `queries` is not that of a token.
+    x (B, T, C). grid: rows and columns of local tokens. queries: see `attention_maps`. valid_hw
+    (B, 2): rows and columns of tokens that are not padding; None if there is no padding. Raises
+    ValueError if a token in `queries` does not exist.
     """
     tokens = x.shape[1]
     queries = range(tokens) if queries is None else queries
     wrong = [query for query in queries if not 0 <= query < tokens]
     if wrong:
         raise ValueError(
-            f"there is no token with index {wrong[0]}: the stage has {tokens} tokens, the global "
-            "tokens first"
+            f"there is no token with index {wrong[0]}: the stage has {tokens} tokens, including "
+            "the global tokens"
         )
     x = module.hide_padding(x, valid_hw, grid)
     return module.attention_weights(x, grid, torch.tensor(list(queries), device=x.device), valid_hw)

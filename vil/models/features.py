@@ -1,7 +1,6 @@
-"""Compute the features that a classifier's head gets, of models of this package, timm and
-torchvision.
+"""Compute the features that are the input of a classifier's head.
 
-Shapes: B images, D features.
+This works for models of this package, timm and torchvision. Shapes: B images, D features.
 """
 
 from torch import Tensor, nn
@@ -10,11 +9,12 @@ from vil.models.head_names import find_heads
 
 
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the pooled features (B, D) of images (B, C, H, W), which the model's head gets.
+    """Return the pooled features (B, D) of images (B, C, H, W): the input of the model's head.
 
-    A model with timm's methods `forward_features` and `forward_head` pools by itself. Of any other
-    model, the features are the input of its head. Features with more dimensions, maps (B, D, X, Y)
-    or tokens (B, L, D), are averaged. Raises ValueError if the model does not call its head.
+    A model with timm's methods `forward_features` and `forward_head` computes them by these
+    methods. For any other model, the input of the head is recorded. Features that are maps
+    (B, D, X, Y) or tokens (B, L, D) are averaged over positions. Raises ValueError if the model
+    does not call its head.
     """
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         features = model.forward_head(model.forward_features(images), pre_logits=True)
@@ -35,5 +35,8 @@ def head_input(model: nn.Module, images: Tensor) -> Tensor:
     finally:
         hook.remove()
     if not inputs:
-        raise ValueError(f"{type(model).__name__} does not call its classification head")
+        raise ValueError(
+            f"{type(model).__name__} does not call its classification head, so the features that "
+            "enter the head cannot be recorded"
+        )
     return inputs[-1]

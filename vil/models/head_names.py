@@ -4,11 +4,11 @@ from torch import nn
 
 
 def find_heads(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of the classification head or heads.
+    """Return the list of a model's classification heads, usually one.
 
-    If the model has `get_classifier()`, as timm's models do, the heads are the module or modules
-    that it returns. Otherwise, the head is the last linear layer, or the last convolution if there
-    is no linear layer.
+    For a model with the method `get_classifier`, such as timm's models, the heads are the return
+    value of this method. For other models, the head is the last linear layer, or the last
+    convolution if there is no linear layer.
     """
     if hasattr(model, "get_classifier"):
         heads = model.get_classifier()
@@ -19,7 +19,7 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
 
 
 def find_head_names(model: nn.Module) -> list[str]:
-    """Return the names of all parameters of the classification head or heads, see `find_heads`."""
+    """Return the names of all parameters of the modules that `find_heads` returns."""
     heads = set(find_heads(model))
     return [
         f"{name}.{leaf}"

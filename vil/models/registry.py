@@ -1,7 +1,8 @@
 """Named architectures of MsViT.
 
-Most are from arXiv:2103.15358, tables 1 and 9. Two vil_swin models, which the same authors
-published later, have the depths and widths of Swin. vil_nano is for 64-pixel images of digits.
+Most are from arXiv:2103.15358, tables 1 and 9. The same authors later published the two vil_swin
+models, which have the depths and widths of Swin. vil_nano is for images of digits of 64 x 64
+pixels.
 """
 
 import fnmatch
@@ -52,17 +53,18 @@ def list_models(pattern: str = "*") -> list[str]:
 def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """Return the stages with another window or attention size (the letter f of ARCH strings).
+    """Return copies of the stages with other window sizes, or other attention sizes in general.
 
-    windows: one int for all stages, a sequence of one int per stage, or None to change nothing.
-    name: the model's name, for error messages. Raises ValueError for a wrong number of windows.
+    windows: an int for all stages, a sequence with an int for each stage, or None to keep the
+    sizes. An int replaces the letter f of an ARCH string. name: the model's name, for error
+    messages. Raises ValueError if the number of windows is not the number of stages.
     """
     if windows is None:
         return list(stages)
     windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
         raise ValueError(
-            f"{name} has {len(stages)} stages, but there are {len(windows)} windows: give one for "
-            "all stages, or one per stage"
+            f"{name} has {len(stages)} stages, but there are {len(windows)} windows: give one int "
+            f"for all stages, or {len(stages)} ints"
         )
     return [replace(stage, attn_size=size) for stage, size in zip(stages, windows)]

@@ -24,9 +24,9 @@ from vil.models.arch import StageSpec
 class Stage(nn.Module):
     """One stage of MsViT: a patch embedding, then transformer blocks.
 
-    grid: rows and columns of local tokens that position parameters are sized for. drop_path_rates:
-    one rate per block. arguments: for each block, arguments of its attention class. settings: all
-    keyword arguments of MsViT.
+    grid: rows and columns of local tokens, which determine the size of position parameters.
+    drop_path_rates: rate of each block. arguments: for each block, additional arguments of its
+    attention class. settings: all keyword arguments of MsViT.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Stage(nn.Module):
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Map x (B, c, H, W) to (tokens (B, G+L, d), grid (X, Y), valid_hw).
 
-        valid (B, 2): unpadded height and width of each image on x; None if no image is padded.
-        valid_hw (B, 2): unpadded rows and columns of tokens, or None.
+        valid (B, 2): rows and columns of x that are not padding, for each image; None if no image
+        is padded. valid_hw (B, 2): rows and columns of tokens that are not padding, or None.
         """
         tokens, grid = self.embed(x)
         if valid is not None:
@@ -101,11 +101,11 @@ class Stage(nn.Module):
 
 @contextmanager
 def store_activations(model: nn.Module) -> Iterator[None]:
-    """Make the reversible stages of a model store their activations in a `with` block.
+    """Make a model's reversible stages store their activations inside of a `with` statement.
 
-    Forward passes in this block have the same outputs, but use as much memory as ordinary blocks.
-    Autograd records every operation, so second derivatives and gradients of tensors from hooks are
-    available.
+    Forward passes then have the same outputs as before, but need as much memory as those of a model
+    that is not reversible. Autograd records every operation, so second derivatives and gradients of
+    tensors from hooks are available.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]
@@ -123,7 +123,7 @@ def to_map(
 ) -> Tensor:
     """Drop the global tokens from tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
-    num_global: G. valid (B, 2): unpadded rows and columns of each image in tokens, outside of which
-    the map is set to 0; None for no padding.
+    num_global: G. grid: (X, Y). valid (B, 2): rows and columns of each image's tokens that are not
+    padding; None if there is no padding. The map is set to 0 in the padding.
     """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

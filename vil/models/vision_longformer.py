@@ -1,7 +1,7 @@
 """MsViT, the multi-scale vision transformer, with stages on successively coarser grids.
 
-Each stage has its own patch embedding, global tokens and attention. The model works as a classifier
-and as a backbone, with the methods and attributes of timm's models.
+Each stage has a separate patch embedding, global tokens and attention. The model is a classifier
+and a backbone, with the methods and attributes of timm's models.
 
 Shapes: B batch, c input channels, H W image size, K classes; for stage i: X_i Y_i grid, L = X_i*Y_i
 local tokens, G global tokens, d_i width. X, Y and d are those of the last stage.
@@ -35,23 +35,24 @@ class MsViT(nn.Module):
     """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
     stages: settings of the stages, for example from `parse_arch`.
-    img_size: image side, or (height, width), that position parameters are sized for. The forward
-      pass resizes these parameters for images of other sizes.
+    img_size: image side, or (height, width), in pixels, which determines the size of position
+      parameters. The forward pass resizes these parameters for images of other sizes.
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
-    pos_resize: "interpolate" or "crop" absolute position embeddings on other grids.
+    pos_resize: how to resize absolute position embeddings for images of other sizes: "interpolate"
+      or "crop".
     attention_args: arguments of `build_attention` by attention name, for example
-      {"longformer": {"mode": 1}}. A pattern may differ by stage and block, see
-      `vil.models.arch.split_by_block`.
+      {"longformer": {"mode": 1}}. An argument such as an attention pattern can have different
+      values for different stages and blocks, see `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
-    reversible: run the blocks of each stage in two streams, whose activations are recomputed from
-      the stage's output. With the same parameters, the model then has other outputs, see
-      `vil.layers.reversible`. grad_checkpoint is ignored, with a warning.
+    reversible: use reversible blocks, whose activations are recomputed from the stage's output in
+      backward. The outputs differ from those of ordinary blocks with the same parameters, see
+      `vil.layers.reversible`. grad_checkpoint is then ignored, with a warning.
 
-    If a stage specifies relative bias, but one of its attention classes has none, the stage gets an
-    absolute position embedding instead, and a warning is logged. Raises ValueError if a stage has
-    no tokens at img_size, or for invalid settings.
+    If a stage is to use a relative position bias, but one of its attention classes does not support
+    it, the stage uses an absolute position embedding instead, and a warning is logged. Raises
+    ValueError if a stage has no tokens at img_size, or if a setting is invalid.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class MsViT(nn.Module):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no tokens: its input {map_size} is smaller "
-                    f"than its patch {spec.patch}; use a larger image size"
+                    f"stage {len(self.stages) + 1} has no tokens: its input is {map_size[0]} x "
+                    f"{map_size[1]}, but a patch is {spec.patch} x {spec.patch}: use a larger "
+                    "image size"
                 )
             self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
@@ -112,16 +114,17 @@ class MsViT(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Map x (B, c, H, W) to the normalized features of the last stage.
+        """Map x (B, c, H, W) to the features of the last stage after the final norm.
 
-        They are tokens (B, G+L, d), global tokens first, or a map (B, d, X, Y) if G is 0.
+        The features are tokens (B, G+L, d), where the global tokens come first. If G is 0, they are
+        a map (B, d, X, Y).
         """
         return self.forward_intermediates(x, indices=1)[0]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Map the output of `forward_features` to logits (B, K).
 
-        pre_logits: only pool the features, and return (B, d).
+        pre_logits: only pool the features, and return them (B, d).
         """
         x = self.pool(x)
         if pre_logits:
@@ -129,10 +132,11 @@ class MsViT(nn.Module):
         return self.head(x.movedim(1, -1)).movedim(-1, 1) if x.ndim == 4 else self.head(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Pool features, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
+        """Pool features x, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
-        `global_pool` selects the pooling. "avg": mean of all tokens. "token": first global token.
-        "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "": x unchanged.
+        The attribute `global_pool` selects the pooling. "avg": mean of all tokens. "token": first
+        global token. "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "":
+        return x unchanged.
         """
         if not self.global_pool:
             return x
@@ -151,9 +155,10 @@ class MsViT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head with a new one for `num_classes` classes, or remove it for 0.
+        """Replace the head with a new one for `num_classes` classes. If this is 0, remove the head.
 
-        global_pool: see `pool`; None keeps the current pooling. Raises ValueError if it is unknown.
+        global_pool: a pooling, see `pool`; None keeps the current one. Raises ValueError if the
+        model does not support this pooling.
         """
         like = next(self.parameters())
         self.num_classes = num_classes
@@ -190,22 +195,22 @@ class MsViT(nn.Module):
         *,
         valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return (features, maps of chosen stages).
+        """Map x (B, c, H, W) to (features, list of the maps of chosen stages).
 
-        The features are the output of `forward_features`. The maps are a list of (B, d_i, X_i,
-        Y_i), in the order of `indices`.
+        The features are the output of `forward_features`. The map of stage i is (B, d_i, X_i, Y_i).
+        The maps are in the order of `indices`.
 
-        indices: indices of stages; negative ones count from the end. An int n means the last n
-          stages; None means all.
+        indices: indices of stages from 0. Negative indices count from the end. An int n selects the
+          last n stages, and None selects all.
         norm: apply the final norm to the last stage's map.
         stop_early: stop after the last chosen stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
-        intermediates_only: return the list of maps only.
-        valid (B, 2): unpadded height and width of each image. Tokens entirely in the padding
-          are never attended to, and are 0 in the maps.
+        intermediates_only: return only the list of maps.
+        valid (B, 2): height and width of each image without its padding; None if no image is
+          padded. Tokens entirely in the padding are never attended to, and are 0 in the maps.
         """
         if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt must be one of NCHW, NHWC, got {output_fmt!r}")
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
         chosen, last = self._select_stages(indices)
         count = last + 1 if stop_early else len(self.stages)
         maps: dict[int, Tensor] = {}
@@ -227,7 +232,7 @@ class MsViT(nn.Module):
         return to_map(tokens, spec.num_global, grid, valid), intermediates
 
     def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """Return (list of stage indices from 0, the largest of them).
+        """Return (list of the chosen stages' indices from 0, the largest of these indices).
 
         indices: see `forward_intermediates`. Raises ValueError if a stage does not exist.
         """
@@ -236,20 +241,27 @@ class MsViT(nn.Module):
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"indices {indices}: the model has {count} stages")
+                raise ValueError(
+                    f"indices must be a number of stages from 1 to {count}, or a list of indices, "
+                    f"got {indices}"
+                )
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
-            raise ValueError(f"indices {list(indices)}: there are {count} stages, 0 to {count - 1}")
+            raise ValueError(
+                f"indices must be one or more stages from 0 to {count - 1} (or from {-count} to "
+                f"-1), got {list(indices)}"
+            )
         return chosen, max(chosen)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages after the last chosen stage. Returns the chosen stages' indices.
+        """Remove the stages after the last chosen stage, and return the chosen stages' indices.
 
         indices: see `forward_intermediates`. If any stage is removed, the final norm and the head
-        are removed too. Otherwise, prune_norm and prune_head determine whether they are removed.
+        are removed too. Otherwise, the final norm is removed if prune_norm is set, and the head is
+        removed if prune_head is set.
         """
         chosen, last = self._select_stages(indices)
         has_unused = last < len(self.stages) - 1
@@ -271,9 +283,9 @@ class MsViT(nn.Module):
     def last_tokens(self, x: Tensor) -> Tensor:
         """Deprecated. Use `forward_features` or `forward_intermediates`.
 
-        Maps x (B, c, H, W) to the tokens of the last stage (B, G+L, d) without the final norm.
+        Maps x (B, c, H, W) to the tokens of the last stage (B, G+L, d) before the final norm.
         """
-        _warn_deprecated("last_tokens", "forward_features(x), which normalizes")
+        _warn_deprecated("last_tokens", "forward_features(x), which also applies the final norm")
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, _ = stage(x)
             x = to_map(tokens, spec.num_global, grid)
@@ -286,15 +298,15 @@ class MsViT(nn.Module):
 
     @property
     def strides(self) -> list[int]:
-        """Side of a token of each stage, in pixels of the image."""
+        """Number of image pixels per side of a token, for each stage."""
         return list(accumulate((spec.patch for spec in self.specs), operator.mul))
 
     # Training
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Set whether backward recomputes each block instead of storing its activations.
+        """Enable or disable gradient checkpointing, which recomputes each block in backward.
 
-        A reversible model recomputes its blocks anyway, so it ignores True, with a warning.
+        A reversible model always recomputes its blocks. If `enable` is True, it logs a warning.
         """
         if enable and self.settings["reversible"]:
             log.warning(
@@ -307,14 +319,18 @@ class MsViT(nn.Module):
     def freeze_stages(self, count: int) -> None:
         """Freeze the first `count` stages. Raises ValueError if the model has fewer stages."""
         if not 0 <= count <= len(self.stages):
-            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
+            raise ValueError(
+                f"cannot freeze {count} of {len(self.stages)} stages: give a number from 0 to "
+                f"{len(self.stages)}"
+            )
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters to exclude from weight decay.
 
-        They are the parameters of norms, global tokens and positions, and the bias of the head.
+        These are the parameters of norms, the global tokens, absolute position embeddings, relative
+        position biases, and the bias of the head.
         """
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
         return {
@@ -325,9 +341,10 @@ class MsViT(nn.Module):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """Return regular expressions by which timm groups the parameters into layers.
+        """Return regular expressions with which timm groups the parameters into layers.
 
-        coarse: one layer per stage. Otherwise the layers are those of `layer_of`.
+        coarse: make each stage a layer. By default, the layers are the depths that `layer_of`
+        returns.
         """
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
@@ -363,7 +380,11 @@ class MsViT(nn.Module):
     # Image size and cost
 
     def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Resize position parameters for another image size. rule: a key of `pos_embed.RULES`."""
+        """Resize the position parameters for another image size.
+
+        img_size: image side, or (height, width), in pixels. rule: how to resize the parameters,
+        "linear", "bicubic" or "extend", see `vil.layers.pos_embed.resize_table`.
+        """
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
             if stage.embed.position is not None:
@@ -383,7 +404,7 @@ class MsViT(nn.Module):
         return grids
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Count the multiply-accumulates of each stage, and then of the head, for one image.
+        """Count the multiply-accumulates for one image: of each stage, then of the head.
 
         img_size: (height, width) of the image in pixels.
         """
@@ -397,11 +418,11 @@ class MsViT(nn.Module):
 def arguments_by_block(
     stages: Sequence[StageSpec], arguments: Mapping[str, Mapping[str, Any]]
 ) -> list[list[dict[str, Any]]]:
-    """Return, for each stage, the list of the attention arguments of its blocks.
+    """Return, for each stage, a list with the attention arguments of each block.
 
-    arguments: {attention name: {argument: value}}. Some values are texts that `split_by_block`
-    splits into one text per block. Raises ValueError for an unknown name, and for a text that does
-    not fit the stages.
+    arguments: {attention name: {argument: value}}. The values of some arguments are strings that
+    `split_by_block` splits into one string per block. Raises ValueError if an attention name is
+    unknown or if a string does not fit the numbers of stages and blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():
@@ -417,9 +438,9 @@ def arguments_by_block(
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Return the stages, with absolute positions where an attention supports no relative bias.
+    """Change stages with an attention without relative position bias to an absolute embedding.
 
-    If a stage is changed, a warning is logged.
+    Returns all stages, and logs a warning if any stage was changed.
     """
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
@@ -431,7 +452,8 @@ def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
         result.append(spec)
     if changed:
         log.warning(
-            "the attention of %s has no relative bias: the absolute embedding is used there",
+            "the attention of %s does not support a relative position bias: an absolute position "
+            "embedding is used instead",
             ", ".join(changed),
         )
     return result
