@@ -186,7 +186,7 @@ def test_too_few_images_of_a_class_are_named_and_counted(root, tmp_path):
 
 def test_a_detector_has_no_such_keys():
     words = ["DATA.VAL_FRACTION=0.2"]
-    with pytest.raises(ConfigError, match="TASK detection .* has no DATA.VAL_FRACTION"):
+    with pytest.raises(ConfigError, match="TASK detection .* does not support DATA.VAL_FRACTION"):
         task_of(get_config("configs/scenes/mask_rcnn_vil_nano.yaml", words))
 
 

@@ -1,17 +1,18 @@
 """The registry of tasks. Each task of this package has its own folder.
 
-A registry entry names the task's class and may have these attributes, its "facts":
+A registry entry has the location of the task's class, and may have these additional properties:
 
 declares    config sections, keys and conflicts, in the format of vil/config/defaults
-noun        what messages call a model of the task, such as "detector"
+noun        noun for a model of the task in messages, such as "detector"
 implied_by  config key that selects the task if it is set and TASK is not
-hint        part of a message: how to write a config for the task
-commands    {command: one-line help} of the task's commands: "detect train", "detect check"
-spellings   {alias of a general command: example command lines}: `detect train` is `vil train`
-learned     config keys that are empty until the training data determine them
-metrics     {metric: (label, unit, higher is better)} that EVAL.METRIC may name, the default first
+hint        text for messages: how to write a config for the task
+commands    {command: one-line help} for the task's commands, such as "detect check"
+spellings   {command: example command lines} for the commands that are aliases of general commands,
+            such as "detect train" for "train"
+learned     config keys that are empty until the training data determine their values
+metrics     {metric: (label, unit, higher is better)} for EVAL.METRIC, the default first
 formats     choices of `vil predict --format`, the default first
-complete    those of `formats` that need every class, so that --top and --threshold do not apply
+complete    the formats that output every class, so that --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
@@ -34,12 +35,13 @@ TASKS.add("regression", **regression.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
-    """Register a task as the choice `name` of the config key TASK.
+    """Register a task as the value `name` of the config key TASK.
 
-    task: a subclass of `vil.tasks.base.Task`, called as task(cfg, device), or its path
-    "module:Class". about: a one-line description. facts: see the top of this file. `keys`,
-    also allowed, is {argument: `vil.utils.registry.Key`} and adds config keys. Raises ValueError if
-    the name is taken or if the class lacks a required method.
+    task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
+    "module:Class". about: a one-line description. facts: additional properties, listed in the
+    docstring of this module. `facts` may also have `keys`, {argument: `vil.utils.registry.Key`},
+    which adds config keys. Raises ValueError if the name is taken or if the class does not define a
+    required method.
     """
     TASKS.register(name, task, about, **facts)
 
@@ -50,19 +52,24 @@ def task_entry(cfg: CfgNode) -> Entry:
 
 
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
-    """Build the task that a config selects, as task_class(cfg, device). Raises ConfigError if
-    DATA.NUM_CLASSES is auto; `with_num_classes` replaces it by a number."""
+    """Build the task that a config selects.
+
+    Raises ConfigError if DATA.NUM_CLASSES is auto. `with_num_classes` replaces auto by a number.
+    """
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
-            "DATA.NUM_CLASSES auto is the number of classes of the training set, which is not "
-            "read here: set a number"
+            "DATA.NUM_CLASSES auto counts the classes of the training set, but the training set is "
+            "not read here: set a number"
         )
     return task_entry(cfg).load()(cfg, device)
 
 
 def with_num_classes(cfg: CfgNode) -> CfgNode:
-    """Return the config with the number of classes of its training set, if DATA.NUM_CLASSES is
-    auto. Raises ConfigError or DataError if the training set cannot be opened."""
+    """Replace DATA.NUM_CLASSES auto by the number of classes of the training set.
+
+    Returns a changed copy of the config, or the config itself if DATA.NUM_CLASSES is a number.
+    Raises ConfigError or DataError if the training set cannot be opened.
+    """
     if cfg.DATA.NUM_CLASSES != "auto":
         return cfg
     import torch
@@ -72,7 +79,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     task = task_entry(cfg).load()(cfg, torch.device("cpu"))
     if not hasattr(task, "open_train_set"):
         raise ConfigError(
-            f"DATA.NUM_CLASSES auto: the task {cfg.TASK} cannot count classes: set a number"
+            f"DATA.NUM_CLASSES auto: the task {cfg.TASK} cannot count the classes of the training "
+            "set: set a number"
         )
     try:
         classes = task.open_train_set().classes
@@ -81,15 +89,18 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
             raise
         joint = "\n" if "\n" in str(error) else "; "  # below a drawing
         raise DataError(
-            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of these data: without them, "
-            "set a number"
+            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of this data set: if you do "
+            "not have it, set a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
-    """Raise ConfigError unless the config's task defines an attribute that `Task` has no usable
-    default of, such as "average_outputs". why: what the task lacks, for the message."""
+    """Raise ConfigError if the config's task does not define an optional attribute or method.
+
+    attribute: its name, such as "average_outputs". A definition in the base class `Task` does not
+    count. why: what the command needs, for the error message.
+    """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)
     if owner is None or owner.__module__ == "vil.tasks.base":

@@ -1,8 +1,8 @@
-"""The interface of a task: everything that differs between classification, detection, etc.
+"""The base class of tasks, with everything that differs between classification, detection, etc.
 
-A task is a subclass of `Task` with an entry in the registry TASKS. The class is called as
-task(cfg, device). The training loop, evaluation, inference, the report and the commands only use
-the methods of `Task`, so they work for every task.
+A task is a subclass of `Task` with an entry in the registry TASKS. An instance is created by
+task_class(cfg, device). The training loop, evaluation, inference, the report and the commands use
+only the methods of `Task`, so they work for every task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 
 
 class ImageMeta(NamedTuple):
-    """An image's file, and its size before any transform."""
+    """The file name of an image, and its size before any transform."""
 
     name: str
     size: tuple[int, int]  # (height, width) in pixels
@@ -43,8 +43,9 @@ class ImageMeta(NamedTuple):
 class OpenData(NamedTuple):
     """The loaders of a config's datasets.
 
-    tests: {part: {name: loader}}, see the argument `part` of `Task.test_loaders`. note: what
-    differs from the datasets of a run, to be shown to the user.
+    tests: {part: {name of the test set: loader}}, where part is "val" or "test", see
+    `Task.test_loaders`. note: text for the user about differences from the datasets of a training
+    run, or "".
     """
 
     train: TrainLoader
@@ -53,14 +54,14 @@ class OpenData(NamedTuple):
 
 
 class TaskReport(NamedTuple):
-    """Content of the run report from a task: cards (title, value, remark) and HTML sections."""
+    """A task's content of the run report: cards (title, value, remark) and HTML sections."""
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()
 
 
 def make_metric(metrics: Metrics, name: str = "") -> Metric:
-    """Return the metric `name` of those that a task's entry declares, by default the first."""
+    """Return the metric `name` from the metrics that a task declares, by default the first one."""
     name = name or next(iter(metrics))
     label, unit, higher_is_better = metrics[name]
     return Metric(name, higher_is_better, label, unit)
@@ -69,7 +70,7 @@ def make_metric(metrics: Metrics, name: str = "") -> Metric:
 class Task:
     """Base class of all tasks. Methods without a default raise NotImplementedError.
 
-    metric: the metric whose value on the first test set selects the `best` checkpoint.
+    metric: the metric that selects the `best` checkpoint by its value on the first test set.
     output_formats: {name: function} for `vil predict --format`, the default first. A function takes
     an iterable of predictions and the class names, and yields chunks of text.
     """
@@ -95,9 +96,9 @@ class Task:
     ):
         """Store the settings.
 
-        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader}, on
-        which `evaluate` measures; a call of `test_loaders` replaces them. results_folder: folder to
-        which `evaluate` writes predictions, if the task writes any.
+        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} for
+        `evaluate`. A call of `test_loaders` replaces them. results_folder: folder to which
+        `evaluate` writes predictions; None to write none.
         """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
@@ -106,10 +107,10 @@ class Task:
     # ---- built from the config
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
-        """Build the network, with its head and any training-only modules, initialized from SEED.
+        """Build the network with its head, and with modules that are used only in training.
 
-        load_pretrained: load the published weights of a torchvision or timm model, if MODEL.ARCH
-        names one and MODEL.PRETRAINED is set.
+        The weights are initialized from SEED. load_pretrained: load published weights if MODEL.ARCH
+        is a torchvision or timm model and MODEL.PRETRAINED is set.
         """
         raise NotImplementedError
 
@@ -118,10 +119,11 @@ class Task:
         return model
 
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool) -> Any:
-        """Load a weight file into the model and return a report of every key.
+        """Load a weight file into the model, and report what happened to each weight.
 
-        strict: reject a file that lacks weights for some parameters, which would keep their initial
-        values. Raises CheckpointError if the weights do not fit the model.
+        strict: raise CheckpointError if the file has no weights for some parameters. Otherwise such
+        parameters keep their initial values. Also raises CheckpointError if the weights do not fit
+        the model.
         """
         raise NotImplementedError
 
@@ -147,15 +149,15 @@ class Task:
 
         The loaders are also stored in `test_sets`. bad_file: file to which the names of unreadable
         images are appended. datasets: {name: dataset}, used instead of the config's test sets.
-        part: "val" for the sets that select the best checkpoint, which are DATA.VAL or, if it is
-        empty, DATA.TEST; "test" for DATA.TEST.
+        part: "test" for the sets in DATA.TEST, "val" for the sets that select the best checkpoint.
+        These are the sets in DATA.VAL or, if it is empty, those in DATA.TEST.
         """
         raise NotImplementedError
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
-        """Build a synthetic dataset for --dry-run and benchmarks.
+        """Build a dataset of `num_samples` synthetic images for --dry-run and benchmarks.
 
-        Its images have the largest size of training images. folder: folder for files that the
+        The images are as large as the largest training images. folder: folder for files that the
         dataset writes. split: "train" or "val".
         """
         raise NotImplementedError
@@ -175,9 +177,9 @@ class Task:
         return {}
 
     def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
-        """Draw the images of a batch that `prepare` returned, as the model gets them.
+        """Convert the model's input images, from a batch that `prepare` returned, to PIL images.
 
-        Returns (image, its target as text) pairs, or [] if the task cannot draw them.
+        Returns a list of (image, target as text), or [] if the task does not support this.
         """
         return []
 
@@ -186,9 +188,9 @@ class Task:
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open the training set or, if `name` is given, the set `name` of DATA.VAL or DATA.TEST.
 
-        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset
-        may have another number of classes than the config. It has the methods `image` and
-        `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        part: "test" for a set in DATA.TEST if DATA.VAL is not empty, otherwise "val". The number of
+        classes of the dataset may differ from DATA.NUM_CLASSES. The dataset has the methods `image`
+        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
@@ -201,7 +203,7 @@ class Task:
     # ---- called by the training loop and by evaluation
 
     def prepare(self, batch: Any) -> Any:
-        """Move a training batch to the device and apply the augmentations that run there."""
+        """Move a training batch to the device, and apply augmentations that run on the device."""
         return batch.to(self.device, self.memory_format)
 
     def split(self, batch: Any, num_parts: int) -> list[Any]:
@@ -215,9 +217,9 @@ class Task:
         return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the loss of a batch that `prepare` returned, and training metrics to log.
+        """Compute the loss of a batch that `prepare` returned, and metrics for the training log.
 
-        The caller enables autocast.
+        The caller must enable autocast.
         """
         raise NotImplementedError
 
@@ -227,7 +229,7 @@ class Task:
         """Evaluate the model on each test set and return {name of the test set: metrics}.
 
         The metrics are the same on every rank and do not depend on the number of ranks. between:
-        called before each batch.
+        function that is called before each batch.
         """
         with evaluating(unwrap(model)) as plain:
             return {name: self.measure(plain, name, between) for name in self.test_sets}
@@ -235,34 +237,44 @@ class Task:
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of a model in eval mode on the test set `name`.
 
-        Implementations iterate over `vil.engine.evaluation.iter_in_step(self.test_sets[name],
-        between)`, which calls `between` before each batch.
+        between: function that is called before each batch. An implementation must iterate over
+        `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`, which calls it.
         """
         raise NotImplementedError
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return additional lines to print for a test set, such as a table of classes."""
+        """Return lines of text to print after the metrics of the test set `name`.
+
+        For example, the lines of a table of classes. metrics: result of `measure`.
+        """
         return []
 
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
-        """Fit the calibration of the model's probabilities on the first test set, and return it as
-        a dict for JSON. Returns {} if the task cannot be calibrated."""
+        """Fit a calibration of the model's probabilities on the first test set.
+
+        Returns the calibration as a dict that can be saved as JSON, or {} if the task does not
+        support calibration.
+        """
         return {}
 
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
-        """Apply a result of `calibrate` to all outputs from now on, or remove it if it is {}."""
+        """Set the calibration for all later outputs.
+
+        calibration: result of `calibrate`, or {} to remove the calibration.
+        """
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images with the most errors of the test set `name` to files in `folder`.
+        """Draw the `count` images of the test set `name` that have the most errors.
 
-        Returns the files. `evaluate` must have been called before.
+        Writes the drawings to files in `folder`, and returns the files. `evaluate` must have been
+        called before.
         """
         raise NotImplementedError
 
     # ---- called by inference
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Convert an RGB image to an input tensor of `run`."""
+        """Convert an RGB image to an input tensor for `run`."""
         raise NotImplementedError
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Any:
@@ -274,7 +286,7 @@ class Task:
         raise NotImplementedError
 
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Sequence[Tensor]:
-        """Convert an RGB image to an input tensor of `run` per view, for test-time augmentation."""
+        """Convert an RGB image to one input tensor for `run` per view (test-time augmentation)."""
         raise NotImplementedError
 
     def average_outputs(self, outputs: Sequence[Any]) -> Any:
@@ -286,21 +298,28 @@ class Task:
         raise NotImplementedError
 
     def add_target(self, prediction: Any, target: str) -> Any:
-        """Return a prediction with the true target of its image, as text. Needed to predict out of
-        fold."""
+        """Return a copy of a prediction with the true target of its image, as text.
+
+        Out-of-fold predictions require this method.
+        """
         raise NotImplementedError
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the pooled features (B, D) float32, on the CPU, of B preprocessed images, without
-        the model's head. Needed by `vil embed`."""
+        """Compute the pooled features of B preprocessed images, without the model's head.
+
+        Returns (B, D) float32 on the CPU. `vil embed` requires this method.
+        """
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:
-        """Return the prediction that stands for the unreadable image `name`, with the reason."""
+        """Return a prediction for the unreadable image `name`. reason: why it is unreadable."""
         raise NotImplementedError
 
     def visualize(self, image: Image.Image, prediction: Any) -> Image.Image:
-        """Draw a prediction onto a copy of its image. Raises ConfigError if the task cannot."""
+        """Draw a prediction onto a copy of its image.
+
+        Raises ConfigError if the task does not support this.
+        """
         raise ConfigError(
             f"the task {type(self).__name__} cannot draw predictions: leave out --output"
         )
@@ -308,10 +327,9 @@ class Task:
     # ---- called by the report and by `vil analyze`
 
     def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
-        """Evaluate the model on the first test set for the run report.
+        """Evaluate the model on the first test set, and return content for the run report.
 
-        class_names: the model's classes. checkpoint: description of the checkpoint, which the
-        report shows.
+        class_names: the model's classes. checkpoint: description of the checkpoint, for the report.
         """
         return TaskReport()
 
@@ -338,10 +356,12 @@ REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss
 def check_task(task: Any, entry: Entry) -> None:
     """Raise ValueError unless `task` is a subclass of Task that defines the methods in REQUIRED.
 
-    A class that overrides `evaluate` needs no `measure`.
+    A class that overrides `evaluate` need not define `measure`.
     """
     if not (isinstance(task, type) and issubclass(task, Task)):
-        raise ValueError(f"task {entry.name!r} must subclass vil.tasks.base.Task, got {task!r}")
+        raise ValueError(
+            f"task {entry.name!r} must subclass vil.tasks.base.Task, but it is {task!r}"
+        )
     missing = [name for name in REQUIRED if getattr(task, name) is getattr(Task, name)]
     if task.evaluate is not Task.evaluate and "measure" in missing:
         missing.remove("measure")

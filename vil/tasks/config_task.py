@@ -22,15 +22,16 @@ SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section
 
 
 class ConfigTask(Task):
-    """Base class of tasks that take settings and data loaders from a config.
+    """Base class of tasks that are built from a config.
 
-    A subclass defines open_train_set() and open_test_set(name), which return datasets, and
-    own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
-    If it has_splits, open_test_set takes the split to open, "val" or "test", as a second argument.
+    A subclass defines open_train_set() and open_test_set(name), which return datasets. It also
+    defines own_arguments(name), which returns the names of the keys in DATA.KWARGS that the dataset
+    `name` accepts. If has_splits is True, open_test_set has a second argument, the split to open,
+    "val" or "test".
 
     has_splits: whether the task supports the config keys in SPLIT_KEYS.
-    max_eval_batch: the largest batch in evaluation. The batches, and so all metrics, are then the
-    same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
+    max_eval_batch: the maximum batch size in evaluation. If it is set, the batches and metrics are
+    the same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
     """
 
     max_eval_batch: int | None = None
@@ -40,8 +41,8 @@ class ConfigTask(Task):
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
             raise ConfigError(
-                f"TASK {cfg.TASK} evaluates the sets in DATA.TEST as they are, and has no "
-                f"{' and '.join(f'DATA.{key}' for key in used)}: leave it out"
+                f"TASK {cfg.TASK} always evaluates all images of the sets in DATA.TEST, and does "
+                f"not support {' or '.join(f'DATA.{key}' for key in used)}: do not set it"
             )
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)
@@ -74,8 +75,11 @@ class ConfigTask(Task):
             self.accepts_any_classes = False
 
     def check_num_classes(self, dataset: Any, name: str) -> None:
-        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes. name: what the message
-        calls the dataset."""
+        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes.
+
+        The check is skipped if `accepts_any_classes` is True. name: name of the dataset for the
+        error message.
+        """
         if not self.accepts_any_classes:
             data.check_num_classes(self.cfg, dataset, name)
 
@@ -88,12 +92,12 @@ class ConfigTask(Task):
             yield opened
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
-        """Read one image of a dataset, and reorder its classes to match those of the model.
+        """Read one image of a dataset, and reorder the dataset's classes to match the model's.
 
         The image is read so that warnings about images are logged once, not in every loader worker.
-        match: whether to match classes; False if the model has none yet. They are never matched if
-        DATA.TARGETMAP is set. name: what messages call the dataset. Raises DataError if the dataset
-        has other classes than the model.
+        match: whether to match classes; False if the model has no class names yet. With
+        DATA.TARGETMAP, classes are never matched. name: name of the dataset for messages. Raises
+        DataError if the dataset has other classes than the model.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)

@@ -1,6 +1,6 @@
-"""Parts of a run's report that several tasks with one target per image share.
+"""Tables, figures and galleries of images in the run report.
 
-The template image_report.html.j2 renders them: tables, figures and galleries of images.
+Several tasks with one target per image use them. The template image_report.html.j2 renders them.
 """
 
 import io
@@ -19,8 +19,10 @@ SHOWN = 12  # images of a gallery
 
 
 class ReportTable(NamedTuple):
-    """A table: its caption, the names of its columns and rows of text. The first column has names,
-    the others numbers."""
+    """A table with a caption, column names, and rows of text.
+
+    The first column has names. The other columns have numbers.
+    """
 
     caption: str
     columns: Sequence[str]
@@ -28,7 +30,7 @@ class ReportTable(NamedTuple):
 
 
 class Thumbnail(NamedTuple):
-    """An image of a gallery. jpeg is None if the image can no longer be read."""
+    """An image of a gallery. `jpeg` is None if the image can no longer be read."""
 
     name: str
     lines: Sequence[str]  # text below the image
@@ -40,7 +42,7 @@ def render_parts(
     figures: Sequence[tuple[str, Figure]] = (),
     galleries: Sequence[tuple[str, Sequence[Thumbnail]]] = (),
 ) -> Html:
-    """Render tables, figures (title, figure) and galleries (title, images) as HTML."""
+    """Render tables, figures (title, figure) and galleries (title, thumbnails) as HTML."""
     drawn = [(title, _to_png(figure)) for title, figure in figures]
     shown = dict(tables=tables, figures=drawn, galleries=galleries)
     return Html(render_template("tasks/image_report.html.j2", **shown))
@@ -49,7 +51,10 @@ def render_parts(
 def make_thumbnail(
     dataset: ImageDataset, index: int, lines: Sequence[str] = (), side: int = SIDE
 ) -> Thumbnail:
-    """Make the thumbnail of an image of a dataset. lines: text to show below it."""
+    """Make a thumbnail of the image `index` of a dataset.
+
+    lines: text to show below it. side: maximum size in pixels.
+    """
     try:
         jpeg = encode_thumbnail(dataset.image(index), side)
     except OSError:  # deleted since the evaluation

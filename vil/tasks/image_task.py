@@ -1,4 +1,4 @@
-"""Base classes of tasks with one target per image: a class, several labels, or numbers.
+"""Base classes of tasks with one target per image, which is a class, a set of labels, or numbers.
 
 Shapes: B images of a batch, c channels, N images of a test set, K outputs of the model.
 """
@@ -64,11 +64,12 @@ class Outputs(NamedTuple):
 
 
 class ImageTask(Task):
-    """Base class of tasks with one target per image, with explicit settings.
+    """Base class of tasks with one target per image, without a config.
 
     transform: function that converts an image to a tensor (c, H, W) for inference.
-    image_weights: weights (N,) of the training images in the loss; None: all 1.
-    crop_transform: the same for a square crop, of which it keeps all; by default `transform`.
+    image_weights: weight of each training image in the loss, (number of images,); None: all 1.
+    crop_transform: like `transform`, but for square crops of an image in test-time augmentation. It
+    resizes a crop without cropping it again. None: use `transform`.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class ImageTask(Task):
         return self.transform(image)
 
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Tensor:
-        """Return V views of an image as a tensor (V, c, H, W), see `vil.data.views`."""
+        """Return the V views of an image as a tensor (V, c, H, W), see `vil.data.views`."""
         return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -122,15 +123,18 @@ class ImageTask(Task):
     ) -> Outputs | None:
         """Compute the outputs of a model in eval mode for the test set `name`.
 
-        Rank 0 returns the outputs of all ranks, and other ranks return None. between: called before
-        each batch. Raises DataError, on all ranks, if no image can be read.
+        Rank 0 returns the outputs of all ranks. Other ranks return None. between: function that is
+        called before each batch. Raises DataError, on all ranks, if no image can be read.
         """
         rows = []
         for batch in iter_in_step(self.test_sets[name], between):
             values = self.compute_outputs(model, batch.to(self.device, self.memory_format).images)
             rows.append([batch.indices.numpy(), batch.targets.numpy(), values.cpu().numpy()])
         if not all_reduce_max(len(rows)):
-            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
+            raise DataError(
+                f"cannot evaluate: the test set {name} has no readable image: check its files with "
+                "vil data check"
+            )
         gathered = list(itertools.chain.from_iterable(gather_objects(rows)))
         if not gathered:
             return None
@@ -139,13 +143,16 @@ class ImageTask(Task):
         return Outputs(*(array[order] for array in outputs))
 
     def first_outputs(self, model: nn.Module) -> tuple[str, Outputs | None]:
-        """Return the name of the first test set, and its outputs as `collect_outputs` does."""
+        """Return the name of the first test set, and the result of `collect_outputs` for it."""
         name = next(iter(self.test_sets))
         with evaluating(unwrap(model)) as plain:
             return name, self.collect_outputs(plain, name)
 
     def average_losses(self, losses: Tensor, batch: Batch, metrics: Mapping[str, Tensor]) -> Loss:
-        """Return the mean of the losses (B,) of a batch's images, weighted if they have weights."""
+        """Return the mean of the losses (B,) of a batch's images, weighted by `image_weights`.
+
+        If `image_weights` is None, all weights are 1. metrics: metrics to add to the result.
+        """
         if self.image_weights is None:
             return Loss(losses.mean(), metrics=metrics)
         weights = self.image_weights[batch.indices].to(self.device)
@@ -153,9 +160,9 @@ class ImageTask(Task):
 
 
 class ConfigImageTask(ConfigTask, ImageTask):
-    """Base class of tasks with one target per image, built from a config.
+    """Base class of tasks with one target per image that are built from a config.
 
-    target_type: the kind of targets that the task learns, see `ImageDataset`.
+    target_type: type of the targets, "class", "labels" or "numbers", see `ImageDataset`.
     """
 
     target_type = "class"
@@ -179,7 +186,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return loader
 
     def read_targets(self, dataset: ImageDataset) -> None:
-        """Compute the settings that depend on the training set, such as weights of classes."""
+        """Compute the settings that depend on the training set, such as class weights."""
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.cfg.DATA.NUM_CLASSES, load_pretrained=load_pretrained)
@@ -217,8 +224,10 @@ class ConfigImageTask(ConfigTask, ImageTask):
         ]
 
     def format_target(self, target: Tensor) -> str:
-        """Describe a target in a batch: the class or, for soft targets (K,), the classes with
-        the largest weights."""
+        """Convert a target in a batch to text: a class name, or names and values of numbers.
+
+        For soft targets (K,), the text has the classes with the largest weights.
+        """
         if target.ndim == 0:
             return self.class_names[int(target)]
         pairs = zip(target.tolist(), self.class_names)
@@ -244,8 +253,11 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
-        """Open a split of the dataset `name`: its own, or a part of its training split, if the
-        config keys of splits demand this."""
+        """Open a split of the dataset `name`.
+
+        The split is a part of the dataset's training split if the config says so, for example by
+        DATA.VAL_FRACTION. Otherwise it is the split that comes with the dataset.
+        """
         if split not in derived_splits(self.cfg, name):
             return self._open(name, split, transform)
         dataset = self._open(name, "train", transform)
@@ -268,13 +280,14 @@ class ConfigImageTask(ConfigTask, ImageTask):
                 own["channels"] = cfg.INPUT.CHANNELS
             elif cfg.INPUT.CHANNELS not in PIL_CHANNELS:
                 raise ConfigError(
-                    f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: {name} has RGB images only: set 1 or 3"
+                    f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: {name} has RGB images only: set "
+                    "INPUT.CHANNELS to 1 or 3"
                 )
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, and TASK {cfg.TASK} learns "
-                f"{TARGETS[self.target_type]}"
+                f"{TARGETS[self.target_type]}: use another data set or TASK"
             )
         dataset.value_range, dataset.channels = cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS
         return dataset
@@ -290,20 +303,27 @@ def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
 
 
 def count_outputs(cfg: CfgNode) -> int:
-    """Return DATA.NUM_CLASSES. If it is auto, return 1: such a task only opens data sets."""
+    """Return DATA.NUM_CLASSES, or 1 if it is auto.
+
+    A task with DATA.NUM_CLASSES auto is used only to open data sets, not to build a model.
+    """
     return 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
 
 
 def refuse_mixing(cfg: CfgNode) -> None:
-    """Raise ConfigError if the config enables mixup or cutmix, for tasks without them."""
+    """Raise ConfigError if the config enables mixup or cutmix, which the task does not support."""
     if cfg.AUG.MIXUP_PROB > 0:
-        raise ConfigError(f"TASK {cfg.TASK} does not mix images: set AUG.MIXUP_PROB 0")
+        raise ConfigError(
+            f"TASK {cfg.TASK} does not support mixup and cutmix: set AUG.MIXUP_PROB 0"
+        )
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the transform of training images, from images to augmented tensors (c, S, S) of
-    INPUT.CHANNELS c and the image size S."""
+    """Build the transform that converts training images to augmented tensors (c, S, S).
+
+    c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE.
+    """
     aug = cfg.AUG
     if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
         why = f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}"
@@ -321,15 +341,21 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode, **changes: Any) -> Callable[[Any], Tensor]:
-    """Build the transform of evaluation images, from images to tensors (c, S, S) of INPUT.CHANNELS
-    c and the image size S. changes: arguments of `eval_transform` that replace the config's."""
+    """Build the transform that converts images to tensors (c, S, S) for evaluation.
+
+    c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE. changes: arguments of `eval_transform` that
+    replace settings from the config.
+    """
     settings = dict(channels=cfg.INPUT.CHANNELS, **transform_settings(cfg))
     return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**settings, **changes})
 
 
 def describe_target(dataset: ImageDataset, index: int) -> str:
-    """Return the target of an image as text: the name of its class, the names of its labels joined
-    by "|", or its numbers joined by blanks."""
+    """Return the target of the image `index` as text.
+
+    The text is the name of the class, the names of the labels separated by "|", or the numbers
+    separated by spaces.
+    """
     target = dataset.targets[index]
     if dataset.target_type == "class":
         return dataset.classes[int(target)]
@@ -339,7 +365,7 @@ def describe_target(dataset: ImageDataset, index: int) -> str:
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config's mean, std, crop_pct and interpolation, by timm's argument names."""
+    """Return the config's settings mean, std, crop_pct and interpolation, as keyword arguments."""
     return dict(
         mean=list(cfg.INPUT.MEAN),
         std=list(cfg.INPUT.STD),

@@ -1,12 +1,12 @@
 """Metrics of predictions on a test set, as functions of numpy arrays, for all tasks.
 
-The definitions are scikit-learn's, and the tests compare with it. The code is our own because a
-bootstrap evaluates the same images a thousand times with other weights: here the images are sorted
-once per class, and a resample costs a cumulative sum.
+The definitions are those of scikit-learn, and the tests compare the results. scikit-learn is not
+called because a bootstrap evaluates the same images a thousand times with different weights. The
+functions here sort the images only once per class. Each resample then needs only a cumulative sum.
 
-Shapes: N images, K classes, G groups of images with equal scores. Metrics are in percent. A metric
-that is undefined is NaN: all metrics of a class without images, and the AUROC of a class that all
-images have. `mean` leaves these out. weights (N,): how often each image counts; None: once.
+Shapes: N images, K classes, G groups of images with equal scores. Metrics are in percent. All
+metrics of a class without images are NaN, and so is the AUROC of a class that all images have.
+`mean` ignores NaN. weights (N,): how many times each image is counted; None: once.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,15 +34,15 @@ class ClassCounts(NamedTuple):
     correct: np.ndarray  # images of the class for which it is predicted
 
     def precision(self) -> np.ndarray:
-        """Return correct / predicted, (K,). It is 0 for a class that is never predicted."""
+        """Return correct / predicted in percent, (K,). It is 0 for a class never predicted."""
         return self._share(self.correct, self.predicted)
 
     def recall(self) -> np.ndarray:
-        """Return correct / images, (K,): the accuracy of each class."""
+        """Return correct / images in percent, (K,). This is the accuracy of each class."""
         return self._share(self.correct, self.images)
 
     def f1(self) -> np.ndarray:
-        """Return the harmonic mean of precision and recall, (K,)."""
+        """Return the harmonic mean of precision and recall in percent, (K,)."""
         return self._share(2 * self.correct, self.images + self.predicted)
 
     def _share(self, part: np.ndarray, total: np.ndarray) -> np.ndarray:
@@ -55,7 +55,11 @@ def count_classes(
     num_classes: int,
     weights: np.ndarray | None = None,
 ) -> ClassCounts:
-    """Count the images of each class. targets, predicted: classes (N,)."""
+    """Count the images of each class.
+
+    targets: true classes (N,). predicted: predicted classes (N,). weights: see the docstring of
+    this module.
+    """
     hits = (targets == predicted).astype(np.int64)
     right = hits if weights is None else hits * weights
     columns = (targets, weights), (predicted, weights), (targets, right)
@@ -69,7 +73,7 @@ def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, num_classes: in
 
 
 class Ranking(NamedTuple):
-    """N images sorted by descending score, to compute metrics of the score."""
+    """The order of N images by descending score, for metrics such as AUROC."""
 
     order: np.ndarray  # (N,) index of the image at each position
     positive: np.ndarray  # (N,) bool, at each position: whether the image is of the class
@@ -77,9 +81,9 @@ class Ranking(NamedTuple):
 
 
 def rank(scores: np.ndarray, positive: np.ndarray) -> Ranking | None:
-    """Sort images by a score (N,). Returns None if a score is NaN.
+    """Sort images by descending score (N,). Returns None if a score is NaN.
 
-    positive (N,) bool: which images are of the class that a high score stands for.
+    positive (N,) bool: whether each image is of the class that a high score indicates.
     """
     if np.isnan(scores).any():
         return None
@@ -90,10 +94,10 @@ def rank(scores: np.ndarray, positive: np.ndarray) -> Ranking | None:
 
 
 def rank_metrics(ranking: Ranking | None, weights: np.ndarray | None = None) -> tuple[float, float]:
-    """Return (area under the ROC curve, average precision) of a ranking.
+    """Return (area under the ROC curve, average precision) of a ranking, in percent.
 
-    Images with equal scores are one step of both curves, so their order does not matter: a pair of
-    a positive and a negative image with equal scores counts half in the area.
+    Images with equal scores are one step of both curves, so their order does not matter. In the
+    area, a pair of a positive and a negative image with equal scores counts as half.
     """
     if ranking is None:
         return float("nan"), float("nan")
@@ -114,15 +118,17 @@ def rank_metrics(ranking: Ranking | None, weights: np.ndarray | None = None) -> 
 
 
 class CalibrationBins(NamedTuple):
-    """Sums over the images in each bin of confidence, as arrays (NUM_BINS,)."""
+    """Sums over the images in each bin of a reliability diagram, as arrays (NUM_BINS,)."""
 
     images: np.ndarray  # number of images
     confidence: np.ndarray  # sum of the probabilities of the predicted classes
     correct: np.ndarray  # number of correct predictions
 
     def expected_error(self) -> float:
-        """Return the expected calibration error (arXiv:1706.04599, equation 3): the distance
-        between accuracy and mean confidence of a bin, averaged over images."""
+        """Return the expected calibration error in percent (arXiv:1706.04599, equation 3).
+
+        This is the difference between accuracy and mean confidence of a bin, averaged over images.
+        """
         return 100 * float(np.abs(self.correct - self.confidence).sum() / self.images.sum())
 
 
@@ -131,8 +137,8 @@ def calibration_bins(
 ) -> CalibrationBins | None:
     """Sort images into bins of equal width by confidence. Returns None if a confidence is NaN.
 
-    confidence (N,): probability of the predicted class. correct (N,) bool. A bin contains its upper
-    edge but not its lower edge.
+    confidence (N,): probability of the predicted class. correct (N,) bool: whether the prediction
+    is correct. A bin contains its upper edge but not its lower edge.
     """
     if np.isnan(confidence).any():
         return None
@@ -150,13 +156,13 @@ def bootstrap(
     num_values: int | None = None,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Return 95 % intervals of metrics from a bootstrap over images: {metric: (low, high)}.
+    """Estimate 95 % intervals of metrics by a bootstrap over images: {metric: (low, high)}.
 
-    The images are resampled with replacement RESAMPLES times. An interval has the percentiles 2.5
-    and 97.5 of a metric over the resamples in which it is defined. statistic: function from weights
-    (N,) int64 to {metric: value}. num_values: the number of values that a call of `statistic`
-    reads, by default N. If it is large, the number of resamples is smaller; {} is returned if
-    fewer than MIN_RESAMPLES would be possible.
+    The images are resampled with replacement RESAMPLES times. The interval of a metric is from its
+    2.5th to its 97.5th percentile over the resamples in which it is defined.
+    statistic: function that takes weights (N,) int64 and returns {metric: value}.
+    num_values: the number of values that a call of `statistic` reads, by default N. If it is large,
+    there are fewer resamples. If there would be fewer than MIN_RESAMPLES, {} is returned.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

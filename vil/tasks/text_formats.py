@@ -1,4 +1,4 @@
-"""Text formats of predictions with one row per image, for several tasks."""
+"""Text formats for predictions with one row per image. Several tasks use them."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +12,11 @@ Row = tuple[str, Sequence[Any], str]  # file, values, error
 
 
 def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Format rows (file, values, error) as aligned columns: the file, and a value per name. A row
-    with an error shows the error instead of values."""
+    """Format rows (file, values, error) as a table with aligned columns, and yield its lines.
+
+    The columns are the file and the values. names: column names of the values. If a row has an
+    error, the error is shown instead of the values.
+    """
     lines = [("file", *map(printable, names))]
     errors = {}
     for file, values, error in rows:
@@ -28,8 +31,10 @@ def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
 
 
 def format_csv(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Format rows (file, values, error) as CSV: a header, then one line per row. A row without
-    values has empty cells."""
+    """Format rows (file, values, error) as CSV, and yield its lines: a header, then the rows.
+
+    names: column names of the values. A row without values has empty cells.
+    """
     format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), "error"))
     for file, values, error in rows:
@@ -43,9 +48,9 @@ def line_writer() -> Callable[[Iterable[Any]], str]:
 
 
 def csv_cell(text: str) -> str:
-    """Return text that is safe in a CSV cell.
+    """Make text safe for a CSV cell.
 
     Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
-    escaped, because the csv module does not quote them and readers would end the row there.
+    escaped, because the csv module does not quote them, so readers would end the row there.
     """
     return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")
