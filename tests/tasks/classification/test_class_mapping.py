@@ -71,7 +71,7 @@ def test_images_of_classes_without_a_link_alone_have_no_loss():
 
 
 def test_links_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"booleans \(7, C\)"):
+    with pytest.raises(ValueError, match=r"bool tensor \(7, C\)"):
         task_on(class_mapping=LINKS.T)
     with pytest.raises(ValueError, match="0 true"):
         task_on(class_mapping=LINKS & False)

@@ -52,14 +52,15 @@ LOSSES.add(
 def register_loss(
     name: str, loss: Callable | str, *, keys: Mapping[str, str | Key] | None = None, about: str = ""
 ) -> None:
-    """Register a loss as the choice `name` of the config key LOSS.LOSS.
+    """Register a loss as the value `name` of the config key LOSS.LOSS.
 
-    loss: a function loss(logits (B, K), targets, smoothing, **own) -> scalar, or its path
-    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.
-    keys: {argument: config key that sets it}, for additional arguments of the function.
+    loss: a function loss(logits, targets, smoothing, **arguments) that returns a scalar, or its
+    location "module:function". It is called with logits (B, K). Targets are classes (B,) int64 or
+    soft targets (B, K) float. smoothing: amount of label smoothing.
+    keys: {additional keyword argument of the loss: config key that sets it}.
     about: a one-line description.
 
     Raises ValueError if the name is taken, or if the loss does not return a differentiable scalar
-    in a test call with two images. A loss given as a path is not tested.
+    in a test call with two images. A loss that is given by its location is not tested.
     """
     LOSSES.register(name, loss, about, keys=keys)

@@ -1,4 +1,4 @@
-"""Build the classification task from a config: model, datasets, loss, mixup."""
+"""The classification task, built from a config: model, datasets, loss, mixup."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -38,7 +38,7 @@ class Classification(ConfigImageTask, ClassificationTask):
         self._check_metric()
 
     def _check_metric(self) -> None:
-        """Raise ConfigError if the test sets do not have the metric EVAL.METRIC."""
+        """Raise ConfigError if EVAL.METRIC is not computed for the config's test sets."""
         if self.num_classes == "auto":  # this task only opens data sets
             return
         is_mapped, name = bool(self.cfg.DATA.TARGETMAP), self.metric.name

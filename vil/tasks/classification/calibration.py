@@ -10,16 +10,19 @@ MAX_TEMPERATURE = 100.0
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature T that minimizes the cross entropy of softmax(logits / T).
 
-    logits (N, K), targets (N,) classes. T is between 1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The
-    cross entropy is convex in 1 / T, so it has one minimum. Raises DivergedError if a logit is NaN
-    or infinite.
+    logits (N, K). targets (N,): classes. T is between 1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The
+    cross entropy is convex in 1 / T, so every local minimum is a global minimum. Raises
+    DivergedError if a logit is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar  # a dependency of scikit-learn
     from scipy.special import logsumexp
 
     logits = logits.astype(np.float64)
     if not np.isfinite(logits).all():
-        raise DivergedError("calibration: some outputs of the model are NaN or infinite")
+        raise DivergedError(
+            "cannot calibrate: some outputs of the model are NaN or infinite; use another "
+            "checkpoint"
+        )
     correct = logits[np.arange(len(targets)), targets].mean()
 
     def cross_entropy(log_temperature: float) -> float:

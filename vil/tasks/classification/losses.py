@@ -1,10 +1,10 @@
 """Training losses of single-label classification.
 
-Shapes: B images, K classes. Each loss takes logits (B, K) and targets. Targets are classes (B,)
-int64 or soft targets (B, K) float. Each loss returns a scalar, the mean over images, or (B,) if
-`per_image` is set. It is computed in float32 or higher.
-smoothing: label smoothing s of class targets. The true class gets 1 - s + s/K, the others s/K.
-Soft targets are not smoothed.
+Shapes: B images, K classes. Each loss takes logits (B, K) and targets, which are classes (B,) int64
+or soft targets (B, K) float. By default, a loss returns a scalar, the mean over images. If
+`per_image` is set, it returns the loss of each image (B,), always in float32 or higher.
+smoothing: label smoothing s of class targets: 1 - s + s/K for the true class, and s/K for the
+others. Soft targets are not smoothed.
 """
 
 import inspect
@@ -26,7 +26,7 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 def xentropy(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the softmax cross entropy."""
+    """Compute the softmax cross entropy, averaged over images."""
     logits = widen(logits)
     if targets.is_floating_point():
         losses = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
@@ -38,7 +38,7 @@ def xentropy(
 def bce(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, averaged over classes (arXiv:2204.07118)."""
+    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118)."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing))
     return losses.mean(dim=-1) if per_image else losses.mean()
 
@@ -46,7 +46,7 @@ def bce(
 def sigmoid(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, summed over classes."""
+    """Compute the binary cross entropy, summed over classes and averaged over images."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1)
     return losses if per_image else losses.mean()
 
@@ -64,12 +64,11 @@ def focal(
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
     The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where
-    p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft.
+    p_t = t p + (1 - t)(1 - p) for probability p and target t. Targets may be soft.
     smoothing: label smoothing of class targets. alpha: factor of the term t log p in the cross
-    entropy. The paper's weight a corresponds to alpha = a / (1 - a), up to a constant factor of the
-    loss.
-    normalize: sum over classes and average over images, instead of averaging over images and
-    classes.
+    entropy. The paper's weight a corresponds to alpha = a / (1 - a), except for a constant factor
+    of the loss. normalize: whether to sum over classes and average over images. If False, average
+    over both. per_image: return the loss of each image (B,) instead of the mean.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
@@ -88,9 +87,10 @@ def focal(
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:
-    """Return the registered loss function `name`, with the additional arguments `own` bound to it.
+    """Return the registered loss function `name`.
 
-    Raises ValueError for an unknown name.
+    own: additional arguments that only this loss has, which are bound to the function. Raises
+    ValueError for an unknown name.
     """
     if name in NOT_SINGLE_LABEL:
         names = ", ".join(LOSSES)
@@ -100,15 +100,17 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 
 
 def takes_weights(loss: LossFunction) -> bool:
-    """Return whether a loss can return one value per image (`per_image`), so that images can be
-    weighted."""
+    """Return whether a loss supports weights of classes and images.
+
+    It does if it has the argument `per_image`, to return the loss of each image.
+    """
     return "per_image" in inspect.signature(loss).parameters
 
 
 def check_loss(loss: Any, entry: Entry) -> None:
     """Raise ValueError unless the loss returns a differentiable scalar in two test calls.
 
-    The calls have two images and three classes, with class targets and with soft targets.
+    Both calls have two images and three classes. One has class targets, the other soft targets.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     logits = torch.zeros(2, 3, requires_grad=True)
@@ -136,8 +138,8 @@ def widen(logits: Tensor) -> Tensor:
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     """Convert targets to soft targets (B, K) of float32 or higher.
 
-    Class targets (B,) are smoothed; soft targets (B, K) only get the dtype. K and the dtype are
-    taken from the logits (B, K).
+    Class targets (B,) are converted and smoothed. Soft targets (B, K) are only cast to the dtype. K
+    and the dtype are taken from the logits (B, K).
     """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():

@@ -1,7 +1,7 @@
-"""All metrics of a classifier's predictions, with their bootstrap intervals.
+"""All metrics of a classifier's predictions, with bootstrap intervals.
 
-Shapes: N images, K classes of the model, C classes of the test set. weights (N,): how often each
-image counts; None: once.
+Shapes: N images, K classes of the model, C classes of the test set. weights (N,): how many times
+each image is counted; None: once.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC an
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a model with K classes.
 
-    is_mapped: whether the test set has classes of its own, which DATA.TARGETMAP maps.
+    is_mapped: whether the test set has other classes than the model, which DATA.TARGETMAP maps.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:
@@ -28,10 +28,10 @@ def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
 
 
 class Measures:
-    """The metrics of predictions for images with weights.
+    """The metrics of a classifier's predictions on a test set.
 
-    is_mapped: whether the test set has classes of its own. Then there are only metrics that do not
-    compare predicted classes with true classes.
+    num_classes: K. is_mapped: whether the test set has other classes than the model. If so, metrics
+    that need the same classes, such as F1, are omitted.
     """
 
     def __init__(self, predictions: Predictions, num_classes: int, *, is_mapped: bool = False):
@@ -49,7 +49,7 @@ class Measures:
         return {name: values[name] for name in names if name in values}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return {name: (low, high)}, the 95 % intervals of `bootstrap`."""
+        """Return the 95 % intervals of the metrics from `bootstrap`: {name: (low, high)}."""
         count = len(self.predictions.indices)
         intervals = bootstrap(self.image_metrics, count)
         if self.rankings:
@@ -58,7 +58,7 @@ class Measures:
         return {name: intervals[name] for name in self.metrics() if name in intervals}
 
     def image_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
-        """Return the metrics that need only the predicted class of each image, and its loss."""
+        """Return the metrics that need only the predicted class and the loss of each image."""
         p = self.predictions
         weights = np.ones(len(p.indices), np.int64) if weights is None else weights
         images, with_loss = int(weights.sum()), weights * p.has_loss
@@ -81,16 +81,22 @@ class Measures:
         return values
 
     def rank_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
-        """Return the means of AUROC and average precision over classes, or {} if unknown."""
+        """Return the means of AUROC and average precision over classes.
+
+        Returns {} if the probabilities of all classes were not stored.
+        """
         if not self.rankings:
             return {}
         auroc, precision = np.array([rank_metrics(r, weights) for r in self.rankings]).T
         return {"auroc": mean(auroc), "average_precision": mean(precision)}
 
     def per_class(self, num_classes: int) -> dict[str, list]:
-        """Return {right, count}, the numbers of correct predictions and of images of each of C
-        classes, and unless the classes are mapped {precision, recall, f1, auroc,
-        average_precision}."""
+        """Return a table of the C classes: {column: list of C values}. num_classes: C.
+
+        The columns are "right" (number of correct predictions) and "count" (number of images). If
+        the classes are not mapped, there are also precision, recall, f1, auroc and
+        average_precision.
+        """
         p = self.predictions
         correct, images = p.per_class(num_classes)
         table = {"right": correct.tolist(), "count": images.tolist()}

@@ -1,8 +1,8 @@
 """Output formats of `vil predict`: a table, JSON, CSV, and a CSV table of all probabilities.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. All but the table are streamed; the table is yielded after the last image. True
-classes are written if the first prediction has one.
+chunks of text. The table is yielded after the last image, and the other formats are streamed. True
+classes are written if the first prediction has a true class.
 """
 
 import itertools
@@ -18,7 +18,7 @@ COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
 
 class Prediction(NamedTuple):
-    """Prediction for one image: its most probable classes, or an error."""
+    """Prediction for one image: the most probable classes, or an error."""
 
     file: str
     classes: list[tuple[int, float]]  # (class index, probability), most probable first
@@ -28,16 +28,16 @@ class Prediction(NamedTuple):
 
 
 def peek_target(predictions: Iterable[Prediction]) -> tuple[bool, Iterator[Prediction]]:
-    """Return (whether the first prediction has a target, the same predictions)."""
+    """Return (whether the first prediction has a target, an iterator over all predictions)."""
     predictions = iter(predictions)
     first = list(itertools.islice(predictions, 1))
     return any(prediction.target for prediction in first), itertools.chain(first, predictions)
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as aligned columns, with one line per predicted class.
+    """Format predictions as a table with aligned columns, with one line per predicted class.
 
-    An image without a class above the threshold has a line with the class "none".
+    An image without predicted classes has a line with the class "none".
     """
     rows = [("file", "class", "probability")]
     has_target, predictions = peek_target(predictions)
@@ -55,14 +55,14 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as a JSON array, one image per line."""
+    """Format predictions as a JSON array with one image per line."""
     return format_json_array(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert a prediction to {file, classes: [{class, index, probability}], target, error}.
 
-    `target` is left out unless the true class is known, and `error` unless the image could not be
+    `target` is present only if the true class is known, and `error` only if the image could not be
     read. names: class names by index.
     """
     classes = [
@@ -77,9 +77,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as CSV: a header, then one line per predicted class.
 
-    An unreadable image has a single line with its error, and an image without a class above the
-    threshold has a line without a class. The last column, `target`, is written if true classes are
-    known.
+    An unreadable image has one line with the error. An image without predicted classes has one line
+    without a class. If true classes are known, the last column is `target`.
     """
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)
@@ -93,10 +92,10 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
 
 
 def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
-    """Format predictions as CSV with one line per image: the columns file, one column of
-    probabilities per class, target (if true classes are known), error.
+    """Format the probabilities of all classes as CSV, with a header and one line per image.
 
-    The probabilities of an unreadable image are empty.
+    The columns are `file`, one column of probabilities per class, `target` if true classes are
+    known, and `error`. The probabilities of an unreadable image are empty.
     """
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)

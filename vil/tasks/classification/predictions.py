@@ -14,7 +14,7 @@ SHOWN = 12  # images per group of `extremes`
 
 
 class Predictions(NamedTuple):
-    """Predictions and scores of N images, sorted by index, as arrays (N,)."""
+    """Predictions for N images and measures of their errors, as arrays (N,) sorted by index."""
 
     indices: np.ndarray  # index of the image in the test set
     targets: np.ndarray  # class of the image
@@ -28,13 +28,13 @@ class Predictions(NamedTuple):
     loss_sum: float | None = None  # of all losses, added batch by batch
 
     def mean_loss(self) -> float:
-        """Return the mean cross entropy of the images that have a loss; NaN if none has."""
+        """Return the mean cross entropy of the images that have a loss; NaN if no image has one."""
         losses = self.loss[self.has_loss]
         total = losses.sum(dtype=np.float64) if self.loss_sum is None else self.loss_sum
         return float(total) / len(losses) if len(losses) else float("nan")
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of correct predictions and of images of each class, (C,) each."""
+        """Return (number of correct predictions (C,), number of images (C,)) of each class."""
         targets = self.targets, self.targets[self.correct]
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
         return correct, count
@@ -44,9 +44,9 @@ class Predictions(NamedTuple):
         return confusion_matrix(self.targets, self.predicted, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """Return the `most` most frequent errors, most frequent first.
+        """Return at most `most` pairs of classes that are confused most often, most frequent first.
 
-        An error is (true class, predicted class, number of images).
+        An item of the list is (true class, predicted class, number of images).
         """
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
@@ -54,10 +54,11 @@ class Predictions(NamedTuple):
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Select the most confidently wrong, the most confidently correct and the costliest images.
+        """Select images for the report, in three groups of at most `most` images.
 
-        The costliest have the highest loss. Returns {group title: indices into the arrays}. A group
-        has at most `most` images. No image is in two groups.
+        The groups are the most confident wrong predictions, the highest losses of other images, and
+        the most confident correct predictions. No image is in two groups. Returns {title of the
+        group: indices into the arrays}.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -74,16 +75,21 @@ class Predictions(NamedTuple):
 
 
 class BatchPredictions(NamedTuple):
-    """The predictions of a batch: the columns of `Predictions` before `loss_sum`, and this sum."""
+    """The predictions for a batch.
+
+    columns: the fields of `Predictions` before `loss_sum`, in their order. loss_sum: the sum of the
+    losses of the batch.
+    """
 
     columns: list[np.ndarray | None]
     loss_sum: float
 
 
 def merge(batches: Iterable[BatchPredictions]) -> Predictions:
-    """Merge batches into predictions that are sorted by index.
+    """Merge the predictions of batches, and sort them by index.
 
-    The result, and the order in which losses are added, do not depend on the order of the batches.
+    The result does not depend on the order of the batches, because the losses are always added in
+    the same order.
     """
     ordered = sorted(batches, key=lambda batch: batch.columns[0][0])
     columns = [

@@ -1,8 +1,8 @@
-"""Measure features by how well simple classifiers predict the classes from them.
+"""Evaluate features with simple classifiers that predict the class from the features.
 
-The classifiers are scikit-learn's: k nearest neighbors by cosine similarity, and logistic
-regression on standardized features (a linear probe). k and C are chosen on a part of the training
-images, and the test images are used once.
+The classifiers are from scikit-learn: k nearest neighbors by cosine similarity, and logistic
+regression on standardized features (a linear probe). The number of neighbors k and the inverse
+regularization strength C are chosen on held-out training images. The test images are used once.
 
 Shapes: N images, D features.
 """
@@ -32,8 +32,10 @@ class Labeled(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A classifier of features: its name, the setting that was chosen, and {test set: accuracy in
-    percent}."""
+    """The result of a classifier of features.
+
+    name: name of the classifier. setting: such as "k=20". top1: {test set: accuracy in percent}.
+    """
 
     name: str
     setting: str
@@ -43,13 +45,16 @@ class Probe(NamedTuple):
 def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
     """Fit classifiers on the training images and measure their accuracy on each test set.
 
-    Returns three probes: nearest neighbors with k = 20, nearest neighbors with the best k, and a
-    linear probe with the best C. The best k and C have the highest accuracy on a held-out fifth of
-    the training images (ties go to the smallest). Raises DataError if the training images have only
-    one class.
+    tests: {name of the test set: features and classes}. Returns three probes: nearest neighbors
+    with k = 20, nearest neighbors with the best k, and a linear probe with the best C. The best k
+    and C have the highest accuracy on a held-out fifth of the training images. Of equally good
+    values, the smallest is chosen. Raises DataError if all training images have the same class.
     """
     if len(np.unique(train.classes)) < 2:
-        raise DataError(f"the {len(train.classes)} training images have a single class")
+        raise DataError(
+            f"the {len(train.classes)} training images have a single class: a classifier of the "
+            "features needs images of at least two classes"
+        )
     is_held_out = split_off(train.classes)
     part, held_out = (Labeled(*(a[mask] for a in train)) for mask in (~is_held_out, is_held_out))
     if not is_held_out.any() or len(np.unique(part.classes)) < 2:
@@ -68,8 +73,10 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
 
 
 def split_off(classes: np.ndarray) -> np.ndarray:
-    """Return a mask (N,) bool of every fifth image of each class, after a fixed shuffle. A class
-    with fewer than five images has none."""
+    """Select every fifth image of each class, after a shuffle with a fixed seed.
+
+    Returns a mask (N,) bool. No image is selected from a class with fewer than five images.
+    """
     mask = np.zeros(len(classes), bool)
     shuffled = np.random.RandomState(0).permutation(len(classes))
     for label in np.unique(classes):
@@ -80,8 +87,11 @@ def split_off(classes: np.ndarray) -> np.ndarray:
 def best_setting(
     build: Callable[[Any, int], Any], values: Sequence[Any], train: Labeled, test: Labeled
 ) -> Any:
-    """Return the value with the highest accuracy on `test` after fitting on `train`, the first of
-    equally good ones."""
+    """Return the value of a setting with the highest accuracy on `test` after fitting on `train`.
+
+    build: function (value, number of training images) that builds the classifier. Of equally good
+    values, the first is returned.
+    """
     scores = [score(build(v, len(train.classes)), train, {"": test})[""] for v in values]
     return values[int(np.argmax(scores))]
 
@@ -102,7 +112,7 @@ def score(classifier: Any, train: Labeled, tests: dict[str, Labeled]) -> dict[st
 
 
 def build_neighbors(k: int, num_images: int) -> Any:
-    """Build a classifier by the majority of the k nearest images, at most `num_images`."""
+    """Build a k-nearest-neighbors classifier. If k is above `num_images`, use `num_images`."""
     from sklearn.neighbors import KNeighborsClassifier
 
     return KNeighborsClassifier(min(k, num_images), metric="cosine", algorithm="brute")

@@ -1,4 +1,4 @@
-"""A classifier's part of the run report: metrics, classes, calibration, confusions, images."""
+"""A classifier's part of the run report: metrics, classes, calibration, errors and images."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions:
 
 
 class Evaluated(NamedTuple):
-    """A model's predictions on a test set, with class names and thumbnails for the report."""
+    """Predictions of a model on a test set, with class names and thumbnails for the report."""
 
     test_set: str
     predictions: Predictions
@@ -43,7 +43,7 @@ class Evaluated(NamedTuple):
 def report_test_set(
     task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
 ) -> TaskReport:
-    """Evaluate a model on the first test set, and return cards and sections for the run report.
+    """Evaluate a model on the first test set, and return cards and sections of the run report.
 
     class_names: the model's classes. checkpoint: description of the checkpoint, for a card.
     """
@@ -81,11 +81,11 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:
-    """Render metrics, classes, confusions and images as HTML with the template report.html.j2.
+    """Render metrics, a table of classes, errors and images as HTML, with report.html.j2.
 
-    The table of classes lists those that have images, lowest accuracy first. With more than
-    MOST_CLASSES classes, only the worst and the best ones are listed. The full confusion matrix is
-    shown for up to FULL_MATRIX classes, if test set and model have the same classes.
+    The table lists the classes that have images, lowest accuracy first. If there are more than
+    MOST_CLASSES, it lists only the worst and the best classes. The full confusion matrix is shown
+    if there are at most FULL_MATRIX classes, and if test set and model have the same classes.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     measures = evaluated.measures()
@@ -114,7 +114,7 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
 
 
 def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
-    """Return a row (label, value, 95 % interval) for each metric, as text."""
+    """Return a row (label, value, 95 % interval) of text for each metric."""
     intervals, rows = measures.intervals(), []
     for name, value in measures.metrics().items():
         if name in METRICS:
@@ -135,8 +135,10 @@ class Bar(NamedTuple):
 
 
 def reliability_bars(predictions: Predictions) -> list[Bar] | None:
-    """Return a bar with the accuracy of each bin of confidence that has images, or None if a
-    confidence is NaN."""
+    """Return the bars of the reliability diagram, or None if a confidence is NaN.
+
+    There is one bar for each bin of confidence that has images. Its height is the accuracy.
+    """
     bins = calibration_bins(predictions.probability, predictions.correct)
     if bins is None:
         return None

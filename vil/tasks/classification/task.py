@@ -34,7 +34,7 @@ from vil.utils.metric_format import format_pair
 
 
 class Scores(NamedTuple):
-    """The loss of each of B images, and whether the top-1 and top-5 predictions are correct."""
+    """The losses of B images, and whether their top-1 and top-5 predictions are correct."""
 
     losses: Tensor  # (B,), 0 where `has_loss` is False
     top1: Tensor  # (B,) bool
@@ -46,12 +46,14 @@ class Scores(NamedTuple):
 class ClassificationTask(ImageTask):
     """Task for models that assign one class to each image.
 
-    loss: a loss of losses.py. mix: function that applies mixup to a training batch and returns a
-    batch with soft targets. per_class: also measure each class in evaluation.
-    class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
-    classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
-    all. class_weights: weight of each class (K,) in the training loss. logit_shifts: added to the
-    logits (K,) in training. threshold: smallest probability of a class in a prediction.
+    num_classes: K. loss: a loss function from losses.py. mix: function that applies mixup to a
+    training batch and returns a batch with soft targets. per_class: whether evaluation also
+    computes metrics of each class.
+    class_mapping: {name of a test set: bool (K, C)}, True where a model class means the same as a
+    class of the test set, see `score_by_mapping`. top: maximum number of classes per prediction;
+    None for all. class_weights (K,): weight of each class in the training loss. logit_shifts (K,):
+    values that are added to the logits in training. threshold: minimum probability of a class in a
+    prediction.
     """
 
     metric = make_metric(METRICS)
@@ -87,7 +89,7 @@ class ClassificationTask(ImageTask):
         """Set the mappings between the K model classes and the C classes of test sets.
 
         class_mapping: {name of a test set: bool (K, C)}, see `score_by_mapping`. Raises ValueError
-        for an unknown test set, a wrong shape, or a mapping without any True.
+        if a test set is unknown, or if a mapping has another dtype, a wrong shape, or no True.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
@@ -95,9 +97,9 @@ class ClassificationTask(ImageTask):
             fits = mapping.dtype == torch.bool and len(mapping) == self.num_classes
             if not fits or not mapping.any():
                 raise ValueError(
-                    f"the class mapping of {name} must be booleans ({self.num_classes}, C) with at "
-                    f"least one true, given {mapping.dtype} {tuple(mapping.shape)} with "
-                    f"{int(mapping.sum())} true"
+                    f"the class mapping of test set {name} must be a bool tensor "
+                    f"({self.num_classes}, C) with at least one True, got {mapping.dtype} "
+                    f"{tuple(mapping.shape)} with {int(mapping.sum())} True"
                 )
 
     def prepare(self, batch: Batch) -> Batch:
@@ -106,23 +108,25 @@ class ClassificationTask(ImageTask):
         return self.mix(batch) if self.mix is not None else batch
 
     def check_weights(self) -> None:
-        """Raise ValueError if the images are weighted, and loss or mixup do not support it."""
+        """Raise ValueError if weights are set, but the loss or mixup does not support them."""
         if (self.class_weights, self.image_weights) == (None, None):
             return
         if not takes_weights(self.criterion):
             raise ValueError(
-                "this loss does not support weights of classes or images: it has no argument "
-                "`per_image`"
+                "the loss does not support weights of classes or images, because it has no "
+                "argument `per_image`: use another loss, or remove the weights"
             )
         if self.image_weights is not None and self.mix is not None:
-            raise ValueError("weighted images cannot be mixed: set AUG.MIXUP_PROB 0")
+            raise ValueError(
+                "mixup and cutmix do not support weights of images: set AUG.MIXUP_PROB 0"
+            )
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss, and top-1 accuracy in percent as a metric.
+        """Compute the training loss, and the top-1 accuracy in percent as a metric.
 
-        If there are weights, the loss is the sum over images of weight times loss, divided by the
-        sum of the weights. The weight of an image is that of its class, times its own weight. A
-        mixed image has the mean weight of its classes.
+        If weights are set, the loss is the weighted mean over images. The weight of an image is its
+        image weight times the weight of its class. For a soft target, for example from mixup, the
+        class weights are averaged with the target as weights.
         """
         logits, targets = model(batch.images), batch.targets
         shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
@@ -138,7 +142,7 @@ class ClassificationTask(ImageTask):
         return loss._replace(metrics={"top1": 100 * correct.float().mean()})
 
     def weigh(self, batch: Batch) -> Tensor | None:
-        """Return the weight (B,) of each image in the loss; None if all images count alike."""
+        """Return the weights (B,) of the images in the loss; None if no weights are set."""
         parts = []
         if self.class_weights is not None:
             table, targets = self.class_weights.to(self.device), batch.targets
@@ -150,12 +154,13 @@ class ClassificationTask(ImageTask):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of the test set `name`, see `metric_names`.
 
-        All metrics are in percent, except loss and count, the number of images. The loss is the
-        cross entropy without mixup or smoothing, averaged over images.
+        All metrics are in percent, except "loss" and "count", which is the number of images. The
+        loss is the cross entropy without mixup or smoothing, averaged over images. If `per_class`
+        is set, the result also has the key "per_class" with the table of `Measures.per_class`.
 
-        If `per_class` is set, also returns per_class, the table of `Measures.per_class`. Rank 0
-        computes the metrics from the predictions of all ranks, sorted by index, so they do not
-        depend on the number of ranks. Raises DataError if no image can be read.
+        Rank 0 computes the metrics from the predictions of all ranks, sorted by index. So they do
+        not depend on the number of ranks. between: function that is called before each batch.
+        Raises DataError if no image can be read.
         """
         predictions = self.collect_predictions(model, name, between)
 
@@ -173,8 +178,11 @@ class ClassificationTask(ImageTask):
         return compute_on_main(compute)
 
     def find_collapse(self, name: str, predictions: Predictions) -> str:
-        """Return advice if the model predicts one class for all images of the test set `name`, and
-        they have several; else ""."""
+        """Return advice if the model predicts the same class for all images of a test set.
+
+        Returns "" if there are several predicted classes, or only one true class. name: of the test
+        set.
+        """
         predicted, targets = map(np.unique, (predictions.predicted, predictions.targets))
         if len(predicted) > 1 or len(targets) == 1:
             return ""
@@ -187,10 +195,11 @@ class ClassificationTask(ImageTask):
     def collect_predictions(
         self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
     ) -> Predictions | None:
-        """Predict and score the images of the test set `name` with a model in eval mode.
+        """Predict the classes of the images in the test set `name`, and compute their losses.
 
-        Rank 0 returns the predictions of all ranks, and other ranks return None. between: called
-        before each batch. Raises DataError, on all ranks, if no image can be read.
+        The model must be in eval mode. Rank 0 returns the predictions of all ranks. Other ranks
+        return None. between: function that is called before each batch. Raises DataError, on all
+        ranks, if no image can be read.
         """
         batches = []
         for batch in iter_in_step(self.test_sets[name], between):
@@ -200,15 +209,21 @@ class ClassificationTask(ImageTask):
                 scores = self.score(name, logits, batch.targets)
             batches.append(self.to_arrays(name, indices, batch.targets, logits, scores))
         if not all_reduce_max(len(batches)):
-            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
+            raise DataError(
+                f"cannot evaluate: the test set {name} has no readable image: check its files with "
+                "vil data check"
+            )
         gathered = gather_objects(batches)
         return merge(itertools.chain.from_iterable(gathered)) if gathered else None
 
     def to_arrays(
         self, name: str, indices: Tensor, targets: Tensor, logits: Tensor, scores: Scores
     ) -> BatchPredictions:
-        """Copy the predictions of a batch to the CPU. name: of the test set. indices, targets (B,).
-        logits (B, K)."""
+        """Collect the predictions for a batch, and copy them to the CPU.
+
+        name: name of the test set. indices (B,): of the images. targets (B,). logits (B, K).
+        scores: result of `score`.
+        """
         mapping, predicted = self.class_mapping.get(name), scores.predicted
         logits = logits.float()
         if mapping is not None:  # unmapped classes are ignored
@@ -226,7 +241,10 @@ class ClassificationTask(ImageTask):
         return BatchPredictions(arrays, scores.losses.to(dtype).sum().item())
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the logits (B, K) float32, divided by the temperature if there is one."""
+        """Return the logits (B, K) float32 for images on the device.
+
+        The logits are divided by the temperature if the model is calibrated.
+        """
         return self.divide_by_temperature(super().compute_outputs(model, images))
 
     def divide_by_temperature(self, logits: Tensor) -> Tensor:
@@ -235,13 +253,14 @@ class ClassificationTask(ImageTask):
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
         """Fit a temperature on the first test set, and return {temperature, test_set, images}.
 
-        The temperature is not applied. Raises ConfigError if the test set has classes of its own,
-        or if the model is calibrated already.
+        The temperature is not applied to later outputs, see `apply_calibration`. A temperature must
+        not be applied yet. Raises ConfigError if the test set has other classes than the model.
         """
         name = next(iter(self.test_sets))
         if name in self.class_mapping:
             raise ConfigError(
-                f"cannot calibrate on test set {name}: its classes differ from the model's"
+                f"cannot calibrate on test set {name}, because its classes differ from the "
+                "model's: use a test set with the classes of the model"
             )
         assert self.temperature is None, f"temperature {self.temperature} is applied already"
         _, outputs = self.first_outputs(model)
@@ -254,14 +273,14 @@ class ClassificationTask(ImageTask):
         )
 
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
-        """Divide all logits by the temperature in `calibration`; remove it if that is empty."""
+        """Divide all later logits by the temperature in `calibration`. {} removes it."""
         self.temperature = calibration["temperature"] if calibration else None
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
-        """Score logits (B, K) against targets (B,) of the test set `name`.
+        """Compare logits (B, K) with the targets (B,) of images of the test set `name`.
 
-        The targets are indices of the K model classes or, if the test set has a class mapping, of
-        the classes of the test set.
+        The targets are indices of the K model classes. If the test set has a class mapping, they
+        are indices of its C classes.
         """
         mapping = self.class_mapping.get(name)
         if mapping is None:
@@ -269,8 +288,11 @@ class ClassificationTask(ImageTask):
         return score_by_mapping(logits, targets, mapping)
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line per class, or [] if the classes were not counted. A line has the numbers
-        of correct predictions and of images, and the other metrics of the class by name."""
+        """Return one line of text per class, or [] if `metrics` has no metrics of classes.
+
+        A line has the number of correct predictions, the number of images, and the other metrics of
+        the class. name: name of the test set. metrics: result of `measure`.
+        """
         table, classes = dict(metrics.get("per_class", {})), self.test_sets[name].classes
         if not table:
             return []
@@ -286,8 +308,10 @@ class ClassificationTask(ImageTask):
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert class probabilities (B, K) to the `top` most probable classes of each image,
-        without those whose probability is below `threshold`."""
+        """Convert class probabilities (B, K) to one prediction per image.
+
+        A prediction has the `top` most probable classes whose probability is at least `threshold`.
+        """
         # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
         least = self.threshold
@@ -300,7 +324,7 @@ class ClassificationTask(ImageTask):
         return predictions
 
     def class_label(self, index: int) -> str:
-        """Return the name of a class of the model, or its number if it has no names."""
+        """Return the name of a class, or its index as text if the model has no class names."""
         return self.class_names[index] if self.class_names else str(index)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
@@ -313,7 +337,7 @@ class ClassificationTask(ImageTask):
 
 
 def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
-    """Score logits (B, K) against targets (B,) that are indices of the model's K classes."""
+    """Compare logits (B, K) with targets (B,) that are indices of the model's K classes."""
     best = top_five(logits)
     hits = best == targets[:, None]
     losses = F.cross_entropy(logits, targets, reduction="none")
@@ -322,13 +346,13 @@ def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Score logits (B, K) against targets (B,) of a test set with C classes of its own.
+    """Compare logits (B, K) with targets (B,) that are indices of a test set's C classes.
 
     class_mapping (K, C) bool: True where a class of the model means the same as a class of the
-    test set. Model classes without any True are ignored: the softmax is over the other classes.
+    test set. Model classes without any True are ignored, and the softmax is over the other classes.
     A prediction is correct if the predicted class is mapped to the image's class. The loss is
-    -log p, where p is the total probability of the model classes mapped to the image's class.
-    If no model class is mapped to the image's class, the image counts as wrong and has no loss.
+    -log p, where p is the total probability of the model classes mapped to the image's class. If no
+    model class is mapped to the image's class, the prediction is wrong and the image has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)

@@ -1,4 +1,4 @@
-"""Multilabel classification: any number of labels per image.
+"""Multilabel classification, in which an image can have any number of labels.
 
 build.py           task from a config            task.py    loss, evaluation, inference
 losses.py          training losses               report.py  multilabel's part of a report

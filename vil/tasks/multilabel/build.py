@@ -1,4 +1,4 @@
-"""Build the multilabel task from a config: model, datasets, loss, weights of labels."""
+"""The multilabel task, built from a config: model, datasets, loss, weights of labels."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """Training losses of multilabel classification.
 
 Shapes: B images, K labels. Each loss takes logits (B, K) and targets (B, K) between 0 and 1, and
-returns the losses (B, K) float32. positive_weights (K,): factor of the loss of images that have the
-label; None: 1.
+returns the losses (B, K) float32. positive_weights (K,): for each label, the weight of the loss of
+images that have the label; None: 1.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def bce(logits: Tensor, targets: Tensor, positive_weights: Tensor | None = None) -> Tensor:
-    """Compute the binary cross entropy."""
+    """Compute the binary cross entropy of each image and label, (B, K)."""
     return F.binary_cross_entropy_with_logits(
         logits.float(), targets, reduction="none", pos_weight=positive_weights
     )
@@ -28,9 +28,9 @@ def asymmetric(
 ) -> Tensor:
     """Compute the asymmetric loss (Ridnik et al., arXiv:2009.14119, equations 4 to 7).
 
-    With p the probability of the label and p_m = max(p - clip, 0), the loss is
-    -(1 - p)^gamma_pos log p for images with the label, and -p_m^gamma_neg log(1 - p_m) for the
-    others.
+    Let p be the probability of the label, and p_m = max(p - clip, 0). The loss is
+    -(1 - p)^gamma_pos log p for images with the label, and -p_m^gamma_neg log(1 - p_m) for other
+    images. Returns (B, K).
     """
     logits = logits.float()
     probability = logits.sigmoid()

@@ -21,7 +21,7 @@ class Prediction(NamedTuple):
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as two columns, the file and its labels with their probabilities."""
+    """Format predictions as two columns: the file, and the labels with their probabilities."""
     rows = ((p.file, [", ".join(describe(p, names)) or "none"], p.error) for p in predictions)
     return format_columns(rows, ["labels"])
 
@@ -32,8 +32,11 @@ def describe(prediction: Prediction, names: list[str]) -> list[str]:
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as a JSON array of {file, labels, probabilities: {label: probability},
-    error}, one image per line. `error` is left out unless the image could not be read."""
+    """Format predictions as a JSON array with one image per line.
+
+    An item is {file, labels, probabilities: {label: probability}, error}. `error` is present only
+    if the image could not be read.
+    """
     return format_json_array(
         {
             "file": prediction.file,
@@ -46,7 +49,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV with the columns file, the probability of each label, error."""
+    """Format predictions as CSV, with the columns file, probability of each label, and error."""
     return format_csv(((p.file, p.probabilities, p.error) for p in predictions), names)
 
 

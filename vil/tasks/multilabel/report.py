@@ -1,4 +1,4 @@
-"""Multilabel's part of a run's report: a table of labels, and the images with the most errors."""
+"""The multilabel task's part of the run report: a table of labels, and images with most errors."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ MOST_LABELS = 100  # rows of the table
 def report_test_set(
     task: MultilabelTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
 ) -> TaskReport:
-    """Evaluate a model on the first test set, and return cards and sections for the run report.
+    """Evaluate a model on the first test set, and return cards and sections of the run report.
 
     class_names: the names of the labels. checkpoint: description of the checkpoint, for a card.
     """

@@ -24,9 +24,10 @@ from vil.tasks.multilabel.output_formats import FORMATS, Prediction, describe
 class MultilabelTask(ImageTask):
     """Task for models that give each image any number of K labels.
 
-    loss: "bce" or "asymmetric", with loss_options for `losses.py`. label_smoothing: targets 0 and 1
-    become s / 2 and 1 - s / 2. positive_weights: factor (K,) of the loss of images that have the
-    label. thresholds: (K,), an image has a label if its probability is at least the threshold.
+    loss: "bce" or "asymmetric". loss_options: additional arguments of this function in losses.py.
+    label_smoothing: s, which changes the targets 0 and 1 to s / 2 and 1 - s / 2. positive_weights
+    (K,): for each label, the weight of the loss of images that have the label. thresholds (K,): a
+    label is predicted if its probability is at least its threshold; None: 0.5 for all labels.
     """
 
     metric = Metric("map", label="mean average precision", unit="%")
@@ -49,9 +50,10 @@ class MultilabelTask(ImageTask):
         self.thresholds = np.full(num_labels, 0.5) if thresholds is None else np.array(thresholds)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss, and as a metric the accuracy of all labels at 0.5 in percent.
+        """Compute the training loss, and the label accuracy in percent as a metric.
 
-        The loss of an image is the mean over labels.
+        The loss of an image is the mean over labels. The label accuracy is the fraction of correct
+        labels, over all images and labels, at a threshold of 0.5.
         """
         logits, smoothing = model(batch.images), self.label_smoothing
         targets = batch.targets * (1 - smoothing) + smoothing / 2
@@ -63,19 +65,19 @@ class MultilabelTask(ImageTask):
         return self.average_losses(losses, batch, metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {loss, map, macro_f1, micro_f1, exact, count, per_label} of the test set `name`,
-        see `score`."""
+        """Return the metrics of the test set `name`, see `score`."""
         outputs = self.collect_outputs(model, name, between)
         return broadcast_object(None if outputs is None else self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
-        """Score logits (N, K) at the task's thresholds.
+        """Compute the metrics of logits (N, K) at the task's thresholds.
 
-        Returns {loss, map, macro_f1, micro_f1, exact, count, per_label}. All but loss and count are
-        in percent. map is the mean of the average precisions of labels that some image has,
-        macro_f1 the mean of their F1. exact is the share of images with exactly the right labels.
-        loss is the binary cross entropy. per_label has {ap, f1, count}, with a list of K values
-        each; ap and f1 are NaN for a label that no image has.
+        Returns {loss, map, macro_f1, micro_f1, exact, count, per_label}. All metrics except loss
+        and count are in percent. loss is the binary cross entropy, and count is the number of
+        images. map is the mean average precision, and macro_f1 the mean F1, of the labels that at
+        least one image has. exact is the percentage of images whose labels are all correct.
+        per_label is {"ap": list, "f1": list, "count": list}, with one value per label. ap and f1
+        are NaN for a label that no image has.
         """
         from sklearn.metrics import average_precision_score
 
@@ -104,15 +106,18 @@ class MultilabelTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line per label with its average precision, F1 and number of images."""
+        """Return one line of text per label: its average precision, F1 and number of images.
+
+        name: name of the test set. metrics: result of `measure`.
+        """
         names, each = self.test_sets[name].classes, metrics["per_label"]
         rows = zip(names, each["ap"], each["f1"], each["count"])
         return [f"  {label:20} ap {a:6.2f} f1 {b:6.2f} of {n} images" for label, a, b, n in rows]
 
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
-        """Choose the threshold of each label with the highest F1 on the first test set.
+        """Choose the threshold of each label that maximizes its F1 on the first test set.
 
-        Returns {"thresholds": {label: threshold}}, the same on all ranks.
+        Returns {"thresholds": {label: threshold}}, which is the same on all ranks.
         """
         name, outputs = self.first_outputs(model)
 
@@ -123,7 +128,7 @@ class MultilabelTask(ImageTask):
         return compute_on_main(choose)
 
     def apply_calibration(self, values: Mapping[str, Any]) -> None:
-        """Use the thresholds that `calibrate` returned, or 0.5 if `values` is empty."""
+        """Set the thresholds to those that `calibrate` returned, or to 0.5 if `values` is {}."""
         chosen = values.get("thresholds", {})
         names = self.class_names or list(chosen)
         self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
@@ -133,7 +138,7 @@ class MultilabelTask(ImageTask):
         return super().run(model, inputs).sigmoid()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert probabilities (B, K) to the labels of each image."""
+        """Convert probabilities (B, K) to one prediction per image."""
         chosen = output.numpy() >= self.thresholds
         return [
             Prediction(meta.name, np.flatnonzero(row).tolist(), probabilities)
@@ -154,23 +159,25 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def f1_score(hits: Any, wrong: Any) -> Any:
-    """Return F1 = 2 TP / (2 TP + FP + FN), and 0 where this is 0 / 0. hits: number of true
-    positives TP. wrong: number of errors FP + FN."""
+    """Return F1 = 2 TP / (2 TP + FP + FN), or 0 where the denominator is 0.
+
+    hits: number of true positives TP. wrong: number of errors FP + FN.
+    """
     return 2 * hits / np.maximum(2 * hits + wrong, 1)
 
 
 def mean_of_finite(values: Sequence[float]) -> float:
-    """Return the mean without NaNs; NaN if there is nothing else."""
+    """Return the mean of the finite values; NaN if there are none."""
     kept = [value for value in values if np.isfinite(value)]
     return float(np.mean(kept)) if kept else float("nan")
 
 
 def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the threshold (K,) of each label whose F1 is the highest.
+    """Return the threshold of each label that maximizes its F1, (K,).
 
-    truth: (N, K) bool. probabilities: (N, K). A threshold lies halfway between two neighboring
-    probabilities. The lowest of several best ones is returned, and 0.5 for a label that no image
-    has.
+    truth (N, K) bool: whether each image has each label. probabilities (N, K). A threshold is
+    halfway between two neighboring probabilities. If several thresholds are equally good, the
+    lowest is returned. The threshold of a label that no image has is 0.5.
     """
     thresholds = np.full(truth.shape[1], 0.5)
     for label in np.flatnonzero(truth.any(axis=0)):

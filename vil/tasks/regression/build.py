@@ -1,4 +1,4 @@
-"""Build the regression task from a config: model, datasets, loss, scale of the numbers."""
+"""The regression task, built from a config: model, datasets, loss, scale of the numbers."""
 
 from collections.abc import Sequence
 
@@ -31,22 +31,26 @@ class Regression(ConfigImageTask, RegressionTask):
         for key in ("MEAN", "STD"):
             if own[key] and cfg.DATA.NUM_CLASSES not in ("auto", len(own[key])):
                 raise ConfigError(
-                    f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is {count}"
+                    f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is "
+                    f"{count}: they must be equal"
                 )
         scale = dict(mean=own.MEAN or [0.0] * count, std=own.STD or [1.0] * count)
         super().__init__(cfg, device, loss=own.LOSS, huber_delta=own.HUBER_DELTA, **scale)
 
     def read_targets(self, dataset: ImageDataset) -> None:
-        """Compute the mean and the standard deviation of the training set's numbers, unless the
-        config has them. Raises DataError if a number is the same in all images."""
+        """Set the mean and the standard deviation of each number.
+
+        They are taken from the config or, if it has none, computed from the training set. Raises
+        DataError if a number is the same in all training images.
+        """
         own, targets = self.cfg.REGRESSION, dataset.targets.astype(np.float64)
         mean = list(own.MEAN) or targets.mean(axis=0).tolist()
         std = list(own.STD) or targets.std(axis=0).tolist()
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
-                f"{len(constant)} of {len(std)} numbers are the same in all training images, the "
-                f"first: {constant[0]}"
+                f"{len(constant)} of {len(std)} numbers are the same in all training images, so "
+                f"they cannot be learned: remove them. The first is {constant[0]}"
             )
         self.set_scale(mean, std)
         self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}

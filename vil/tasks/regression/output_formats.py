@@ -26,8 +26,11 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as a JSON array of {file, numbers: {name: number}, error}, one image per
-    line. `error` is left out unless the image could not be read."""
+    """Format predictions as a JSON array with one image per line.
+
+    An item is {file, numbers: {name: number}, error}. `error` is present only if the image could
+    not be read.
+    """
     return format_json_array(
         {
             "file": prediction.file,
@@ -39,7 +42,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV with the columns file, the names of the numbers, error."""
+    """Format predictions as CSV, with the columns file, one column per number, and error."""
     return format_csv(((p.file, p.numbers, p.error) for p in predictions), names)
 
 

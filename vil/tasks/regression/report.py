@@ -1,4 +1,4 @@
-"""Regression's part of a run's report: errors per number, predicted over true numbers, images."""
+"""The regression task's part of the run report: a table of errors, plots, and images."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ MAX_PLOTS = 6  # numbers whose predictions are plotted
 def report_test_set(
     task: RegressionTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
 ) -> TaskReport:
-    """Evaluate a model on the first test set, and return cards and sections for the run report.
+    """Evaluate a model on the first test set, and return cards and sections of the run report.
 
     class_names: the names of the numbers. checkpoint: description of the checkpoint, for a card.
     """
@@ -60,13 +60,18 @@ def report_test_set(
 
 
 def scaled_errors(task: RegressionTask, outputs: Outputs) -> np.ndarray:
-    """Return the error (N,) of each image: the mean absolute error of its numbers, in standard
-    deviations of the training set."""
+    """Return the mean absolute error of the numbers of each image, (N,).
+
+    The unit is the standard deviation of a number in the training set.
+    """
     return (np.abs(outputs.values - outputs.targets) / task.std.cpu().numpy()).mean(axis=1)
 
 
 def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
-    """Plot the predicted over the true numbers, in one panel per number."""
+    """Plot predicted numbers against true numbers, with one panel for each number.
+
+    names: names of the numbers. Only the first MAX_PLOTS numbers are plotted.
+    """
     count = min(len(names), MAX_PLOTS)
     figure = Figure(figsize=(4 * min(count, 3), 3.6 * -(-count // 3)), layout="constrained")
     panels = figure.subplots(-(-count // 3), min(count, 3), squeeze=False).flat

@@ -1,7 +1,7 @@
 """The regression task: loss, evaluation with mean absolute error and R2, inference.
 
-Shapes: B images, N images of a test set, K numbers per image. The network's outputs are the numbers
-minus their mean, divided by their standard deviation.
+Shapes: B images, N images of a test set, K numbers per image. The network predicts normalized
+numbers: minus the mean, divided by the standard deviation of the training set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class RegressionTask(ImageTask):
     """Task for models that predict one or more numbers per image.
 
-    mean, std: (K,) float32, of the training set's numbers. loss: "huber", "mse" or "mae".
-    huber_delta: error, in standard deviations, at which the Huber loss becomes linear.
+    mean, std: mean and standard deviation of each number in the training set (K values). loss:
+    "huber", "mse" or "mae". huber_delta: error, in standard deviations, above which the Huber loss
+    is linear.
     """
 
     metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -62,7 +63,8 @@ class RegressionTask(ImageTask):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the mean absolute error as a metric.
 
-        The loss of an image is the mean over its numbers, in standard deviations.
+        The loss of an image is the mean over its numbers. Its errors are in standard deviations.
+        The metric is in the units of the numbers.
         """
         outputs = model(batch.images).float()
         scaled = (batch.targets - self.mean) / self.std
@@ -71,25 +73,25 @@ class RegressionTask(ImageTask):
         return self.average_losses(losses, batch, {"mae": error})
 
     def denormalize(self, outputs: Tensor) -> Tensor:
-        """Convert outputs (B, K) of the network to numbers."""
+        """Convert normalized outputs (B, K) of the network to numbers in their units."""
         return outputs * self.std + self.mean
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the predicted numbers (B, K) float32 for images (B, 3, H, W) on the device."""
+        """Return the predicted numbers (B, K) float32 for images (B, c, H, W) on the device."""
         return self.denormalize(super().compute_outputs(model, images))
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {loss, mae, rmse, r2, count, per_number} of the test set `name`, see `score`."""
+        """Return the metrics of the test set `name`, see `score`."""
         outputs = self.collect_outputs(model, name, between)
         return broadcast_object(None if outputs is None else self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
-        """Score the predicted numbers (N, K).
+        """Compute the metrics of the predicted numbers (N, K).
 
         Returns {loss, mae, rmse, r2, count, per_number}. mae and rmse are in the units of the
-        numbers, and r2 is the coefficient of determination, NaN for a number that is constant in
-        the test set. Each is a mean over the K numbers. per_number has {mae, rmse, r2}, with a list
-        of K values each.
+        numbers. r2 is the coefficient of determination, and is NaN for a number that is constant in
+        the test set. mae, rmse and r2 are means over the K numbers. count is the number of images.
+        per_number is {"mae": list, "rmse": list, "r2": list}, with one value per number.
         """
         targets = outputs.targets.astype(np.float64)
         errors = outputs.values.astype(np.float64) - targets
@@ -113,7 +115,10 @@ class RegressionTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line per number with its errors, if there are several numbers."""
+        """Return one line of text per number, with its errors, or [] if there is only one number.
+
+        name: name of the test set. metrics: result of `measure`.
+        """
         names, each = self.test_sets[name].classes, metrics["per_number"]
         if len(names) < 2:
             return []
