@@ -87,7 +87,7 @@ def test_other_categories_need_a_new_head(kind, tmp_path):
 
 def test_a_classifier_is_not_evaluated_as_a_detector(tmp_path):
     path = saved(classifier().state_dict(), tmp_path / "classifier.safetensors")
-    with pytest.raises(CheckpointError, match="the model's heads would be random: use the file"):
+    with pytest.raises(CheckpointError, match="the heads would be random: use the file"):
         load_detector(detector(), path, strict=True)
 
 

@@ -254,7 +254,7 @@ def test_sizes_of_anchors_that_retinanet_can_have_no_level_for_are_refused(count
 def test_settings_that_do_not_fit_are_refused():
     from tests.common.detection.detectors import small_body
 
-    with pytest.raises(ValueError, match="need a multiple of 8 channels, given 44"):
+    with pytest.raises(ValueError, match="need a multiple of 8 channels, got 44"):
         detector("retinanet", version="v2", fpn_channels=44)
     with pytest.raises(ValueError, match="5 anchor sizes for 4 levels"):
         build_detector(

@@ -1,4 +1,4 @@
-"""Detection of objects with boxes and masks.
+"""Object detection: boxes and, optionally, masks.
 
 build.py            task from a config            task.py            loss, evaluation, inference
 data/               COCO annotations, datasets, transforms, batches, validation of files

@@ -1,4 +1,4 @@
-"""Build the detection task from a config: detector, datasets, transforms."""
+"""The detection task, built from a config: detector, datasets, transforms."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,11 +59,13 @@ class Detection(ConfigTask, DetectionTask):
         model, test = cfg.DETECTION.MODEL, cfg.DETECTION.TEST
         if not model:
             raise ConfigError(
-                "TASK detection: set DETECTION.MODEL to mask_rcnn, faster_rcnn or retinanet"
+                "TASK detection needs a detector: set DETECTION.MODEL to mask_rcnn, faster_rcnn or "
+                "retinanet"
             )
         if cfg.INPUT.CHANNELS != 3:
             raise ConfigError(
-                f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: detectors take RGB images only: set it to 3"
+                f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: detectors take RGB images only: set "
+                "INPUT.CHANNELS to 3"
             )
         warn_unused(cfg, f"{model} is a detector", UNUSED)
         warn_unused(cfg, f"{model} has no such part", UNUSED_BY.get(model, ()))
@@ -74,7 +76,9 @@ class Detection(ConfigTask, DetectionTask):
         options = dict(masks=model == "mask_rcnn", print_classes=cfg.OUTPUT_PERCLASS_ACC)
         super().__init__(cfg, device, **options, **tiling)
         if self.metric.name.startswith("mask") and not options["masks"]:
-            raise ConfigError(f"EVAL.METRIC {self.metric.name}: {model} has no masks, use box_ap")
+            raise ConfigError(
+                f"EVAL.METRIC {self.metric.name} needs masks, but {model} has no masks: use box_ap"
+            )
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
@@ -102,7 +106,7 @@ class Detection(ConfigTask, DetectionTask):
     def open_data(self) -> Iterator[OpenData]:
         """Open the config's datasets for a `with` block, see `Task.open_data`.
 
-        If all datasets are synthetic, only a few images are rendered, in a temporary folder.
+        If all datasets are synthetic, only a few images are rendered, into a temporary folder.
         """
         with tempfile.TemporaryDirectory() as folder:
             few = _render_few(self.cfg, folder)
@@ -135,7 +139,7 @@ class Detection(ConfigTask, DetectionTask):
         if len(names) > 1:
             sets = ", ".join(names)
             raise ConfigError(
-                f"DATA.TRAIN {sets}: a detector trains on one set; merge them into one"
+                f"DATA.TRAIN {sets}: a detector trains on one set only: merge the sets into one"
             )
         return self._open(names[0], "train", build_train_transform(self.cfg))
 
@@ -157,9 +161,9 @@ class Detection(ConfigTask, DetectionTask):
 
 
 def detector_config(cfg: CfgNode) -> DetectorConfig:
-    """Collect the detector's settings from a config.
+    """Convert a config to the settings of a detector.
 
-    A field has the name of its config key: `box_samples` is DETECTION.BOX.SAMPLES.
+    Most fields are named after their config key: `box_samples` is DETECTION.BOX.SAMPLES.
     """
     c = cfg.DETECTION
     settings = {
@@ -176,8 +180,8 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
     """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
-    This happens only to absolute embeddings that are cropped to each image, and not interpolated
-    (MODEL.VIT.POS_RESIZE). They cover INPUT.IMAGE_SIZE pixels.
+    The embeddings cover INPUT.IMAGE_SIZE pixels. This is too small only for absolute embeddings
+    that are cropped to each image (MODEL.VIT.POS_RESIZE crop) and not interpolated.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
@@ -185,16 +189,16 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
     if cropped and needed > cfg.INPUT.IMAGE_SIZE:
         raise ConfigError(
             f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE} is too small: for images of "
-            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, set it to at least {needed}, or set "
-            "MODEL.VIT.POS_RESIZE to interpolate"
+            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, set INPUT.IMAGE_SIZE to at least {needed} "
+            "or MODEL.VIT.POS_RESIZE to interpolate"
         )
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Callable:
-    """Build the transform of training images and their targets.
+    """Build the transform of training images and their targets from the config.
 
-    sizes: shorter sides in pixels, used instead of DETECTION.INPUT.TRAIN_SIZES.
+    sizes: lengths of the shorter side in pixels, used instead of DETECTION.INPUT.TRAIN_SIZES.
     """
     c = cfg.DETECTION.INPUT
     sizes = sizes or c.TRAIN_SIZES
@@ -202,10 +206,10 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config whose synthetic datasets are small and rendered in `folder`.
+    """Return a copy of a config with small synthetic datasets that are rendered into `folder`.
 
-    The dataset `scenes` has the images of one training step and one validation image. If any
-    dataset of the config is not synthetic, `cfg` itself is returned.
+    In the copy, the dataset `scenes` has the images of one training step, and one validation image.
+    If any dataset of the config is not synthetic, `cfg` itself is returned.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

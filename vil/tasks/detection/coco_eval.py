@@ -3,8 +3,9 @@
 The library faster_coco_eval computes the same metrics as pycocotools in seconds instead of minutes.
 Metrics are in percent.
 
-Shapes: precision (T, R, K, A, M) and recall (T, K, A, M) for T = 10 IoU thresholds, R = 101 recall
-thresholds, K classes, A = 4 area ranges, and M = 3 limits of detections per image (1, 10, 100).
+Shapes: precision (T, R, K, A, M) and recall (T, K, A, M), with T = 10 IoU thresholds, R = 101
+recall thresholds, K classes, A = 4 area ranges, and M = 3 maximum numbers of detections per image
+(1, 10, 100).
 """
 
 from collections import Counter
@@ -30,9 +31,9 @@ def to_results(
 ) -> list[dict[str, Any]]:
     """Convert the detections of one image to rows of COCO's results format.
 
-    A row is {image_id, category_id, bbox [x, y, w, h], score} and, with masks, `segmentation`, a
-    compressed RLE. size: (H, W) of the image. category_ids: the category id of label 1, of label 2,
-    and so on.
+    A row is {image_id, category_id, bbox [x, y, w, h], score}. If there are masks, a row also has
+    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: the category id of
+    label 1, of label 2, and so on.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -46,23 +47,23 @@ def to_results(
 
 
 def decode_rle(rle: dict[str, Any]) -> np.ndarray:
-    """Decode a run-length mask, as `to_results` writes it, to a bitmap (H, W) uint8."""
+    """Decode a mask from compressed RLE, the format of `to_results`, to a bitmap (H, W) uint8."""
     return runs_to_mask(decompress_runs(rle["counts"].encode("ascii")), *rle["size"])
 
 
 def sort_results(results: Iterable[dict]) -> list[dict]:
     """Sort rows of COCO's results format by image id, then by descending score.
 
-    The order of equal scores affects the metrics. The sort is stable, so equal scores of an image
-    keep the order of the model's output, for any number of ranks.
+    The order of equal scores affects the metrics. The sort is stable, so detections of an image
+    with equal scores keep the order of the model's output, for any number of ranks.
     """
     return sorted(results, key=lambda row: (row["image_id"], -row["score"]))
 
 
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
-    """Return copies of result rows without the fields that `iou_type` does not need.
+    """Return copies of result rows without the fields that an evaluation of `iou_type` ignores.
 
-    For "bbox", the segmentation is dropped. For "segm", the box is dropped, because COCO's
+    For "bbox", the segmentation is dropped. For "segm", the box is dropped. Otherwise COCO's
     evaluation would use the area of the box as the area of the mask.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
@@ -74,10 +75,11 @@ def average_precision(
 ) -> dict[str, Any]:
     """Evaluate rows of `to_results` against an annotation file and return {metric: percent}.
 
-    The metrics are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small,
-    medium, large objects) and `box_ar100` (recall with 100 detections per image). For masks, the
-    prefix is `mask_`. `per_class` is {"box_ap": {class name: AP}, ...}. A metric is NaN if there
-    are no objects to compute it on, and 0 if there are objects but no detections.
+    iou_types: "bbox" to evaluate boxes, "segm" to evaluate masks. The metrics are `box_ap`,
+    `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium, large objects) and
+    `box_ar100` (recall with at most 100 detections per image). For masks, the prefix is `mask_`.
+    The key `per_class` has {"box_ap": {class name: AP}, ...}. A metric is NaN if there are no
+    objects for it, and 0 if there are objects but no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]
@@ -101,12 +103,13 @@ def average_precision(
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
     """Run COCO's evaluation without printing, and return the COCOeval object.
 
-    The object's dict `eval` has precision (T, R, K, A, M) and recall (T, K, A, M), with -1 where
-    there are no objects: T IoU thresholds, R recall thresholds, K classes, A area ranges, M limits
-    of detections per image.
-    truth: output of `load_truth`. rows: sorted output of `select_results`. params: attributes to
-    set in the object's `params`. If `params` is not empty, false positives are also marked (`fp`)
-    in the object's `cocoDt`, and missed objects (`fn`) in `cocoGt`.
+    The object's dict `eval` has the arrays precision (T, R, K, A, M) and recall (T, K, A, M), with
+    T IoU thresholds, R recall thresholds, K classes, A area ranges, and M maximum numbers of
+    detections per image. Values without objects are -1.
+    truth: output of `load_truth`. rows: sorted output of `select_results`. iou_type: "bbox" or
+    "segm". params: attributes to set in the object's `params`. If there are any, the evaluation
+    also sets the key `fp` of false positives in the object's `cocoDt`, and the key `fn` of missed
+    objects in `cocoGt`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -130,14 +133,14 @@ def load_truth(
 ) -> dict[str, Any]:
     """Load an annotation file as the ground truth for COCO's evaluation.
 
-    sizes: {image id: (H, W)}, used instead of the sizes in the file. The masks of the results must
-    have these sizes.
+    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, used instead of the sizes in the file.
+    The masks of the results must have these sizes.
 
-    Drops annotations with an unknown image or category, without a valid box, or, for "segm",
-    without a usable segmentation. Keeps other annotations that training drops, such as tiny boxes
-    and crowd regions. Adds the area (of the box) and iscrowd (0) where they are missing. Assigns
-    distinct annotation ids from 1, because COCO's evaluation takes id 0 for "not found".
-    Raises DataError if the file is invalid.
+    Annotations are dropped if their image or category is unknown, if they have no valid box, or,
+    for "segm", if they have no usable segmentation. Other annotations that training drops, such as
+    tiny boxes and crowd regions, are kept. A missing area is set to the area of the box, and a
+    missing iscrowd to 0. Annotations get new ids from 1, because COCO's evaluation interprets id 0
+    as "not found". Raises DataError if the file is invalid.
     """
     tables = coco_json.read_tables(Path(path))
     rows = tables["annotations"]
@@ -166,10 +169,10 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Return a segmentation as training uses it, in a form that COCO's evaluation accepts.
+    """Convert a segmentation to the form that training uses and that COCO's evaluation accepts.
 
-    Invalid polygons are dropped. An RLE of another size is cropped or padded to the image's `size`
-    (H, W).
+    Invalid polygons are dropped. An RLE that does not have the `size` (H, W) of the image is
+    cropped or padded to this size.
     """
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if masks.parse_segmentation([polygon])]
@@ -180,7 +183,10 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
 
 
 def class_names(categories: list[dict]) -> list[str]:
-    """Return the category names, sorted by id. The id is appended to a name that is repeated."""
+    """Return the category names, sorted by id.
+
+    If several categories have the same name, the id is appended to their names.
+    """
     names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
     count = Counter(names.values())
     return [name if count[name] == 1 else f"{name} ({id_})" for id_, name in names.items()]

@@ -1,4 +1,4 @@
-"""Detections of one image, on the CPU, with masks cropped to their boxes.
+"""Detections of one image, stored on the CPU with masks that are cropped to their boxes.
 
 torchvision's detectors return float masks of the full image size. For an image of 4096 x 4096
 pixels, 100 of them take 6.7 GB. This module stores a mask as a boolean crop and its position.
@@ -18,14 +18,14 @@ MARGIN = 2  # pixels around a box that its crop includes: torchvision's masks ma
 
 
 class Mask(NamedTuple):
-    """The mask of an object: a boolean crop whose top left pixel is at (left, top) in the image."""
+    """Mask of an object, as a boolean crop. Its top left pixel is at (left, top) in the image."""
 
     left: int
     top: int
     pixels: np.ndarray  # (h, w) bool
 
     def runs(self, size: tuple[int, int]) -> list[int]:
-        """Return the mask's COCO run lengths, which cover an image of `size` (H, W).
+        """Return the run lengths of the mask in COCO's RLE format, for an image of `size` (H, W).
 
         The running time depends on the size of the crop, but not on the size of the image.
         """
@@ -68,7 +68,7 @@ class Detections:
         return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
     def shift(self, left: int, top: int) -> "Detections":
-        """Convert detections in a crop of an image to coordinates of the image.
+        """Convert detections in a crop of an image to the coordinates of the full image.
 
         left, top: position of the crop's top left pixel in the image.
         """
@@ -81,14 +81,18 @@ class Detections:
 def from_output(output: dict[str, Tensor]) -> Detections:
     """Convert a detector's output for one image to detections on the CPU.
 
-    output: `boxes`, `labels`, `scores` and, optionally, `masks` (n, 1, H, W) of probabilities.
+    output: dict with `boxes` (n, 4), `labels` (n,), `scores` (n,) and, optionally, `masks`
+    (n, 1, H, W), which are probabilities.
     """
     masks = output["masks"][:, 0] > THRESHOLD if "masks" in output else None
     return _to_cpu(output, output["scores"], masks)
 
 
 def from_target(target: dict) -> Detections:
-    """Convert a dataset's target, which may have masks (n, H, W), to detections with score 1."""
+    """Convert a target of a dataset to detections with score 1.
+
+    target: see `DetectionBatch`. It may have masks (n, H, W).
+    """
     masks = target["masks"] > 0 if "masks" in target else None
     return _to_cpu(target, torch.ones(len(target["labels"])), masks)
 
@@ -100,7 +104,10 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Crop masks (n, H, W) bool to their boxes (n, 4) with a margin, and copy them to the CPU."""
+    """Crop masks (n, H, W) bool to their boxes (n, 4), and copy them to the CPU.
+
+    A crop exceeds its box by MARGIN pixels on each side.
+    """
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN

@@ -1,8 +1,8 @@
-"""Draw the images of a test set with the most errors next to their ground truth.
+"""Draw the detections in the images with the most errors, next to the ground truth.
 
 An error is a missed object or a false positive according to COCO's evaluation. The evaluation
 matches detections with a score of at least MIN_SCORE to objects, in descending order of score. A
-detection matches at most one object, which must have its class and an IoU of at least MIN_IOU.
+detection matches at most one object. Both must have the same class and an IoU of at least MIN_IOU.
 Missed crowd regions and detections inside of crowd regions are not errors.
 """
 
@@ -27,11 +27,11 @@ TITLES = ("truth", f"detections, score {MIN_SCORE:g} and more")
 def draw_worst(
     dataset: CocoDataset, results: Iterable[dict], count: int, folder: Path, name: str
 ) -> list[Path]:
-    """Draw the `count` images with the most errors and return the files written.
+    """Draw the `count` images with the most errors, and return the files that were written.
 
     results: rows of `coco_eval.to_results`. name: name of the test set. The files are
-    `<name>-<n>-<image>.png` in `folder`; the image with the most errors has n = 1. Files of an
-    earlier call are removed. Images that cannot be read are skipped.
+    `<name>-<n>-<image>.png` in `folder`, where n = 1 for the image with the most errors. Files of
+    an earlier call are removed. Images that cannot be read are skipped.
     """
     rows = [row for row in results if row["score"] >= MIN_SCORE]
     truth = coco_eval.load_truth(dataset.annotations, "bbox")
@@ -73,7 +73,7 @@ def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
 
 
 def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
-    """Convert one image's rows of `coco_eval.to_results` back to detections.
+    """Convert rows of `coco_eval.to_results` for one image back to detections.
 
     category_ids: the category id of label 1, of label 2, and so on.
     """

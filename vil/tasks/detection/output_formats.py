@@ -1,7 +1,7 @@
 """Output formats of `vil detect predict`: text, JSON, and COCO's format for other tools.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. Text and JSON are streamed; COCO's format is yielded after the last image.
+chunks of text. Text and JSON are streamed. COCO's format is yielded after the last image.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from vil.utils.json_text import to_json
 
 
 class Prediction(NamedTuple):
-    """Detections in an image of `size` (H, W), or the error why the image could not be read."""
+    """Detections in an image, or an error. size: (H, W). error: why the image is unreadable."""
 
     file: str
     size: tuple[int, int] = (0, 0)
@@ -24,9 +24,9 @@ class Prediction(NamedTuple):
 
 
 def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as one line per image, followed by one line per object.
+    """Format predictions as text: for each image, a line, followed by one line per object.
 
-    An object's line has its class, score, and x1 y1 x2 y2 in pixels.
+    The line of an object has its class, score, and x1 y1 x2 y2 in pixels.
     """
     width = max(len(printable(name)) for name in names)
     for prediction in predictions:
@@ -66,8 +66,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
-    Image ids count the predictions from 1. Unreadable images are left out. Category ids are the
-    labels. names: class names, from label 1.
+    The image id is the number of the prediction, from 1. Unreadable images are omitted. The
+    category ids are the labels. names: class names, from label 1.
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

@@ -1,6 +1,6 @@
 """The detection task: loss, evaluation with COCO's average precision, inference.
 
-Batches are described by `DetectionBatch` in data/batch.py.
+`DetectionBatch` in data/batch.py describes the batches.
 """
 
 import json
@@ -34,9 +34,9 @@ class DetectionTask(Task):
     """Task for detectors of boxes and, optionally, masks.
 
     Models are called like torchvision's detectors. In training mode, model(images, targets) returns
-    a dict of losses. In eval mode, model(images) returns a list of dicts. Test sets are
-    CocoDatasets. If `results_folder` is set, evaluation writes the predictions there in COCO's
-    format, to `<set>_bbox.json` and `<set>_segm.json`.
+    a dict of losses. In eval mode, model(images) returns a list of dicts. Each test set must be a
+    `CocoDataset`. If `results_folder` is set, evaluation writes the predictions in COCO's format to
+    `<test set>_bbox.json` and `<test set>_segm.json` in this folder.
     """
 
     output_formats = FORMATS
@@ -55,9 +55,9 @@ class DetectionTask(Task):
     ):
         """Store the settings.
 
-        masks: evaluate masks as well as boxes. tile, overlap, nms, per_image: see `detect_tiled`;
-        if tile is 0, inference processes the full image at once. print_classes: let
-        `format_metrics` return a table of per-class metrics.
+        masks: whether to evaluate masks as well as boxes. tile, overlap, nms, per_image: see
+        `detect_tiled`. If tile is 0, inference processes the full image at once. print_classes:
+        whether `format_metrics` returns a table of per-class metrics.
         Raises DataError if faster-coco-eval is not installed.
         """
         import_faster_coco_eval()  # fail now, not after the first epoch
@@ -75,9 +75,10 @@ class DetectionTask(Task):
         return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {metric: value} for the test set `name`. between: function to call before a batch.
+        """Evaluate a model in eval mode on the test set `name`, and return {metric: value}.
 
         The metrics are those of `coco_eval.average_precision`, and `count`, the number of images.
+        between: function that is called before each batch.
 
         Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
         is evaluated as an image without detections.
@@ -96,8 +97,8 @@ class DetectionTask(Task):
     ) -> list[dict]:
         """Run the model on this rank's images of the test set `name`.
 
-        Returns the detections as rows of COCO's results format. between: function to call before
-        each batch, for example to check for a signal.
+        Returns the detections as rows of COCO's results format. between: function that is called
+        before each batch, for example to check for a signal.
         """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
@@ -113,9 +114,10 @@ class DetectionTask(Task):
         return results
 
     def write_results(self, name: str, results: list[dict]) -> None:
-        """Write results to one file per IoU type in `results_folder`, if it is set.
+        """Write the results to files in `results_folder`, or do nothing if it is not set.
 
-        name: name of the test set. Raises SaveError if a file cannot be written.
+        There is one file for boxes and, if masks are evaluated, one for masks. name: name of the
+        test set. Raises SaveError if a file cannot be written.
         """
         if self.results_folder is None:
             return
@@ -129,7 +131,9 @@ class DetectionTask(Task):
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
         """Return the lines of a table of per-class metrics, or [] if `print_classes` is not set.
-        name: of the test set; not used. metrics: result of `measure`."""
+
+        name: name of the test set, which is ignored. metrics: result of `measure`.
+        """
         if not self.print_classes:
             return []
         per_class = metrics["per_class"]
@@ -141,7 +145,11 @@ class DetectionTask(Task):
         return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images with the most errors, using the results that `evaluate` wrote."""
+        """Draw the `count` images of a test set with the most errors, and return the files.
+
+        `evaluate` must have written the results to `results_folder` before. name: name of the test
+        set. folder: folder for the files.
+        """
         boxes, *masks = (
             json.loads((self.results_folder / f"{name}_{iou_type}.json").read_text("utf-8"))
             for iou_type in self.iou_types
@@ -154,7 +162,7 @@ class DetectionTask(Task):
         return pil_to_tensor(image)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Detections]:
-        """Detect the objects of each image separately, in tiles if `tile` is not 0."""
+        """Detect the objects in each image (3, H, W) separately, in tiles if `tile` is not 0."""
         images = [image.to(self.device) for image in inputs]
         with autocast(self.device, self.amp_dtype):
             if self.tiling["tile"]:
@@ -162,7 +170,7 @@ class DetectionTask(Task):
             return [detect(model, image) for image in images]
 
     def postprocess(self, output: list[Detections], metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Return the detections with the file name and size of each image."""
+        """Combine the detections in each image with its file name and size."""
         return [Prediction(*meta, detections) for meta, detections in zip(metas, output)]
 
     def failed(self, name: str, reason: str) -> Prediction:

@@ -1,17 +1,18 @@
 """Detection in images of any size: in the full image, or in overlapping tiles.
 
-A detector resizes its input to about 1000 pixels, so small objects of a large image vanish. Memory
-grows with the size of the image. Tiles keep the scale and the memory of training.
+A detector resizes its input to about 1000 pixels, so small objects in a large image become too
+small to detect, and the memory grows with the size of the image. With tiles, objects have the same
+scale, and inference needs the same memory, as in training.
 
-An inner border is a tile border that is not on the image's border. An inner border may cut an
-object, so that the box covers only a piece of the object. A box that touches an inner border of its
-tile is dropped if it also lies in another tile without touching an inner border there, because the
-other tile shows more of the object. So an object no larger than the overlap is detected once and
-uncut.
+An inner border is a border of a tile that is not a border of the image. An object that crosses an
+inner border is cut, and its box covers only a part of the object. So a box that touches an inner
+border of its tile is dropped if it also lies inside another tile and touches no inner border of
+that tile, because the other tile shows more of the object. As a result, an object that is not
+larger than the overlap is detected once and is not cut.
 
-The remaining cut boxes take part in non-maximum suppression per class. They rank below all uncut
-boxes and below larger cut boxes. An object larger than the overlap may leave several boxes. Choose
-an overlap as large as the largest objects of interest.
+The other cut boxes are inputs of non-maximum suppression per class. They rank below all boxes that
+are not cut, and below larger cut boxes. For an object that is larger than the overlap, several
+boxes may remain. Choose an overlap as large as the largest objects of interest.
 """
 
 import torch
@@ -25,7 +26,7 @@ TOLERANCE = 2.0  # pixels: a box this close to a border touches it
 
 
 def detect(model: nn.Module, image: Tensor) -> Detections:
-    """Run a detector, which is in eval mode, on one image (3, H, W), uint8 or float in 0..1."""
+    """Run a detector in eval mode on one image (3, H, W), uint8 or float in 0..1."""
     return from_output(model([to_unit_range(image)])[0])
 
 
@@ -34,9 +35,9 @@ def detect_tiled(
 ) -> Detections:
     """Run a detector on overlapping tiles of an image (3, H, W) and merge the detections.
 
-    tile: side of a tile in pixels. overlap: pixels shared by neighboring tiles. nms: IoU threshold
-    of non-maximum suppression per class. per_image: maximum number of detections returned.
-    Raises ValueError unless 0 <= overlap < tile.
+    tile: side of a tile in pixels. overlap: overlap of neighboring tiles in pixels. nms: IoU
+    threshold of non-maximum suppression per class. per_image: maximum number of detections to
+    return. Raises ValueError unless 0 <= overlap < tile.
     """
     size = image.shape[-2:]
     tiles = make_tiles(size, tile, overlap)
@@ -51,16 +52,16 @@ def detect_tiled(
 
 
 def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
-    """Return T tiles, row by row, that cover an image of `size` (H, W): (T, 4) int64, x1 y1 x2 y2.
+    """Return T tiles that cover an image of `size` (H, W), row by row: (T, 4) int64, x1 y1 x2 y2.
 
-    tile: side of a tile in pixels. overlap: pixels shared by neighboring tiles. The last tile of a
-    row or column is shifted to end at the image's border. A tile is never larger than the image.
-    Raises ValueError unless 0 <= overlap < tile.
+    tile: side of a tile in pixels. overlap: overlap of neighboring tiles in pixels. The last tile
+    of a row or column is shifted to end at the image's border, so its overlap may be larger. A tile
+    is never larger than the image. Raises ValueError unless 0 <= overlap < tile.
     """
     if tile < 1 or not 0 <= overlap < tile:
         raise ValueError(
-            f"tile must be at least 1 pixel, and overlap at least 0 and less than tile: got tile "
-            f"{tile} and overlap {overlap}"
+            "tile must be at least 1 pixel, and overlap must be at least 0 and less than tile: got "
+            f"tile {tile} and overlap {overlap}"
         )
     last = [max(side - tile, 0) for side in size]
     tops, lefts = ([*range(0, end, tile - overlap), end] for end in last)
@@ -71,8 +72,8 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
 def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box touches an inner border of its tile: (...) bool.
 
-    An inner border is a tile border that is not on the image's border. boxes, tiles (..., 4): x1 y1
-    x2 y2, broadcast against each other. size: (H, W) of the image.
+    An inner border is a border of a tile that is not a border of the image. boxes, tiles (..., 4):
+    x1 y1 x2 y2 in the image, broadcast against each other. size: (H, W) of the image.
     """
     height, width = size
     low, high = tiles[..., :2], tiles[..., 2:]
@@ -84,8 +85,8 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
 
-    In the other tile, the box must not touch an inner border, see `touches_inner_border`. tiles (T,
-    4): x1 y1 x2 y2. size: (H, W) of the image.
+    The box must not touch an inner border of the other tile, see `touches_inner_border`. tiles
+    (T, 4): x1 y1 x2 y2 of all tiles. size: (H, W) of the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])
@@ -95,19 +96,19 @@ def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, i
 
 
 def concat(parts: list[Detections]) -> Detections:
-    """Concatenate the detections in several tiles of an image. parts: one item for each tile."""
+    """Concatenate the detections in the tiles of an image. parts: the detections in each tile."""
     masks = None if parts[0].masks is None else [mask for part in parts for mask in part.masks]
     fields = ([getattr(part, name) for part in parts] for name in ("boxes", "labels", "scores"))
     return Detections(*map(torch.cat, fields), masks)
 
 
 def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> Detections:
-    """Suppress duplicates, and return at most `per_image` detections sorted by score.
+    """Suppress duplicate detections, and return at most `per_image` of them, sorted by score.
 
-    cut (n,) bool: whether each box may be cut by its tile. A cut box is suppressed by uncut boxes
-    of any score and by larger cut boxes. nms: IoU threshold within a class. Boxes are converted to
-    float64, because torchvision offsets the boxes of each class: with 4096 pixels and 1000 classes,
-    float32 would not resolve half pixels.
+    cut (n,) bool: whether each box touches an inner border of its tile. A cut box is suppressed by
+    boxes that are not cut, whatever their scores, and by larger cut boxes. nms: IoU threshold
+    within a class. Boxes are converted to float64, because torchvision adds an offset to the boxes
+    of each class. With 4096 pixels and 1000 classes, float32 would not resolve half pixels.
     """
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)

@@ -1,8 +1,9 @@
 """Draw detections: boxes with class and score, and tinted masks.
 
-A class has the same color in all images. The first seven colors, by Okabe and Ito, are
-distinguishable with any color vision (https://jfly.uni-koeln.de/color). Seven darker and seven
-lighter versions of these colors follow. Then the colors repeat.
+A class has the same color in all images. The first seven classes have the colors of Okabe and Ito,
+which people with color blindness can distinguish (https://jfly.uni-koeln.de/color). The next seven
+classes have darker versions of these colors, and the seven after them have lighter versions. Then
+the colors repeat.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ GAP = 8  # pixels between two images
 
 
 def class_color(label: int) -> Color:
-    """Return the RGB color of a class. label: number of the class, from 1."""
+    """Return the RGB color of a class. label: label of the class, from 1."""
     shade, index = divmod(label - 1, len(OKABE_ITO))
     factor, offset = SHADES[shade % len(SHADES)]
     channels = ImageColor.getrgb(OKABE_ITO[index])
@@ -29,10 +30,10 @@ def class_color(label: int) -> Color:
 def draw(
     image: Image.Image, detections: Detections, classes: list[str], *, scores: bool = True
 ) -> Image.Image:
-    """Draw detections onto a copy of the image, the highest scores on top.
+    """Draw detections onto a copy of the image, with the highest scores on top.
 
-    classes: class names, from label 1. scores: also print the scores. A small image is first
-    enlarged by an integer factor.
+    classes: class names, from label 1. scores: whether to print the scores. A small image is
+    enlarged by an integer factor before.
     """
     canvas, factor = enlarge(image)
     labels = detections.labels.tolist()
@@ -50,7 +51,10 @@ def draw(
 
 
 def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
-    """Blend a color into the pixels of a mask, on an image that is enlarged by `factor`."""
+    """Blend a color into the pixels of a mask.
+
+    canvas: the image, enlarged by `factor`. It is changed in place.
+    """
     if not mask.pixels.size:
         return
     alpha = Image.fromarray(mask.pixels.astype(np.uint8) * TINT)
@@ -62,8 +66,10 @@ def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
 def draw_box(
     pen: ImageDraw.ImageDraw, box: list[float], text: str, color: Color, font, width: int
 ) -> None:
-    """Draw a box, with lines of `width` pixels, and its text above it, or inside it if there is no
-    space above."""
+    """Draw a box with lines of `width` pixels, and write its text above the box.
+
+    If there is no space above the box, the text is inside it.
+    """
     left, top, right, bottom = (round(side) for side in box)
     right, bottom = max(right - 1, left), max(bottom - 1, top)  # x2, y2 are exclusive
     pen.rectangle((left, top, right, bottom), outline=color, width=width)
@@ -74,7 +80,7 @@ def draw_box(
 def stack_side_by_side(
     left: Image.Image, right: Image.Image, titles: tuple[str, str]
 ) -> Image.Image:
-    """Return two images of equal size side by side, each below its title."""
+    """Return an image that shows two images of equal size side by side, with titles above them."""
     font = load_font(14)
     top = sum(font.getmetrics()) + 4
     canvas = Image.new("RGB", (2 * left.width + GAP, left.height + top), "white")

@@ -1,4 +1,4 @@
-"""Batches of detection samples: images of any sizes, each with its target.
+"""Batches of detection samples, which are images of any sizes with targets.
 
 Shapes: B samples, n objects of an image, H W size of an image.
 """
@@ -18,17 +18,17 @@ Target = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class DetectionBatch(Batch):
-    """A batch of B images and targets.
+    """A batch of B images and their targets.
 
-    A target is a dict of `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 from 1;
-    `masks` (n, H, W) uint8 if the dataset has them; and `image_id`, an int.
+    A target is a dict with `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64,
+    counted from 1; `image_id`, an int; and, if masks are read, `masks` (n, H, W) uint8.
     """
 
     images: list[Tensor]  # B of (3, H, W): uint8, or float32 in 0..1 after `to`
     targets: list[Target]
 
     def pin_memory(self) -> "DetectionBatch":
-        """Pin all tensors; called by DataLoader's pin-memory thread."""
+        """Pin the memory of all tensors. DataLoader's pin-memory thread calls this method."""
         return self.apply(Tensor.pin_memory)
 
     def to(
@@ -50,7 +50,7 @@ class DetectionBatch(Batch):
 
 
 def to_unit_range(image: Tensor) -> Tensor:
-    """Convert a uint8 image to float32 in 0..1; return a float image unchanged."""
+    """Convert a uint8 image to float32 in 0..1. A float image is returned unchanged."""
     return image if image.is_floating_point() else image.float() / 255
 
 
@@ -71,7 +71,7 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Detecti
 def share_buffer(tensors: list[Tensor]) -> list[Tensor]:
     """Copy tensors into one buffer and return them as views of the buffer.
 
-    Each buffer that a loader worker sends keeps a file open in the worker and the main process.
+    Each buffer that a loader worker sends keeps a file open in the worker and in the main process.
     With one buffer per tensor, prefetched batches would exceed the usual limit of 1024 open files.
     """
     if not tensors:

@@ -1,8 +1,8 @@
-"""Datasets in COCO's format: a folder of images, and a JSON file with boxes and masks.
+"""Datasets in COCO's format, which have a folder of images and a JSON file with boxes and masks.
 
 Unusable annotations are dropped when the JSON file is read, with one warning. `vil detect check`
-lists them. Boxes are clipped when their image is read, because its size may differ from the size in
-the JSON file.
+lists them. Boxes are clipped later, when the image is read, because the size of an image may differ
+from the size in the JSON file.
 """
 
 import logging
@@ -37,11 +37,11 @@ SPLITS = {"train": 0, "val": 1}  # detection sets have no test split
 class CocoDataset(Dataset):
     """Dataset of images and targets in COCO's format.
 
-    ds[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes the
-    target. Label l stands for the category with id `category_ids[l - 1]` and name `classes[l - 1]`.
-    Categories are sorted by id. Targets have no crowd annotations. The split "train" skips images
-    without a usable box, unless keep_empty is set; "val" keeps all images. Indexing raises
-    UnreadableImage if an image cannot be read.
+    dataset[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes
+    the target. Label l stands for the category with id `category_ids[l - 1]` and name
+    `classes[l - 1]`. Categories are sorted by id. Targets have no crowd annotations. The split
+    "train" omits images without a usable box, unless keep_empty is set. The split "val" has all
+    images. Indexing raises UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
@@ -60,11 +60,12 @@ class CocoDataset(Dataset):
     ):
         """Read the annotations and check that the images exist.
 
-        images: folder of the images. annotations: JSON file. transform: applied to each (image,
-        target). masks: also read masks. keep_empty: keep training images without a usable box.
-        roots: folders besides `images` to which symbolic links may lead.
-        Raises DataError if the annotation file is invalid, if images are missing or outside of the
-        folders, or if a training set has no usable box.
+        images: folder of the images. annotations: JSON file. split: "train" or "val". transform:
+        function that is applied to each (image, target). masks: also read masks. keep_empty: keep
+        training images without a usable box. roots: folders, besides `images`, to which symbolic
+        links may point.
+        Raises DataError if the annotation file is invalid, if images are missing or outside of
+        these folders, or if a training set has no usable box.
         """
         lookup(SPLITS, split, "split")
         self.folder, self.annotations = Path(images), Path(annotations)
@@ -76,7 +77,7 @@ class CocoDataset(Dataset):
             counts = format_counts(table.count_dropped())
             logger.warning(
                 f"{table.path}: {len(table.dropped)} of {len(table.reasons)} annotations are "
-                f"dropped ({counts}); vil detect check lists them"
+                f"dropped ({counts}); run vil detect check to list them"
             )
         self.segmentations = table.segmentations
         # rows[first[i]:last[i]] are the usable annotations of image i
@@ -112,7 +113,7 @@ class CocoDataset(Dataset):
         return image, target
 
     def target(self, index: int, height: int, width: int) -> Target:
-        """Return the target of a sample whose image is height x width pixels."""
+        """Return the target of a sample. height, width: size of its image in pixels."""
         own = slice(self.first[index], self.last[index])
         target: Target = {
             "boxes": torch.from_numpy(self.boxes[own].copy()),
@@ -127,7 +128,10 @@ class CocoDataset(Dataset):
         return clip_boxes(target, (height, width))
 
     def reorder_classes(self, names: Sequence[str]) -> None:
-        """Renumber the labels to follow the order of `names`, a permutation of `classes`."""
+        """Renumber the labels so that the classes have the order of `names`.
+
+        names: a permutation of `classes`.
+        """
         label = {name: index for index, name in enumerate(names, 1)}
         labels = np.array([0, *(label[name] for name in self.classes)])
         order = np.argsort(labels[1:])
@@ -147,8 +151,8 @@ def missing_images(
 
     Directories are listed, because querying each file takes minutes for COCO on a network disk.
     Raises DataError if the folder does not exist, if a name is a path outside of the folder, or if
-    a symbolic link leads outside of both the folder and `roots`. So an annotation file cannot give
-    access to other files of the machine.
+    a symbolic link points outside of both the folder and `roots`. This prevents an annotation file
+    from giving access to other files of the machine.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
@@ -170,7 +174,7 @@ def missing_images(
 
 
 def explain_none(table: Annotations) -> str:
-    """Return the end of an error message: why an annotation file has no usable box."""
+    """Return the end of an error message, with the reasons why there is no usable box."""
     if not len(table.reasons):
         return ": it has no annotations"
     crowds = int((table.crowd & (table.reasons == 0)).sum())
@@ -179,7 +183,7 @@ def explain_none(table: Annotations) -> str:
 
 
 def format_counts(counts: dict[str, int]) -> str:
-    """Format {reason: number of annotations not used for this reason} for a message."""
+    """Format {reason: number of annotations that are dropped for this reason} for a message."""
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
@@ -193,9 +197,10 @@ def coco(
     images: str = "{split}2017",
     annotations: str = "annotations/instances_{split}2017.json",
 ) -> Files:
-    """Return the image folder and annotation file of COCO or another dataset in its format.
+    """Return the image folder and annotation file of COCO or another dataset in COCO's format.
 
-    images, annotations: paths below root, in which {split} is replaced by the split.
+    split: "train" or "val". images, annotations: paths below root, in which {split} is replaced by
+    the split.
     """
     folder, file = (str(path).replace("{split}", split) for path in (images, annotations))
     return Path(root, folder), Path(root, file)
@@ -213,8 +218,8 @@ def scenes(
 ) -> Files:
     """Return the image folder and annotation file of synthetic scenes of scanned digits.
 
-    The scenes are rendered below root on first use. train, val: number of scenes. low, high: range
-    of the sides of a scene in pixels.
+    The scenes are rendered below root on first use. train, val: number of scenes of each split.
+    low, high: minimum and maximum side of a scene in pixels.
     """
     folder = find_scenes(root, seed=seed, train=train, val=val, low=low, high=high)
     return folder / split, folder / f"annotations/instances_{split}.json"
@@ -237,8 +242,8 @@ def build_detection_set(
 ) -> CocoDataset:
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
-    transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders besides `root` to which
-    symbolic links among the images may lead. own: arguments of DETECTION_SETS[name].
+    transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders, besides `root`, to which
+    symbolic links among the images may point. own: additional arguments of DETECTION_SETS[name].
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")

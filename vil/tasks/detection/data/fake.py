@@ -23,10 +23,10 @@ def fake_boxes(
     height: int | None = None,
     num_classes: int = 3,
 ) -> Files:
-    """Render n images below root, and return the image folder and the annotation file.
+    """Render n synthetic images below root, and return the image folder and the annotation file.
 
-    Images are `size` pixels wide and `height` pixels high. The default height is 3/4 of the width.
-    Files of an earlier call are overwritten. Raises DataError if files cannot be written.
+    size: width in pixels. height: height in pixels, by default 3/4 of the width. Files of an
+    earlier call are overwritten. Raises DataError if a file cannot be written.
     """
     folder = Path(root, "fake_boxes")
     try:
@@ -41,8 +41,8 @@ def write_fake(
 ) -> Files:
     """Write n synthetic images of `size` (H, W) and an annotation file.
 
-    Images show filled rectangles on noise. The content of an image does not depend on n. Returns
-    (folder of the images, root/<split>; annotation file, root/annotations/instances_<split>.json).
+    The images show filled rectangles on noise. An image does not depend on n. Returns the folder
+    of the images, root/<split>, and the annotation file, root/annotations/instances_<split>.json.
     """
     folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops abov
 
 
 class AnnotationCheck(NamedTuple):
-    """Result of `find_invalid`.
+    """Result of `find_invalid`, with the invalid annotations and images of a dataset.
 
     table: content of the annotation file. summary: lines of text that describe the content. faults:
     all invalid annotations and images.
@@ -36,7 +36,7 @@ class AnnotationCheck(NamedTuple):
     def list_faults(self, *, hint: bool) -> list[str]:
         """Return lines of text that list the faults by kind, at most SHOWN of each kind.
 
-        hint: if faults are left out, mention the command line's flag --list, which lists all.
+        hint: whether to mention the flag --list, which lists all faults, if some are omitted.
         """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
@@ -50,8 +50,8 @@ class AnnotationCheck(NamedTuple):
     def raise_if_unusable(self) -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        The dataset must have at least one usable box. No image may be missing, and at most the
-        fraction MAX_BAD_FRACTION of the images may be unreadable.
+        The dataset must have at least one usable box. No image may be missing. The fraction of
+        unreadable images may be at most MAX_BAD_FRACTION.
         """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():
@@ -87,15 +87,15 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
 def has_box(table: Annotations) -> np.ndarray:
     """Return whether each annotation has a usable box, (M,) bool.
 
-    This may be True for crowd annotations and for annotations without a mask.
+    The result can also be True for a crowd annotation, and for an annotation without a mask.
     """
     return (table.reasons == 0) | (table.reasons == REASONS.index(NO_MASK))
 
 
 def summarize(table: Annotations, masks: bool) -> list[str]:
-    """Return lines of text with counts of images, boxes (also by area and category), and masks.
+    """Return lines of text with the numbers of images, boxes and masks of an annotation file.
 
-    masks: whether any annotation has a mask.
+    Boxes are also counted by area and category. masks: whether any annotation has a mask.
     """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd

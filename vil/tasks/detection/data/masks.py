@@ -1,8 +1,8 @@
 """Parse and store COCO segmentations, and decode them to bitmaps.
 
 A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or an RLE {size: [h, w], counts}.
-The counts are a list of numbers or a string (see vil/data/rle.py). This file calls each polygon and
-each RLE a piece.
+The counts are a list of numbers or a string (see vil/data/rle.py). In this file, "piece" means a
+polygon or an RLE.
 """
 
 from array import array
@@ -27,14 +27,17 @@ def import_faster_coco_eval() -> ModuleType:
         import faster_coco_eval
         import faster_coco_eval.core.mask
     except ImportError as error:
-        raise DataError("detection needs faster-coco-eval: pip install 'vil[detection]'") from error
+        raise DataError(
+            "detection needs the package faster-coco-eval: install it with pip install "
+            "'vil[detection]'"
+        ) from error
     return faster_coco_eval
 
 
 class Segmentations:
-    """M segmentations in a few arrays, so that forked loader workers share their memory.
+    """M segmentations, stored in a few arrays so that forked loader workers share the memory.
 
-    `usable` (M,) bool: whether each segmentation has at least one valid polygon or RLE, see
+    usable (M,) bool: whether each segmentation has at least one valid polygon or RLE, see
     `parse_polygon` and `parse_rle`.
     """
 
@@ -57,7 +60,7 @@ class Segmentations:
     def bitmap(self, index: int, height: int, width: int) -> np.ndarray:
         """Decode the segmentation `index` to a bitmap (height, width) uint8, 1 inside the object.
 
-        An RLE whose size is not (height, width) is cropped or padded.
+        An RLE of another size is cropped or padded to (height, width).
         """
         bitmap, polygons = np.zeros((height, width), np.uint8), []
         for piece in range(self.last[index], self.last[index + 1]):
@@ -75,7 +78,7 @@ class Segmentations:
 
 
 def parse_segmentation(value: object) -> list[Piece]:
-    """Return the valid pieces, polygons or a single RLE, of a segmentation from JSON."""
+    """Return the valid polygons of a segmentation from JSON, or its RLE if that is valid."""
     pieces = [parse_rle(value)] if isinstance(value, dict) else []
     if isinstance(value, list):
         pieces = [parse_polygon(polygon) for polygon in value]
@@ -85,8 +88,8 @@ def parse_segmentation(value: object) -> list[Piece]:
 def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    The constant POLYGON takes the place of an RLE's size. Returns None unless the polygon is a
-    list of at least three points with coordinates within MAX_COORDINATE.
+    POLYGON is a constant that `parse_rle` never returns as a size. Returns None unless the polygon
+    is a list of at least three points whose coordinates are within MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)

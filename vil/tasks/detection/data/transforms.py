@@ -21,13 +21,13 @@ PADDING = [124, 116, 104]
 
 
 class _AtLeastTwoPixels:
-    """Mixin that resizes to at least 2 x 2 pixels.
+    """Mixin for transforms that resize, so that the result has at least 2 x 2 pixels.
 
-    torch cannot resize uint8 images with antialiasing to fewer pixels.
+    torch cannot resize uint8 images to fewer pixels with antialiasing.
     """
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Return {"size": (height, width)}, the size to resize to."""
+        """Sample the size of the result, and return {"size": (height, width)}."""
         return {"size": tuple(max(side, 2) for side in super().make_params(flat_inputs)["size"])}
 
 
@@ -39,7 +39,7 @@ class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
 
 
 class ScaleJitter(_AtLeastTwoPixels, v2.ScaleJitter):
-    """Transform that scales an image to fit into `target_size`, then by a random factor."""
+    """Transform that scales an image to fit into `target_size`, and then by a random factor."""
 
 
 def train_transform(
@@ -47,11 +47,11 @@ def train_transform(
 ) -> Callable[[Tensor, Target], tuple[Tensor, Target]]:
     """Build a transform that randomly resizes and horizontally flips an image and its target.
 
-    sizes: lengths of the shorter side in pixels, one of which is sampled. max_size: limit of the
-    longer side. flip: probability of a flip.
-    jitter: if set, (low, high) of large-scale jitter, which is used instead of `sizes` (Ghiasi et
-    al., arXiv:2012.07177). The image is scaled to fit into max_size x max_size, times a random
-    factor between low and high. It is then cropped or padded to max_size x max_size.
+    sizes: lengths of the shorter side in pixels. One of them is sampled for each image. max_size:
+    maximum of the longer side in pixels. flip: probability of a flip.
+    jitter: (low, high) for large-scale jitter (Ghiasi et al., arXiv:2012.07177), which is used
+    instead of `sizes` if it is not empty. The image is scaled to fit into max_size x max_size, then
+    scaled by a random factor between low and high, then cropped or padded to max_size x max_size.
     """
     if jitter:
         square, fill = (max_size, max_size), {tv_tensors.Image: PADDING, "others": 0}
@@ -75,7 +75,8 @@ def train_transform(
 def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
     """Clip boxes to an image of `size` (H, W), and drop objects with a side below MIN_SIDE.
 
-    cropped: also drop objects with an empty mask, because a crop may leave only background.
+    cropped: whether the image was cropped. If so, objects with an empty mask are dropped too,
+    because the object may be outside of the crop.
     """
     boxes = clip_boxes_to_image(target["boxes"], tuple(size))
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)

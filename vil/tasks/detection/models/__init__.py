@@ -1,1 +1,1 @@
-"""Detectors: backbone, feature pyramid, heads, weights."""
+"""Models for detection: backbone, feature pyramid, heads, and loading of weights."""

@@ -1,8 +1,8 @@
-"""torchvision's detectors on a backbone of this package, for batches of images of any sizes.
+"""torchvision's detectors with a backbone of this package, for batches of images of any sizes.
 
 The backbone and the feature pyramid process the padded batch. The heads process each image
-separately, on pyramid levels without its padding. So the detections of an image do not depend on
-the other images of the batch. "Body" is the network whose stages enter the pyramid.
+separately, on pyramid levels whose padding is cropped. So the detections of an image do not depend
+on the other images of the batch. "Body" means the network whose stages are inputs of the pyramid.
 
 Shapes: B images, n objects of an image, K categories.
 """
@@ -45,15 +45,18 @@ class Transform(GeneralizedRCNNTransform):
 
 
 class PerImageDetector:
-    """Mixin of R-CNN and RetinaNet, whose heads process each image separately."""
+    """Mixin for R-CNN and RetinaNet, so that their heads process each image separately."""
 
     @property
     def attention_body(self) -> nn.Module:
-        """Return the submodule with the attention layers."""
+        """The submodule with the attention layers."""
         return self.backbone.body
 
     def compile(self, **options) -> None:
-        """Compile only the backbone, because tensor shapes in the heads depend on the data."""
+        """Compile only the backbone, because tensor shapes in the heads depend on the data.
+
+        options: arguments of `torch.nn.Module.compile`.
+        """
         self.backbone.compile(dynamic=True, **options)
 
     def preprocess(
@@ -61,9 +64,9 @@ class PerImageDetector:
     ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
         """Normalize and pad the batch, run the backbone, and split the result by image.
 
-        Returns (single, levels, targets). single: one ImageList per image, with only that
+        Returns (single, levels, targets). single: for each image, an ImageList with only this
         image. levels: for each image, {level name: (1, C, x, y)} without padding. targets: the
-        targets as changed by the input transform. Raises ValueError in training if an image has no
+        targets after the input transform. Raises ValueError in training mode if an image has no
         target or a box has no area.
         """
         if self.training:
@@ -76,20 +79,20 @@ class PerImageDetector:
 
     @property
     def num_layers(self) -> int:
-        """Return the largest depth that `layer_of` returns."""
+        """The largest depth that `layer_of` returns."""
         return self.backbone.body.num_layers
 
     def layer_of(self, name: str) -> int:
         """Return the depth of the parameter `name`, for layer-wise learning rate decay.
 
-        Parameters of the backbone's network have their depth in this network. Those of the pyramid
-        and the heads have the largest depth, `num_layers`.
+        A parameter of the body has the same depth as in the body. The parameters of the pyramid and
+        the heads have the largest depth, `num_layers`.
         """
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the backbone network's parameters to exclude from weight decay."""
+        """Return the names of the parameters of the body to exclude from weight decay."""
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
@@ -97,19 +100,19 @@ class PerImageDetector:
     ) -> list[Tensors]:
         """Rescale detections to pixels of the input images.
 
-        outputs: one dict per image, with boxes in pixels of the resized images. single: the resized
-        images, each in one ImageList. images: the input images.
+        outputs: one dict per image, with boxes in pixels of the resized images. single: for each
+        image, an ImageList with the resized image. images: the input images.
         """
         sizes = [one.image_sizes[0] for one in single]
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
 
 class RCNN(PerImageDetector, FasterRCNN):
-    """Faster R-CNN or Mask R-CNN, with the same call interface as torchvision's.
+    """Faster R-CNN or Mask R-CNN, called like torchvision's.
 
     In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
-    returns a dict per image with `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for Mask R-CNN,
-    `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
+    returns a list with one dict per image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for
+    Mask R-CNN, `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
     """
 
     def get_classifier(self) -> list[nn.Module]:
@@ -131,7 +134,7 @@ class RCNN(PerImageDetector, FasterRCNN):
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
-    """RetinaNet, with the same call interface as `RCNN`, but without masks."""
+    """RetinaNet, called like `RCNN`. It predicts boxes, but no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
         """Return the layers whose number of outputs depends on the number of categories."""
@@ -163,8 +166,8 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
     """Crop the pyramid levels of a padded batch to the cells of each image that are not padding.
 
-    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels. strides:
-    one per level. Returns a dict {name: (1, C, x, y)} for each image.
+    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels, without
+    padding. strides: stride of each level. Returns a list with {name: (1, C, x, y)} of each image.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
@@ -175,16 +178,17 @@ def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[
 
 
 def average(losses: Sequence[Tensors]) -> Tensors:
-    """Average each loss over images. losses: {name of a loss: scalar} for each image."""
+    """Average each loss over images. losses: for each image, {name of a loss: scalar}."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
-    """Raise ValueError if an image has no target or a box has no area."""
+    """Raise ValueError unless there is a target for each image and each box has an area above 0."""
     if targets is None or len(targets) != len(images):
         count = "none" if targets is None else len(targets)
         raise ValueError(
-            f"training needs a target per image: {len(images)} images, but targets for {count}"
+            f"training needs one target per image: there are {len(images)} images, but targets for "
+            f"{count}"
         )
     for i, target in enumerate(targets):
         boxes = target["boxes"]
@@ -231,8 +235,8 @@ class DetectorConfig:
 def build_detector(name: str, body: nn.Module, config: DetectorConfig) -> nn.Module:
     """Build the detector `name`, a key of DETECTORS, with randomly initialized heads.
 
-    body: the network whose stages enter the pyramid, see `Backbone`. Raises ValueError if the name
-    is unknown or the settings contradict each other.
+    body: the network whose stages are inputs of the pyramid, see `Backbone`. Raises ValueError if
+    the name is unknown or the settings contradict each other.
     """
     return lookup(DETECTORS, name, "detector")(body, config)
 
@@ -274,10 +278,11 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 
 
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
-    """Build RetinaNet (arXiv:1708.02002) with one pyramid level per anchor size.
+    """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
-    The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes, one or two
-    levels are added. Raises ValueError if the numbers of sizes and levels still differ.
+    The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes than stages,
+    one or two coarser levels are added. Raises ValueError if the numbers of sizes and levels still
+    differ.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])

@@ -1,7 +1,7 @@
-"""The backbone of a detector: a network, and a feature pyramid on its stages' outputs.
+"""The backbone of a detector: a network, and a feature pyramid on the outputs of its stages.
 
-Shapes: B images, H W their padded size, C channels, X Y rows and columns of a map. `sizes` (B, 2)
-int64: height and width of each image without padding.
+Shapes: B images, H W padded size of the images, C channels, X Y rows and columns of a map. `sizes`
+(B, 2) int64: height and width of each image without padding.
 Source: Feature Pyramid Networks, arXiv:1612.03144; P6 and P7 from Focal Loss, arXiv:1708.02002.
 """
 
@@ -21,8 +21,8 @@ class Pyramid(FeaturePyramidNetwork):
     """torchvision's feature pyramid, with image padding zeroed before every 3 x 3 convolution.
 
     in_channels: channels of each input map, finest first. channels: channels of every level. extra:
-    levels to add above the coarsest one. "pool" subsamples the coarsest level (R-CNN). "p6" is a
-    convolution of the coarsest input map, and "p7" is a convolution of p6 (RetinaNet).
+    coarser levels to add. "pool" subsamples the coarsest level (R-CNN). "p6" is a convolution of
+    the coarsest input map, and "p7" is a convolution of p6 (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
@@ -34,10 +34,10 @@ class Pyramid(FeaturePyramidNetwork):
         super().__init__(list(in_channels), channels, top)
 
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
-        """Compute all levels, finest first.
+        """Return all levels of the pyramid, finest first.
 
-        maps: a map (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, how many
-        rows and columns are not padding (B, 2), or None if no image is padded.
+        maps: the map (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, the
+        numbers of rows and columns that are not padding (B, 2), or None if no image is padded.
         """
         laterals = [block(x) for block, x in zip(self.inner_blocks, maps)]
         for i in reversed(range(len(laterals) - 1)):
@@ -61,9 +61,9 @@ class Backbone(nn.Module):
     """Backbone for torchvision's detectors: a network followed by a feature pyramid.
 
     body: a network with `strides`, `channels` and `forward_intermediates`, such as MsViT. stages:
-    numbers, from 1, of the stages that enter the pyramid. channels, extra: see `Pyramid`. norm:
-    apply a LayerNorm to each stage's output.
-    Raises ValueError if the network's last stage is not among the stages.
+    numbers, from 1, of the stages that are inputs of the pyramid. channels, extra: see `Pyramid`.
+    norm: whether to apply a LayerNorm to each stage's output.
+    Raises ValueError unless `stages` includes the network's last stage.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Backbone(nn.Module):
         if max(stages) != count:
             raise ValueError(
                 f"the feature pyramid of stages {', '.join(map(str, stages))} must end with the "
-                f"network's last stage, {count} (DETECTION.FPN.STAGES)"
+                f"network's last stage, {count}: change DETECTION.FPN.STAGES"
             )
         self.body, self.stages = body, [number - 1 for number in stages]
         widths = [body.channels[i] for i in self.stages]
@@ -93,8 +93,8 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Map images (B, 3, H, W) to the pyramid levels {"0": finest level, "1": ...}.
 
-        H and W must be divisible by `divisor`, the stride of the last stage. sizes (B, 2): unpadded
-        height and width of each image; None if no image is padded.
+        H and W must be divisible by the attribute `divisor`, which is the stride of the last stage.
+        sizes (B, 2): height and width of each image without padding; None if no image is padded.
         """
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]
@@ -104,6 +104,6 @@ class Backbone(nn.Module):
 
 
 def strip_head(model: MsViT) -> MsViT:
-    """Replace the final norm and head of a classifier by identities, and return the classifier."""
+    """Replace the final norm and the head of a classifier by nn.Identity, and return the model."""
     model.norm, model.head = nn.Identity(), nn.Identity()
     return model

@@ -1,4 +1,4 @@
-"""Anchors, RoI pooling and heads of torchvision's detectors, for pyramid levels of any strides.
+"""Anchors, RoI pooling and heads for torchvision's detectors, for pyramid levels of any strides.
 
 Shapes: C channels of the pyramid, P pooled boxes of all images, A anchors.
 Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Loss, arXiv:1708.02002;
@@ -25,14 +25,15 @@ CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at str
 
 
 class Anchors(AnchorGenerator):
-    """Anchor generator that uses the given stride of each level.
+    """Anchor generator with a fixed stride for each level.
 
     torchvision computes strides as image size / map size. This is wrong for a level that halves a
-    map with an odd number of rows or columns, and for levels cropped to remove padding.
+    map with an odd number of rows or columns, and for levels that are cropped to remove padding.
 
-    sides: the side of each level's square anchor in pixels, finest level first. octaves: number of
-    anchor sizes per level, which are side * 2^(i / octaves). ratios: height / width of anchors.
-    Raises ValueError unless there is one side per stride.
+    sides: side of the square anchor of each level in pixels, finest level first. octaves: number of
+    anchor sizes per level. They are side * 2^(i / octaves) for i = 0 .. octaves - 1. ratios:
+    height / width of the anchors. strides: stride of each level in pixels. Raises ValueError unless
+    there is one side per stride.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Anchors(AnchorGenerator):
     ) -> None:
         if len(sides) != len(strides):
             raise ValueError(
-                f"{len(sides)} anchor sizes for {len(strides)} levels with strides "
-                f"{', '.join(map(str, strides))}: set DETECTION.ANCHORS.SIZES to one per level"
+                f"there are {len(sides)} anchor sizes for {len(strides)} levels, with strides "
+                f"{', '.join(map(str, strides))}: set DETECTION.ANCHORS.SIZES to one size per level"
             )
         scales = [2 ** (i / octaves) for i in range(octaves)]
         super().__init__(
@@ -51,7 +52,7 @@ class Anchors(AnchorGenerator):
         self.strides = list(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Return a list with the anchors (A, 4) float32 of each image, finest level first."""
+        """Return a list with the anchors of each image, (A, 4) float32, finest level first."""
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
@@ -76,9 +77,10 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 class LevelMapper:
     """Assignment of boxes to pyramid levels of any strides.
 
-    The FPN paper's formula (arXiv:1612.03144, equation 1) gives the ideal stride for a box. The box
-    is assigned to the coarsest level with at most that stride, or to the finest level if there is
-    none. torchvision's mapper only supports strides that double from level to level.
+    The formula of the FPN paper (arXiv:1612.03144, equation 1) gives the ideal stride for a box.
+    The box is assigned to the coarsest level whose stride is not above the ideal stride. If there
+    is no such level, it is assigned to the finest level. torchvision's mapper supports only strides
+    that double from level to level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:
@@ -96,10 +98,10 @@ class LevelMapper:
 
 
 class Pooler(MultiScaleRoIAlign):
-    """RoIAlign that pools the boxes of each image from pyramid levels of this image only.
+    """RoIAlign for images with separate pyramid levels, which have no padding.
 
-    The levels have no padding. strides: strides of the levels, finest first. output_size: cells
-    along each side of the output. sampling: number of sampling points along each side of a cell.
+    strides: strides of the levels, finest first. output_size: number of cells along each side of
+    the output. sampling: number of sampling points along each side of a cell.
     """
 
     def __init__(self, strides: Sequence[int], output_size: int, sampling: int) -> None:
@@ -121,10 +123,10 @@ class Pooler(MultiScaleRoIAlign):
 
 
 def box_head(version: str, channels: int, hidden: int) -> nn.Module:
-    """Build the box head, which maps features (P, C, 7, 7) of P boxes to (P, hidden).
+    """Build the box head, which maps the features (P, C, 7, 7) of P boxes to (P, hidden).
 
-    version: "v1", which has two linear layers, or "v2", which has convolutions with BatchNorm and
-    one linear layer. channels: C.
+    version: "v1" for two linear layers, "v2" for convolutions with BatchNorm and a linear layer.
+    channels: C.
     """
     if version == "v1":
         return TwoMLPHead(channels * POOLED**2, hidden)
@@ -135,16 +137,16 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """Build RetinaNet's head, which predicts classes and boxes.
 
-    version: "v1", or "v2", which adds GroupNorm and the GIoU loss. anchors: number of
-    anchors per cell. classes: number of classes, including the background. Raises ValueError if v2
-    does not support `channels`.
+    version: "v1", or "v2" to add GroupNorm and the GIoU loss. channels: C. anchors: number of
+    anchors per cell. classes: number of classes, including the background. Raises ValueError for
+    "v2" unless `channels` is a multiple of 8.
     """
     if version == "v1":
         return RetinaNetHead(channels, anchors, classes)
     if channels % PER_GROUP:
         raise ValueError(
-            f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels} "
-            "(DETECTION.FPN.CHANNELS)"
+            f"the v2 heads of retinanet need a multiple of {PER_GROUP} channels, got {channels}: "
+            "change DETECTION.FPN.CHANNELS"
         )
     norm_layer = partial(nn.GroupNorm, channels // PER_GROUP)
     head = RetinaNetHead(channels, anchors, classes, norm_layer=norm_layer)

@@ -1,4 +1,4 @@
-"""Load the weights of a detector, or load the weights of a classifier into a detector's body."""
+"""Load the weights of a detector, or the weights of a classifier into the body of a detector."""
 
 from pathlib import Path
 
@@ -17,26 +17,28 @@ CLASSIFIER = ("norm.", "head.")  # parameters of a classifier that a body does n
 def load_detector(
     model: nn.Module, path: Path, *, head: str = "keep", rule: str = "linear", strict: bool = False
 ) -> Report:
-    """Load a weight file into a detector and return a report of every key.
+    """Load a weight file into a detector, and report what happened to each weight.
 
-    The file of a detector of this package must match the model exactly. Any other file is loaded by
+    A file of a detector of this package must match the model exactly. Any other file is loaded by
     `load_body` into the model's body, the network before the feature pyramid.
 
-    head: "new" leaves the layers of `get_classifier` as initialized; "keep" loads them. rule: how
-    `load_weights` resizes position parameters. strict: reject a file without weights for the heads,
-    which would stay random.
-    Raises CheckpointError for weights that do not fit. Raises ValueError for another value of
-    `head`, such as the "rows:FILE" that classifiers support.
+    head: "keep" to load the layers that `get_classifier` returns, "new" to leave them as
+    initialized. rule: how `load_weights` resizes position parameters. strict: raise CheckpointError
+    if the file has no weights for the heads. Otherwise the heads keep their random weights.
+    Raises CheckpointError if the weights do not fit. Raises ValueError for other values of `head`,
+    such as "rows:FILE", which only classifiers support.
     """
     if head not in ("keep", "new"):
-        raise ValueError(f"the head of a detector must be keep or new, not {head} (FINETUNE.HEAD)")
+        raise ValueError(
+            f"the head of a detector must be keep or new, not {head}: change FINETUNE.HEAD"
+        )
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)
     if strict:
         raise CheckpointError(
-            f"{path} is not a detector of vil, so the model's heads would be random: use the file "
-            "only for training (vil detect train)"
+            f"{path} has no weights for the heads of a detector, so the heads would be random: use "
+            "the file only to start a training (vil detect train)"
         )
     return load_body(model.backbone.body, state, rule)
 
@@ -44,10 +46,10 @@ def load_detector(
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    state: the weights of a classifier, or of a detector of the original Vision Longformer code,
-    whose heads are ignored. rule: see `load_weights`. A classifier's absolute position embeddings
-    are interpolated to the size of the body's. They are not cropped, even if the body crops its
-    embeddings in the forward pass, because they cover the classifier's whole image.
+    state: the weights of a classifier, or of a detector of the original Vision Longformer code. Its
+    heads are ignored. rule: see `load_weights`. Absolute position embeddings of a classifier are
+    interpolated to the size of those of the body. They are not cropped, even if the body crops its
+    embeddings in the forward pass, because they cover the full image of the classifier.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
