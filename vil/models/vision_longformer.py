@@ -40,8 +40,7 @@ class MsViT(nn.Module):
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
-    pos_resize: how to resize absolute position embeddings for images of other sizes: "interpolate"
-      or "crop".
+    pos_resize: "interpolate" or "crop" absolute position embeddings for images of other sizes.
     attention_args: arguments of `build_attention` by attention name, for example
       {"longformer": {"mode": 1}}. An argument such as an attention pattern can have different
       values for different stages and blocks, see `vil.models.arch.split_by_block`.
@@ -89,9 +88,8 @@ class MsViT(nn.Module):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no tokens: its input is {map_size[0]} x "
-                    f"{map_size[1]}, but a patch is {spec.patch} x {spec.patch}: use a larger "
-                    "image size"
+                    f"stage {len(self.stages) + 1} has no tokens: its input has size {map_size}, "
+                    f"but its patch side is {spec.patch}: use a larger image size"
                 )
             self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
@@ -116,8 +114,7 @@ class MsViT(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Map x (B, c, H, W) to the features of the last stage after the final norm.
 
-        The features are tokens (B, G+L, d), where the global tokens come first. If G is 0, they are
-        a map (B, d, X, Y).
+        They are tokens (B, G+L, d), with the global tokens first, or a map (B, d, X, Y) if G is 0.
         """
         return self.forward_intermediates(x, indices=1)[0]
 
@@ -134,9 +131,8 @@ class MsViT(nn.Module):
     def pool(self, x: Tensor) -> Tensor:
         """Pool features x, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
-        The attribute `global_pool` selects the pooling. "avg": mean of all tokens. "token": first
-        global token. "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "":
-        return x unchanged.
+        The attribute `global_pool` selects the pooling. "avg": mean. "token": first global token.
+        "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "": no pooling.
         """
         if not self.global_pool:
             return x
@@ -157,8 +153,7 @@ class MsViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head with a new one for `num_classes` classes. If this is 0, remove the head.
 
-        global_pool: a pooling, see `pool`; None keeps the current one. Raises ValueError if the
-        model does not support this pooling.
+        global_pool: see `pool`; None keeps the current one. Raises ValueError if not supported.
         """
         like = next(self.parameters())
         self.num_classes = num_classes
@@ -234,24 +229,19 @@ class MsViT(nn.Module):
     def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
         """Return (list of the chosen stages' indices from 0, the largest of these indices).
 
-        indices: see `forward_intermediates`. Raises ValueError if a stage does not exist.
+        Raises ValueError if a stage does not exist. indices: see `forward_intermediates`.
         """
         count = len(self.stages)
         if indices is None:
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(
-                    f"indices must be a number of stages from 1 to {count}, or a list of indices, "
-                    f"got {indices}"
-                )
+                raise ValueError(f"indices must be 1 to {count} stages or a list, got {indices}")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
-            raise ValueError(
-                f"indices must be one or more stages from 0 to {count - 1} (or from {-count} to "
-                f"-1), got {list(indices)}"
-            )
+            allowed = f"one or more stages from 0 to {count - 1} (or from {-count} to -1)"
+            raise ValueError(f"indices must be {allowed}, got {list(indices)}")
         return chosen, max(chosen)
 
     def prune_intermediate_layers(
@@ -259,9 +249,8 @@ class MsViT(nn.Module):
     ) -> list[int]:
         """Remove the stages after the last chosen stage, and return the chosen stages' indices.
 
-        indices: see `forward_intermediates`. If any stage is removed, the final norm and the head
-        are removed too. Otherwise, the final norm is removed if prune_norm is set, and the head is
-        removed if prune_head is set.
+        indices: see `forward_intermediates`. prune_norm: remove the final norm. prune_head: remove
+        the head. If any stage is removed, the final norm and the head are always removed.
         """
         chosen, last = self._select_stages(indices)
         has_unused = last < len(self.stages) - 1
@@ -319,18 +308,14 @@ class MsViT(nn.Module):
     def freeze_stages(self, count: int) -> None:
         """Freeze the first `count` stages. Raises ValueError if the model has fewer stages."""
         if not 0 <= count <= len(self.stages):
-            raise ValueError(
-                f"cannot freeze {count} of {len(self.stages)} stages: give a number from 0 to "
-                f"{len(self.stages)}"
-            )
+            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters to exclude from weight decay.
 
-        These are the parameters of norms, the global tokens, absolute position embeddings, relative
-        position biases, and the bias of the head.
+        These are parameters of norms, global tokens and positions, and the bias of the head.
         """
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
         return {
@@ -343,8 +328,7 @@ class MsViT(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict:
         """Return regular expressions with which timm groups the parameters into layers.
 
-        coarse: make each stage a layer. By default, the layers are the depths that `layer_of`
-        returns.
+        coarse: make each stage a layer. By default, the layers are those of `layer_of`.
         """
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
@@ -380,10 +364,9 @@ class MsViT(nn.Module):
     # Image size and cost
 
     def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Resize the position parameters for another image size.
+        """Resize the position parameters. img_size: image side, or (height, width), in pixels.
 
-        img_size: image side, or (height, width), in pixels. rule: how to resize the parameters,
-        "linear", "bicubic" or "extend", see `vil.layers.pos_embed.resize_table`.
+        rule: "linear", "bicubic" or "extend", see `vil.layers.pos_embed.resize_table`.
         """
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
@@ -393,10 +376,7 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return the grid of local tokens (rows, columns) of each stage.
-
-        img_size: (height, width) of the image in pixels.
-        """
+        """Return the token grid (rows, columns) of each stage. img_size: (height, width)."""
         grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
@@ -404,7 +384,7 @@ class MsViT(nn.Module):
         return grids
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Count the multiply-accumulates for one image: of each stage, then of the head.
+        """Count the multiply-accumulates of each stage, and then of the head, for one image.
 
         img_size: (height, width) of the image in pixels.
         """
