@@ -70,7 +70,7 @@ def test_a_resumed_run_is_bit_identical(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_refused_optimizer_says_why(name):
-    with pytest.raises(ValueError, match=f"the optimizer {name} cannot train here: it needs"):
+    with pytest.raises(ValueError, match=f"does not support the optimizer {name}: it needs"):
         objects_for(name)
 
 

@@ -161,7 +161,7 @@ def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
     if len(parts) > num_stages:
         raise ValueError(
             f"attention {attention!r}: part {num_stages + 1} ({parts[num_stages]!r}) has no stage, "
-            f"because ARCH has only {num_stages}"
+            f"because ARCH has only {num_stages} stages"
         )
     names = [[name.strip() for name in part.split(",")] for part in parts]
     for number, part in enumerate(parts, start=1):
@@ -175,7 +175,7 @@ def _parse_stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
     for item in part.split(","):
         match = re.fullmatch(r"([a-z])(\d+)", item.strip())
         if not match:
-            raise ValueError(f"{where}: {item!r} is not a letter followed by a number")
+            raise ValueError(f"{where}: {item!r} is not a letter followed by a number, as in 'h3'")
         letter, value = match[1], int(match[2])
         if letter not in LETTERS:
             known = ", ".join(f"{key} {meaning}" for key, (meaning, *_) in LETTERS.items())

@@ -1,4 +1,4 @@
-"""Find the parameters of the classification head of an MsViT, timm or torchvision model."""
+"""Find the classification head of an MsViT, timm or torchvision model, and its parameters."""
 
 from torch import nn
 

@@ -236,7 +236,7 @@ class MsViT(nn.Module):
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"indices must be 1 to {count} stages or a list, got {indices}")
+                raise ValueError(f"as an int, indices must be 1 to {count}, got {indices}")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
@@ -418,7 +418,7 @@ def arguments_by_block(
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Change stages with an attention without relative position bias to an absolute embedding.
+    """Use absolute embeddings in stages whose attention does not support relative position bias.
 
     Returns all stages, and logs a warning if any stage was changed.
     """

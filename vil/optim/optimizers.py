@@ -56,7 +56,7 @@ def build_optimizer(
 def check_usable(name: str) -> None:
     """Raise ValueError if an optimizer is unknown, or if training does not support it."""
     if reason := OPTIMIZERS.entry(name).facts.get("refused"):
-        raise ValueError(f"the optimizer {name} cannot train here: {reason}")
+        raise ValueError(f"training does not support the optimizer {name}: {reason}")
 
 
 def adamw(groups: list[dict], s: Settings) -> Optimizer:

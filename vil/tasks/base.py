@@ -94,7 +94,7 @@ class Task:
         test_sets: Mapping[str, EvalLoader] | None = None,
         results_folder: Path | None = None,
     ):
-        """Store the settings.
+        """Store the settings of the task.
 
         amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} for
         `evaluate`. A call of `test_loaders` replaces them. results_folder: folder to which

@@ -126,7 +126,7 @@ def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
 
 
 class Bar(NamedTuple):
-    """A bar of the reliability diagram. Lengths are shares of the plot area, from 0 to 1."""
+    """A bar of the reliability diagram. Positions and lengths are fractions of the plot's sides."""
 
     left: float
     width: float

@@ -53,7 +53,7 @@ class DetectionTask(Task):
         print_classes: bool = False,
         **common: Any,
     ):
-        """Store the settings.
+        """Store the settings of the task.
 
         masks: whether to evaluate masks as well as boxes. tile, overlap, nms, per_image: see
         `detect_tiled`. If tile is 0, inference processes the full image at once. print_classes:

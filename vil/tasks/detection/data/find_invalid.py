@@ -67,7 +67,7 @@ class AnnotationCheck(NamedTuple):
 
 
 def kind_of(fault: Fault) -> str:
-    """Return the kind of a fault: the heading under which the fault is listed."""
+    """Return the kind of a fault, which is the heading for faults of this kind in a list."""
     if "px in the file" in fault.reason:
         return "images: of another size than the file says"
     group = "images" if fault.about == "image" else "dropped annotations"
