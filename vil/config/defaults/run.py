@@ -54,7 +54,7 @@ DECLARED = (
     ),
     Section("", "The run as a whole."),
     Key("OUTPUT_DIR", "runs/default", "Folder of the run (--output_dir).", not_empty),
-    Key("BACKUP_LOG_DIR", "", "logs have one place, OUTPUT_DIR", ignored=True),
+    Key("BACKUP_LOG_DIR", "", "logs are written to OUTPUT_DIR", ignored=True),
     Key(
         "LOG_FREQ",
         10,

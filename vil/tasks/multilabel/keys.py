@@ -8,7 +8,7 @@ DECLARED = (
     Key(
         "LOSS",
         "bce",
-        "bce: binary cross entropy. asymmetric: it, with easy negatives weighted down "
+        "bce: binary cross entropy. asymmetric: the same with a lower weight for easy negatives "
         "(arXiv:2009.14119).",
         one_of("bce", "asymmetric"),
     ),

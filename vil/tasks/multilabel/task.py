@@ -134,7 +134,7 @@ class MultilabelTask(ImageTask):
         self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""
+        """Return probabilities (B, K) float32, on the CPU, for B tensors (c, H, W)."""
         return super().run(model, inputs).sigmoid()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
