@@ -72,7 +72,12 @@ DECLARED = (
     Section("DETECTION.MASK", "Mask head of mask_rcnn."),
     Key("CHANNELS", 256, "Channels of the mask head's convolutions.", at_least(1)),
     Key("LAYERS", 4, "Convolutions of the mask head before the upsampling.", at_least(1)),
-    Key("SAMPLING_RATIO", 2, "Points per side of a 14 x 14 cell in RoIAlign; 0: adaptive.", at_least(0)),
+    Key(
+        "SAMPLING_RATIO",
+        2,
+        "Points per side of a 14 x 14 cell in RoIAlign; 0: adaptive.",
+        at_least(0),
+    ),
     Section("DETECTION.TEST", "Detections to keep."),
     Key("SCORE", 0.05, "Minimum score.", below_one),
     Key("NMS", 0.5, "IoU threshold of NMS within a class.", probability),
