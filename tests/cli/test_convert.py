@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vil as package
-from tests.common.small_runs import FAKE, TINY, vil
+from tests.common.small_runs import FAKE, TINY, succeeds, vil
 from vil.engine.checkpoint.save_load import AVERAGE
 from vil.models.arch import format_arch
 from vil.pretrained.catalog import image_transform
@@ -145,6 +145,25 @@ def test_a_run(tmp_path):
         assert package.load_weights(package.from_pretrained("run.safetensors"), path).complete
 
 
+def test_a_checkpoint_has_the_config_and_the_classes_of_its_run():
+    """REVERSIBLE and AVG_POOL change the function, not the shapes of the weights."""
+    settings = ("OPTIM.EPOCHS=1", "MODEL.VIT.REVERSIBLE=True", "MODEL.VIT.AVG_POOL=False")
+    succeeds("train", *TINY, *settings, "--output_dir", "run")
+    succeeds("convert", "run", "run.safetensors")
+    wanted = read_metadata("run.safetensors")
+    assert wanted["model"]["reversible"]
+    assert not wanted["model"]["avg_pool"]
+    checkpoint = next(Path("run/checkpoints").glob("step-*"))
+    for source in ("run/checkpoints/best", checkpoint, checkpoint / "model.safetensors"):
+        succeeds("convert", source, "checkpoint.safetensors")
+        found = read_metadata("checkpoint.safetensors")
+        for name in ("model", "classes", "transform"):
+            assert found[name] == wanted[name]
+        loaded = package.load_for_inference(source)
+        assert loaded.cfg.MODEL.VIT.REVERSIBLE
+        assert loaded.classes == wanted["classes"]
+
+
 def test_for_another_size_and_attention():
     """Said by a config: what was resized and converted stands in the report."""
     words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4"]
@@ -173,7 +192,7 @@ def test_for_another_size_and_attention():
             USAGE,
             "cannot be converted: expected msvit",
         ),
-        ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
+        ("stranger.pth out.safetensors", CHECKPOINT, "the nearest is vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
         ("best.pth best.pth/out.safetensors", USAGE, "there is no folder best.pth"),
         ("best.pth /proc/out.safetensors", CHECKPOINT, "cannot be written"),

@@ -26,6 +26,7 @@ WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and torch.compile
 # names that vil/engine/checkpoint/save_load.py writes
 POINTERS, CHECKPOINT_FILES = ("best", "last"), ("ema.safetensors", "model.safetensors")
+CHECKPOINTS = "checkpoints"  # the folder of a run that has its checkpoints
 COUNTER = "n_averaged"  # buffer of torch's AveragedModel
 SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model card
 
@@ -75,6 +76,17 @@ def find_weights(path: Path) -> Path:
         return path
     files = [path / name for name in CHECKPOINT_FILES]
     return next((file for file in files if file.is_file()), files[-1])
+
+
+def find_run(path: Path) -> Path | None:
+    """Return the folder of the run that `path` belongs to; None if it belongs to no run.
+
+    path: a run's folder, one of its checkpoints (the files `best` and `last` too), or a file in a
+    checkpoint.
+    """
+    path = path.absolute()
+    folders = [path, *(parent.parent for parent in path.parents[:2] if parent.name == CHECKPOINTS)]
+    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
 
 
 def unwrap(content: object) -> dict[str, Tensor]:

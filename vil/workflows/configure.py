@@ -103,11 +103,16 @@ def set_flags(options: Options) -> dict[str, str]:
 
 
 def run_config(
-    folder: str | Path, options: Options, *, checkpoint: str = "best"
+    folder: str | Path,
+    options: Options,
+    *,
+    checkpoint: str = "best",
+    weights: str | Path | None = None,
 ) -> ConfigWithClasses:
     """Return the config and the class names of a run, with MODEL.MODEL_PATH set to a checkpoint.
 
-    folder: the run's folder. options: changes to the config. checkpoint: "best" or "last". Raises
+    folder: the run's folder. options: changes to the config. checkpoint: "best" or "last". weights:
+    the path of another checkpoint of the run, or of a file in it, to use instead. Raises
     ConfigError if the folder has no config.yaml, and CheckpointError if the run does not have the
     checkpoint.
     """
@@ -117,7 +122,7 @@ def run_config(
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"--run {folder} is not the folder of a run: it has no config.yaml")
     check_run_folder(folder)
-    path = resolve_link(folder / "checkpoints", checkpoint)
+    path = weights or resolve_link(folder / "checkpoints", checkpoint)
     if path is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
     # the config's FINETUNE.HEAD applies to the run's initial weights, not to its checkpoints
@@ -130,13 +135,18 @@ def run_config(
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
     """Make a config from a config file and options or, without a config file, from a weight file.
 
-    If `config_file` is None, the model and the class names are those described in the weight file
-    that `options` sets as MODEL.MODEL_PATH. If a config file is given, there are no class names.
+    If `config_file` is None, the weights are those that `options` sets as MODEL.MODEL_PATH. If they
+    are a checkpoint of a run, its config and class names are used, else those described in the
+    weight file. If a config file is given, there are no class names.
     """
     class_names = None
     if not config_file:
-        from vil.workflows.config_from_weights import describe_weights
+        from vil.pretrained.state_dict_io import find_run
+        from vil.workflows.config_from_weights import describe_weights, weights_in
 
+        weights = weights_in(options.words)
+        if weights and (run := find_run(Path(weights))):
+            return run_config(run, options, weights=weights)
         own, class_names = describe_weights(options.words)
         options = options._replace(words=[*own, *options.words])
     return ConfigWithClasses(resolve(config_file, options)[0], class_names or ())
