@@ -16,9 +16,12 @@ from tests.common.small_runs import SMALL, TINY, vil
 from vil.data.batch import Batch
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
 from vil.tasks.image_task import Outputs
+from vil.tasks.multilabel import output_formats as multilabel_formats
 from vil.tasks.multilabel.losses import asymmetric, bce
 from vil.tasks.multilabel.task import MultilabelTask, choose_thresholds
+from vil.tasks.regression import output_formats as regression_formats
 from vil.tasks.regression.task import RegressionTask
+from vil.utils.errors import DivergedError
 
 CPU = torch.device("cpu")
 
@@ -50,6 +53,19 @@ def test_multilabel_metrics_are_those_of_scikit_learn():
     assert metrics["loss"] == pytest.approx(entropy.item(), rel=1e-5)
     assert np.isnan(metrics["per_label"]["ap"][3])
     assert metrics["per_label"]["count"][3] == 0
+
+
+def test_multilabel_metrics_of_nan_outputs_are_nan():
+    outputs = random_labels()
+    outputs.values[3, 1] = np.nan
+    metrics = MultilabelTask(device=CPU, num_labels=4).score(outputs)
+    assert all(np.isnan(metrics[name]) for name in ("map", "macro_f1", "micro_f1", "exact"))
+    with pytest.raises(DivergedError, match="cannot calibrate"):
+        choose_thresholds(outputs.targets > 0.5, outputs.values)
+
+
+def test_a_threshold_is_above_0_for_probabilities_of_0():
+    assert choose_thresholds(np.ones((2, 1), bool), np.zeros((2, 1), np.float32))[0] > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -140,7 +156,7 @@ def test_digits_with_other_targets(data):
         (["TASK=regression", "REGRESSION.MEAN=[1, 2]"], "REGRESSION.MEAN has 2 numbers, but"),
         (["TASK=regression", "REGRESSION.STD=[0, 1, 1, 1]"], "auto, or numbers above 0"),
         (["TASK=multilabel", "MULTILABEL.LOSS=assymetric"], "did you mean asymmetric"),
-        (["TASK=multilabel", "DATALOADER.SAMPLER=balanced"], "needs one class per image"),
+        (["TASK=multilabel", "DATALOADER.SAMPLER=balanced"], "with one class per image"),
         (["TASK=multi-label"], "did you mean multilabel"),
     ],
 )  # fmt: skip
@@ -151,3 +167,28 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, words, text):
     assert text in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def written(module, predictions):
+    return {name: "".join(write(predictions, ["n"])) for name, write in module.FORMATS.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "columns", "lines"),
+    [
+        (multilabel_formats, ([0], [0.75], "", ""), ["a.png,0.75,,"]),
+        (multilabel_formats, ([], [], "no image", "x|y"), ["a.png,,x|y,no image"]),
+        (regression_formats, ([0.00012], "", "-1e-4"), ["a.png,0.00012,-1e-4,"]),
+        (regression_formats, ([], "no image", "2"), ["a.png,,2,no image"]),
+    ],
+)
+def test_known_targets_are_written_in_every_format(module, columns, lines):
+    """The empty target of an image without labels too, but no target that is not known."""
+    prediction = module.Prediction("a.png", *columns)
+    known, unknown = (
+        written(module, [prediction]),
+        written(module, [prediction._replace(target=None)]),
+    )
+    assert all("target" in text for text in known.values())
+    assert not any("target" in text for text in unknown.values())
+    assert known["csv"].splitlines() == ["file,n,target,error", *lines]

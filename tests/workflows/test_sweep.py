@@ -143,7 +143,7 @@ WRONG = [
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
     pytest.param(
         "TASK=[classification,detection]",
-        "run task_detection: TASK detection: set DETECTION.MODEL",
+        "run task_detection: TASK detection needs a detector: set DETECTION.MODEL",
         marks=pytest.mark.detection,
     ),
     ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),

@@ -46,18 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.model and (args.config_file or args.opts):
         raise ConfigError(f"--model {args.model}: leave out --config-file and KEY VALUE pairs")
-    from vil.pretrained.state_dict_io import find_run
-    from vil.workflows.configure import run_config
+    from vil.workflows.configure import find_run_config
     from vil.workflows.convert import convert
 
     cfg, class_names = None, ()
-    is_run = Path(args.source, "config.yaml").is_file()
-    if is_run and args.config_file:
+    if args.config_file and Path(args.source, "config.yaml").is_file():
         raise ConfigError(f"{args.source}: leave --config-file out, the run's config is used")
-    folder = None if args.model or args.config_file else find_run(Path(args.source))
-    if folder:
-        options = dict(checkpoint=args.checkpoint, weights=None if is_run else args.source)
-        cfg, class_names = run_config(folder, options_of(args), **options)
+    found = None
+    if not (args.model or args.config_file):
+        found = find_run_config(args.source, options_of(args), checkpoint=args.checkpoint)
+    if found:
+        cfg, class_names = found
     elif args.config_file or args.opts:
         args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
         cfg = resolve(args)

@@ -12,6 +12,7 @@ from vil.report.charts import make_chart
 from vil.report.curves import group_curves
 from vil.report.html import Html, render_template
 from vil.report.run_record import RunRecord
+from vil.utils.metric_format import digits_for
 
 MAX_EVALUATIONS, MAX_SETS = 100, 12
 NOT_METRICS = ("step", "epoch", "split", "wall", "count")
@@ -88,17 +89,17 @@ def _logged_cards(page: Page) -> list[Card]:
     it, the final one on a test set that did not select the checkpoint. Returns [] if the run has
     logged no value.
     """
-    key, label = page.metric, page.label or page.metric
+    key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
     if not points:
         return []
     best = (max if page.higher_is_better else min)(points, key=lambda p: p[key])
     tests = [p for p in page.record.points if p["split"].startswith("test/") and key in p][-1:]
     return [
-        (f"{which} {label} in training", f"{p[key]:.2f}{page.unit}", f"epoch {p['epoch']:g}")
+        (f"{which} {label} in training", f"{p[key]:{form}}{page.unit}", f"epoch {p['epoch']:g}")
         for which, p in (("Best", best), ("Last", points[-1]))
     ] + [
-        (f"Test {label}", f"{p[key]:.2f}{page.unit}", "on images that chose no checkpoint")
+        (f"Test {label}", f"{p[key]:{form}}{page.unit}", "on images that chose no checkpoint")
         for p in tests
     ]
 

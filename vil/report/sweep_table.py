@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vil.report.page import short
+from vil.utils.metric_format import digits_for
 
 
 class RunRow(NamedTuple):
@@ -162,13 +163,13 @@ def to_csv(rows: Sequence[Sequence[Any]]) -> str:
 def summary_cells(table: Table) -> list[list[str]]:
     """Format the rows of the groups as text cells: a row of column titles, then a row per group."""
     unit = f" ({table.unit})" if table.unit else ""
-    tested = any(g.tests for g in table.groups)
+    tested, form = any(g.tests for g in table.groups), digits_for(table.unit)
     titles = ["", f"{table.label}{unit}", *["test"] * tested, "seeds", "images/s", "memory (MiB)"]
     rows = [[*titles, "parameters", "MACs"]]
     for g in table.groups:
         rows.append([
-            g.name, with_spread(g.metric, g.spread),
-            *[with_spread(mean(g.tests), deviation(g.tests))] * tested,
+            g.name, with_spread(g.metric, g.spread, form),
+            *[with_spread(mean(g.tests), deviation(g.tests), form)] * tested,
             str(g.seeds) if g.seeds == g.runs else f"{g.seeds} of {g.runs}",
             number(g.images_per_second, ".1f"), number(g.memory_mib, ",.0f"),
             "-" if g.parameters is None else short(g.parameters),
@@ -177,9 +178,10 @@ def summary_cells(table: Table) -> list[list[str]]:
     return rows
 
 
-def with_spread(value: float | None, spread: float | None) -> str:
-    """Format a mean with its standard deviation, such as "81.25 ± 0.40", or "-" without a mean."""
-    return number(value, ".2f") + ("" if spread is None else f" ± {spread:.2f}")
+def with_spread(value: float | None, spread: float | None, form: str) -> str:
+    """Format a mean with its standard deviation, such as "81.25 ± 0.40" with the format
+    specification ".2f", or "-" without a mean."""
+    return number(value, form) + ("" if spread is None else f" ± {spread:{form}}")
 
 
 def number(value: float | None, form: str) -> str:

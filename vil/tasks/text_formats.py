@@ -1,6 +1,7 @@
 """Text formats for predictions with one row per image. Several tasks use them."""
 
 import csv
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,14 @@ from vil.utils.console import printable
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 Row = tuple[str, Sequence[Any], str]  # file, values, error
+
+
+def peek_target(predictions: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
+    """Return (whether the first prediction has a target, an iterator over all predictions)."""
+    predictions = iter(predictions)
+    first = list(itertools.islice(predictions, 1))
+    known = any(prediction.target is not None for prediction in first)
+    return known, itertools.chain(first, predictions)
 
 
 def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
@@ -30,15 +39,24 @@ def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
         yield f"{file:{widths[0]}}  {shown}\n"
 
 
-def format_csv(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Format rows (file, values, error) as CSV, and yield its lines: a header, then the rows.
+def format_csv(
+    rows: Iterable[tuple[str, Sequence[Any], str, str]],
+    names: Sequence[str],
+    *,
+    has_target: bool = False,
+) -> Iterator[str]:
+    """Format rows (file, values, error, target) as CSV, and yield its lines: a header, then the
+    rows.
 
-    names: column names of the values. A row without values has empty cells.
+    names: column names of the values. A row without values has empty cells. has_target: whether to
+    add a column `target` before that of the errors. Targets are written as they are, so a name in
+    them must have gone through `csv_cell`.
     """
     format_line = line_writer()
-    yield format_line(("file", *map(csv_cell, names), "error"))
-    for file, values, error in rows:
-        yield format_line((csv_cell(file), *(values or [""] * len(names)), csv_cell(error)))
+    yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
+    for file, values, error, target in rows:
+        last = [target] * has_target + [csv_cell(error)]
+        yield format_line((csv_cell(file), *(values or [""] * len(names)), *last))
 
 
 def line_writer() -> Callable[[Iterable[Any]], str]:

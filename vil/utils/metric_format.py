@@ -23,6 +23,12 @@ FORMATS = {  # the start of a metric's name -> format of its value
 }
 
 
+def digits_for(unit: str) -> str:
+    """Return the format specification for values of a metric: two decimals for percentages, else
+    four significant digits. unit: unit of the metric, such as "%"."""
+    return ".2f" if unit == "%" else ".4g"
+
+
 def format_pairs(metrics: dict[str, float]) -> str:
     """Return metrics as text: {'loss': 2.3, 'top1': 41.5} becomes 'loss 2.3000 top1 41.5'."""
     return " ".join(format_pair(name, value) for name, value in metrics.items())

@@ -132,6 +132,25 @@ def run_config(
     return ConfigWithClasses(cfg, read_class_names(folder / "classes.txt"))
 
 
+def find_run_config(
+    source: str | Path, options: Options, *, checkpoint: str = "best"
+) -> ConfigWithClasses | None:
+    """Return the config and the class names of the run that a path belongs to; None if it belongs
+    to no run.
+
+    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. MODEL.MODEL_PATH
+    is set to it or, for the folder of a run, to its `checkpoint`, "best" or "last". options:
+    changes to the config.
+    """
+    from vil.pretrained.state_dict_io import find_run
+
+    folder = find_run(Path(source))
+    if folder is None:
+        return None
+    weights = None if Path(source, "config.yaml").is_file() else source
+    return run_config(folder, options, checkpoint=checkpoint, weights=weights)
+
+
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
     """Make a config from a config file and options or, without a config file, from a weight file.
 
@@ -141,12 +160,11 @@ def weights_config(config_file: str | None, options: Options) -> ConfigWithClass
     """
     class_names = None
     if not config_file:
-        from vil.pretrained.state_dict_io import find_run
         from vil.workflows.config_from_weights import describe_weights, weights_in
 
         weights = weights_in(options.words)
-        if weights and (run := find_run(Path(weights))):
-            return run_config(run, options, weights=weights)
+        if weights and (found := find_run_config(weights, options)):
+            return found
         own, class_names = describe_weights(options.words)
         options = options._replace(words=[*own, *options.words])
     return ConfigWithClasses(resolve(config_file, options)[0], class_names or ())

@@ -5,13 +5,12 @@ chunks of text. The table is yielded after the last image, and the other formats
 classes are written if the first prediction has a true class.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
 from vil.tasks.text_formats import csv_cell as cell
-from vil.tasks.text_formats import line_writer
+from vil.tasks.text_formats import line_writer, peek_target
 from vil.utils.console import printable
 
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
@@ -23,15 +22,8 @@ class Prediction(NamedTuple):
     file: str
     classes: list[tuple[int, float]]  # (class index, probability), most probable first
     error: str = ""  # why the image could not be read
-    target: str = ""  # the image's true class, if known
+    target: str | None = None  # the image's true class, if known
     names: Sequence[str] = ()  # of `classes`
-
-
-def peek_target(predictions: Iterable[Prediction]) -> tuple[bool, Iterator[Prediction]]:
-    """Return (whether the first prediction has a target, an iterator over all predictions)."""
-    predictions = iter(predictions)
-    first = list(itertools.islice(predictions, 1))
-    return any(prediction.target for prediction in first), itertools.chain(first, predictions)
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
@@ -44,7 +36,7 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
     if has_target:
         rows = [("file", "target", "class", "probability")]
     for file, classes, error, target, _ in predictions:
-        start = (printable(file), printable(target)) if has_target else (printable(file),)
+        start = (printable(file), printable(target or "")) if has_target else (printable(file),)
         rows += [(*start, printable(names[i]), f"{share:11.4f}") for i, share in classes]
         if error or not classes:
             last = ("-", f"cannot be read: {printable(error)}") if error else ("none", "")
@@ -84,7 +76,7 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
     has_target, predictions = peek_target(predictions)
     yield format_line((*COLUMNS, *(["target"] if has_target else [])))
     for file, classes, error, target, _ in predictions:
-        last = [cell(target)] if has_target else []
+        last = [cell(target or "")] if has_target else []
         for rank, (index, probability) in enumerate(classes, start=1):
             yield format_line((cell(file), rank, cell(names[index]), index, probability, "", *last))
         if error or not classes:
@@ -103,7 +95,7 @@ def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) ->
     for file, classes, error, target, _ in predictions:
         shares = dict(classes)
         columns = [shares.get(index, "") for index in range(len(names))]
-        last = [cell(target)] if has_target else []
+        last = [cell(target or "")] if has_target else []
         yield format_line((cell(file), *columns, *last, cell(error)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vil.tasks.base import format_json_array
-from vil.tasks.text_formats import format_columns, format_csv
+from vil.tasks.text_formats import csv_cell, format_columns, format_csv, peek_target
 
 
 class Prediction(NamedTuple):
@@ -18,12 +18,19 @@ class Prediction(NamedTuple):
     labels: list[int]  # indices of the labels whose probability reaches their threshold
     probabilities: list[float]  # of all K labels; empty if the image could not be read
     error: str = ""  # why the image could not be read
+    target: str | None = None  # the image's true labels, separated by "|", if known
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as two columns: the file, and the labels with their probabilities."""
-    rows = ((p.file, [", ".join(describe(p, names)) or "none"], p.error) for p in predictions)
-    return format_columns(rows, ["labels"])
+    """Format predictions as columns: the file, the true labels if they are known, and the predicted
+    labels with their probabilities."""
+    has_target, predictions = peek_target(predictions)
+    rows = (
+        (p.file, [p.target or "none"] * has_target + [", ".join(describe(p, names)) or "none"],
+         p.error)
+        for p in predictions
+    )  # fmt: skip
+    return format_columns(rows, ["target"] * has_target + ["labels"])
 
 
 def describe(prediction: Prediction, names: list[str]) -> list[str]:
@@ -34,14 +41,15 @@ def describe(prediction: Prediction, names: list[str]) -> list[str]:
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
 
-    An item is {file, labels, probabilities: {label: probability}, error}. `error` is present only
-    if the image could not be read.
+    An item is {file, labels, probabilities: {label: probability}, target, error}. `target` is
+    present only if the true labels are known, and `error` only if the image could not be read.
     """
     return format_json_array(
         {
             "file": prediction.file,
             "labels": [names[index] for index in prediction.labels],
             "probabilities": dict(zip(names, prediction.probabilities)),
+            **({"target": prediction.target} if prediction.target is not None else {}),
             **({"error": prediction.error} if prediction.error else {}),
         }
         for prediction in predictions
@@ -49,8 +57,11 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV, with the columns file, probability of each label, and error."""
-    return format_csv(((p.file, p.probabilities, p.error) for p in predictions), names)
+    """Format predictions as CSV, with the columns file, probability of each label, target if the
+    true labels are known, and error."""
+    has_target, predictions = peek_target(predictions)
+    rows = ((p.file, p.probabilities, p.error, csv_cell(p.target or "")) for p in predictions)
+    return format_csv(rows, names, has_target=has_target)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

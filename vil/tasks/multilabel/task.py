@@ -17,8 +17,12 @@ from vil.engine.distributed import broadcast_object, compute_on_main
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
+from vil.tasks.metrics import mean, rank, rank_metrics
 from vil.tasks.multilabel.losses import LOSSES
 from vil.tasks.multilabel.output_formats import FORMATS, Prediction, describe
+from vil.utils.errors import DivergedError
+
+MIN_THRESHOLD = 1e-30
 
 
 class MultilabelTask(ImageTask):
@@ -77,30 +81,26 @@ class MultilabelTask(ImageTask):
         images. map is the mean average precision, and macro_f1 the mean F1, of the labels that at
         least one image has. exact is the percentage of images whose labels are all correct.
         per_label is {"ap": list, "f1": list, "count": list}, with one value per label. ap and f1
-        are NaN for a label that no image has.
+        are NaN for a label that no image has. If a logit is NaN, all metrics but count are NaN.
         """
-        from sklearn.metrics import average_precision_score
-
         truth, probabilities = outputs.targets > 0.5, sigmoid(outputs.values)
         predicted = probabilities >= self.thresholds
         count = truth.sum(axis=0)
-        ap = [
-            average_precision_score(t, p) if n else np.nan
-            for t, p, n in zip(truth.T, probabilities.T, count)
-        ]
+        percent = np.nan if np.isnan(outputs.values).any() else 100.0
+        ap = [percent / 100 * rank_metrics(rank(p, t))[1] for t, p in zip(truth.T, probabilities.T)]
         hits, wrong = (truth & predicted).sum(axis=0), (truth != predicted).sum(axis=0)
-        f1 = np.where(count, f1_score(hits, wrong), np.nan)
+        f1 = percent * np.where(count, f1_score(hits, wrong), np.nan)
         losses = np.logaddexp(0, np.where(truth, -1, 1) * outputs.values.astype(np.float64))
         return {
             "loss": float(losses.mean()),
-            "map": 100 * mean_of_finite(ap),
-            "macro_f1": 100 * mean_of_finite(f1),
-            "micro_f1": 100 * float(f1_score(hits.sum(), wrong.sum())),
-            "exact": 100 * float((truth == predicted).all(axis=1).mean()),
+            "map": mean(np.array(ap)),
+            "macro_f1": mean(f1),
+            "micro_f1": percent * float(f1_score(hits.sum(), wrong.sum())),
+            "exact": percent * float((truth == predicted).all(axis=1).mean()),
             "count": len(truth),
             "per_label": {
-                "ap": [100 * float(value) for value in ap],
-                "f1": [100 * float(value) for value in f1],
+                "ap": ap,
+                "f1": f1.tolist(),
                 "count": count.tolist(),
             },
         }
@@ -166,19 +166,18 @@ def f1_score(hits: Any, wrong: Any) -> Any:
     return 2 * hits / np.maximum(2 * hits + wrong, 1)
 
 
-def mean_of_finite(values: Sequence[float]) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
-    kept = [value for value in values if np.isfinite(value)]
-    return float(np.mean(kept)) if kept else float("nan")
-
-
 def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Return the threshold of each label that maximizes its F1, (K,).
 
     truth (N, K) bool: whether each image has each label. probabilities (N, K). A threshold is
     halfway between two neighboring probabilities. If several thresholds are equally good, the
-    lowest is returned. The threshold of a label that no image has is 0.5.
+    lowest is returned. The threshold of a label that no image has is 0.5. Raises DivergedError if a
+    probability is NaN.
     """
+    if np.isnan(probabilities).any():
+        raise DivergedError(
+            "cannot calibrate: some outputs of the model are NaN; use another checkpoint"
+        )
     thresholds = np.full(truth.shape[1], 0.5)
     for label in np.flatnonzero(truth.any(axis=0)):
         order = np.argsort(-probabilities[:, label], kind="stable")
@@ -189,5 +188,6 @@ def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarra
         f1 = np.where(ends, f1_score(hits, wrong), -1)
         last = len(f1) - 1 - int(np.argmax(f1[::-1]))
         below = sorted_p[last + 1] if last + 1 < len(sorted_p) else 0.0
-        thresholds[label] = (float(sorted_p[last]) + float(below)) / 2
+        middle = (float(sorted_p[last]) + float(below)) / 2
+        thresholds[label] = max(middle, MIN_THRESHOLD)  # a probability may be 0 by underflow
     return thresholds

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vil.tasks.base import format_json_array
-from vil.tasks.text_formats import format_columns, format_csv
+from vil.tasks.text_formats import format_columns, format_csv, peek_target
 
 
 class Prediction(NamedTuple):
@@ -17,24 +17,31 @@ class Prediction(NamedTuple):
     file: str
     numbers: list[float]  # K numbers, or none if the image could not be read
     error: str = ""  # why the image could not be read
+    target: str | None = None  # the image's true numbers, separated by spaces, if known
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as aligned columns, with one line per image."""
-    rows = ((p.file, [f"{number:.4f}" for number in p.numbers], p.error) for p in predictions)
-    return format_columns(rows, names)
+    """Format predictions as aligned columns, with one line per image. A column of true numbers
+    follows the file if they are known."""
+    has_target, predictions = peek_target(predictions)
+    rows = (
+        (p.file, [p.target] * has_target + [f"{number:.6g}" for number in p.numbers], p.error)
+        for p in predictions
+    )
+    return format_columns(rows, ["target"] * has_target + names)
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
 
-    An item is {file, numbers: {name: number}, error}. `error` is present only if the image could
-    not be read.
+    An item is {file, numbers: {name: number}, target, error}. `target` is present only if the true
+    numbers are known, and `error` only if the image could not be read.
     """
     return format_json_array(
         {
             "file": prediction.file,
             "numbers": dict(zip(names, prediction.numbers)),
+            **({"target": prediction.target} if prediction.target is not None else {}),
             **({"error": prediction.error} if prediction.error else {}),
         }
         for prediction in predictions
@@ -42,8 +49,11 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV, with the columns file, one column per number, and error."""
-    return format_csv(((p.file, p.numbers, p.error) for p in predictions), names)
+    """Format predictions as CSV, with the columns file, one column per number, target if the true
+    numbers are known, and error."""
+    has_target, predictions = peek_target(predictions)
+    rows = ((p.file, p.numbers, p.error, p.target or "") for p in predictions)
+    return format_csv(rows, names, has_target=has_target)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
