@@ -1,12 +1,12 @@
 """Registries of optimizers and learning-rate schedules. Importing vil.optim does not import torch.
 
-OPTIMIZERS  functions that build an optimizer, by name. See `register_optimizer` and optimizers.py.
+OPTIMIZERS  {name: function that builds the optimizer}, see `register_optimizer` and optimizers.py.
             The names timm/<name> are the optimizers of timm, see timm_optimizers.py.
-SCHEDULES   functions that compute a learning rate, by name. See `register_schedule` and
+SCHEDULES   {name: function that computes the learning rate}, see `register_schedule` and
             schedules.py.
 
-Most optimizers add weight decay to the gradient (L2). adamw shrinks the weights directly. lamb and
-apex_lamb add weight decay to the update.
+Most optimizers add weight decay to the gradient (L2 regularization). adamw has decoupled weight
+decay. lamb and apex_lamb add weight decay to the update.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,10 +73,10 @@ def register_optimizer(
     location "module:function", which is imported on first use. The function must pass `groups`
     (from `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
     keys: {keyword argument of `build`: config key that sets it}.
-    can_shard: whether the update is also correct for parameters that FSDP shards.
+    can_shard: whether the optimizer also works with parameters that FSDP shards.
     about: one-line description for lists of optimizers.
 
-    Raises ValueError if the name is taken or a trial step on two small parameters fails.
+    Raises ValueError if the name is taken or a test step with two small parameters fails.
     """
     OPTIMIZERS.register(name, build, about, keys=keys, can_shard=can_shard)
 
@@ -96,6 +96,6 @@ def register_schedule(
     keys: {keyword argument of `function`: config key that sets it}.
     about: one-line description for lists of schedules.
 
-    Raises ValueError if the name is taken or the function does not accept these arguments.
+    Raises ValueError if the name is taken or if the function cannot be called as above.
     """
     SCHEDULES.register(name, function, about, keys=keys)

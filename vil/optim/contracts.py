@@ -1,4 +1,4 @@
-"""Checks of optimizers and schedules when a user registers them."""
+"""Validate the optimizers and learning-rate schedules that a user registers."""
 
 import inspect
 from collections.abc import Callable
@@ -16,9 +16,10 @@ from vil.utils.registry import Entry, Key
 def check_optimizer(build: Callable, entry: Entry) -> None:
     """Build an optimizer for two parameters and take one step. Raises ValueError if that fails.
 
-    entry: registry entry of the optimizer, whose `keys` map arguments of `build` to config keys. An
-    argument with a new config key (a `Key`) is set to the default of this key. An argument with an
-    existing config key is not passed, so `build` must have a default for it.
+    build: function that builds the optimizer, see `register_optimizer`.
+    entry: registry entry of the optimizer. Its dict `keys` maps arguments of `build` to config
+    keys. If the config key is a new one (a `Key`), the argument is set to the default of the key.
+    If it is an existing one (a str), the argument is not passed, so it must have a default.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
@@ -51,7 +52,7 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
 def try_call(call: str, function: Callable[[], Any]) -> Any:
     """Call `function` and return its result. If it raises an exception, raise ValueError.
 
-    call: description of the call, with which the error message starts.
+    call: description of the call, such as "optimizer 'x': step()", for the error message.
     """
     try:
         return function()
@@ -62,7 +63,8 @@ def try_call(call: str, function: Callable[[], Any]) -> Any:
 def check_schedule(function: Callable, entry: Entry) -> None:
     """Raise ValueError if a schedule function cannot be called as the training loop calls it.
 
-    The call is function(schedule, time, **arguments). The arguments are the names in `entry.keys`.
+    The call is function(schedule, time, **arguments). entry: registry entry of the schedule. The
+    keys of its dict `keys` are the names of the additional arguments.
     """
     try:
         inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))

@@ -4,8 +4,8 @@ After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
 
-Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip a step depending on a flag that
-is a tensor on the device.
+Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip an update if a flag on the device
+is set, without copying the flag to the host.
 """
 
 import copy
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 class Ema:
     """Exponential moving average of a model's weights.
 
-    source: the model, without wrappers such as DDP. decay: weight of the previous average, at least
-    0 and less than 1. The attribute `model` is a copy of `source` with the averaged weights, in
-    eval mode and without gradients.
+    source: the model in training, without wrappers such as DDP. decay: weight of the previous
+    average in an update, at least 0 and less than 1. The attribute `model` is a copy of `source`
+    with the averaged weights, in eval mode and without gradients.
     """
 
     def __init__(self, source: nn.Module, decay: float):
@@ -34,8 +34,8 @@ class Ema:
     def update(self, bad: Tensor) -> None:
         """Update the average with the current weights, and copy the buffers.
 
-        bad: scalar on the device. If it is 1, the training step was skipped: the average does not
-        change, but the buffers are copied. Otherwise it is 0.
+        bad: scalar tensor on the device, 1 if the training step was skipped because of a non-finite
+        loss or gradient, else 0. If it is 1, only the buffers are copied.
         """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)

@@ -1,4 +1,4 @@
-"""Learning rates of published recipes, and scaling of a learning rate with the batch size."""
+"""Learning rates of published recipes, and scaling of learning rates with the batch size."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 class LrRange(NamedTuple):
     """Range of the peak learning rates in published recipes for a family of optimizers.
 
-    `low` is rounded down, and `high` is rounded up, to 1, 2 or 5 times a power of ten. `source`
-    names a recipe near each of the two.
+    low, high: limits of the range. `low` is rounded down, and `high` is rounded up, to 1, 2 or 5
+    times a power of ten. source: text that names a recipe near `low` and a recipe near `high`.
     """
 
     low: float
@@ -35,19 +35,19 @@ LR_RANGES = {
 def lr_factor(batch_size: int, reference: int, scaling: str) -> float:
     """Return the factor by which to multiply a learning rate for a batch of `batch_size` images.
 
-    reference: number of images per step for which the learning rate was chosen. If it is 0, the
-    factor is 1.
-    scaling: "linear" (Goyal et al., arXiv:1706.02677) or "sqrt" (Malladi et al., arXiv:2205.10287).
+    reference: batch size for which the learning rate was chosen. If it is 0, the factor is 1.
+    scaling: "linear", batch_size / reference (Goyal et al., arXiv:1706.02677), or "sqrt", the
+    square root of that (Malladi et al., arXiv:2205.10287).
     """
     ratio = batch_size / reference if reference else 1.0
     return ratio**0.5 if scaling == "sqrt" else ratio
 
 
 def default_scaling(optimizer: str) -> str:
-    """Return how the learning rate of an optimizer scales with the batch size by default.
+    """Return the default scaling rule of an optimizer's learning rate, see `lr_factor`.
 
-    As in timm's train script, the result is "sqrt" if the optimizer's name contains "ada" or
-    "lamb", and "linear" otherwise.
+    optimizer: name of the optimizer. As in timm's train script, the rule is "sqrt" if the name
+    contains "ada" or "lamb", and "linear" otherwise.
     """
     return "sqrt" if any(part in optimizer for part in ("ada", "lamb")) else "linear"
 
@@ -55,8 +55,8 @@ def default_scaling(optimizer: str) -> str:
 def explain_unusual_lr(lr: float, family: str | None) -> str | None:
     """Return a description of how a peak learning rate differs from published recipes.
 
-    Returns None if the learning rate is in the range of LR_RANGES for the family of optimizers, or
-    if there is no range for the family.
+    family: family of the optimizer, a key of LR_RANGES, or None for an optimizer without a family.
+    Returns None if the learning rate is in the range of the family, or if there is no range.
     """
     known = LR_RANGES.get(family)
     if known is None or known.low <= lr <= known.high:

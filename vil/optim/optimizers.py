@@ -1,4 +1,4 @@
-"""Build an optimizer by name. This file also has the functions for the built-in optimizers."""
+"""Build optimizers by name: `build_optimizer`, and one function for each built-in optimizer."""
 
 import importlib
 import logging
@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all optimizers share. An optimizer ignores those that it does not support.
+    """Common settings of optimizers. An optimizer ignores those that it does not support.
 
-    The weight decay is not included, because it is set in the parameter groups.
+    nu: weight of the momentum buffer in `QHM`. fused: allow torch's fused implementation. sharded:
+    whether FSDP2 shards the parameters. The weight decay is set in the parameter groups instead.
     """
 
     lr: float
@@ -38,10 +39,11 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimizer `name` for the parameter groups from `decay_groups`.
 
-    own: {name: value} of arguments that only this optimizer has. settings: the fields lr, momentum,
-    betas, eps and nu of `Settings`. An optimizer ignores the fields that it does not support.
-    Raises ValueError for an unknown name, for an optimizer that training does not support, for an
-    apex_* name if apex is not installed, and if there are no trainable parameters.
+    own: additional keyword arguments of this optimizer's build function. settings: any of the
+    fields lr (required), momentum, betas, eps and nu of `Settings`. An optimizer ignores the fields
+    that it does not support.
+    Raises ValueError if the name is unknown, if training does not support the optimizer, if it
+    needs apex and apex is not installed, or if there are no trainable parameters.
     """
     check_usable(name)
     build = OPTIMIZERS.load(name)
@@ -84,8 +86,8 @@ def lamb(groups: list[dict], s: Settings) -> Optimizer:
 def lars(groups: list[dict], s: Settings) -> Optimizer:
     """Build LARS (arXiv:1708.03888).
 
-    The learning rate of a layer with parameters p and gradient g is
-    lr * 0.001 |p| / (|g| + weight_decay |p|).
+    The learning rate of a parameter tensor p with gradient g is
+    lr * 0.001 |p| / (|g| + weight_decay |p|), where |.| is the L2 norm.
     """
     warn_without_decay(groups, "lars is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps)
@@ -94,9 +96,9 @@ def lars(groups: list[dict], s: Settings) -> Optimizer:
 def larc(groups: list[dict], s: Settings) -> Optimizer:
     """Build LARC, NVIDIA's clipped LARS.
 
-    The learning rate of a layer with parameters p and gradient g is
-    min(lr, 0.001 |p| / (|g| + weight_decay |p|)). If it is lr, the update of the layer is that of
-    SGD with momentum.
+    The learning rate of a parameter tensor p with gradient g is
+    min(lr, 0.001 |p| / (|g| + weight_decay |p|)), where |.| is the L2 norm. If this minimum is lr,
+    the update is that of SGD with momentum.
     """
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
@@ -118,8 +120,9 @@ def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
-    Without weight decay, timm and apex do not adapt the learning rate of each layer. consequence:
-    text in the warning that names the equivalent optimizer, such as "lars is SGD".
+    Without weight decay, LAMB, LARS and LARC of timm and apex do not adapt the learning rate to the
+    layer. consequence: text for the warning that names the optimizer to which this is equivalent,
+    such as "lars is SGD".
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(

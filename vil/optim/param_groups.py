@@ -15,22 +15,25 @@ def decay_groups(
     num_layers: int = 0,
     layer_decay: float = 1.0,
 ) -> list[dict]:
-    """Return parameter groups for an optimizer, by weight decay and layer.
+    """Group parameters by weight decay and layer, and return the groups for an optimizer.
 
     Groups with the weight decay `weight_decay` come first, then those with `weight_decay_norm`.
     The groups hold (name, parameter) pairs, because checkpoints store optimizer state by name.
     Frozen parameters are skipped. A shared parameter is listed once, under its first name. The key
-    "no_decay" of a group is True if the names of its parameters are in the argument `no_decay`,
-    even if its weight decay is not 0.
+    "no_decay" of a group is True if its parameters are listed in the argument `no_decay`, whatever
+    the value of `weight_decay_norm`.
 
     Args:
         weight_decay: weight decay of the parameters whose names are not in `no_decay`.
         weight_decay_norm: weight decay of the parameters whose names are in `no_decay`.
         no_decay: names of parameters, for example from a model's `no_weight_decay()`.
-        layer_of: function from a parameter's name to its layer, 0 (first embedding) to num_layers.
-        layer_decay: if below 1, each layer has separate groups, and its learning rate is scaled by
-          `lr_scale` = layer_decay^(num_layers - layer). Layers near the input then change less
-          (fine-tuning of BEiT, arXiv:2106.08254).
+        layer_of: function that maps a parameter's name to the index of its layer, from 0 (the first
+          patch embedding) to `num_layers`.
+        num_layers: largest index that `layer_of` returns, the index of the head.
+        layer_decay: factor of the learning rate from each layer to the layer before it, as in the
+          fine-tuning of BEiT (arXiv:2106.08254). If it is not 1, each layer has separate groups.
+          The key "lr_scale" of a group is layer_decay^(num_layers - layer), by which the learning
+          rate of the group is to be multiplied.
     """
     groups: dict[tuple[bool, int], list] = {}
     seen = set()

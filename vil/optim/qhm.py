@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 
 class QHM(Optimizer):
-    """Optimizer with quasi-hyperbolic momentum. The state of a parameter is a `momentum_buffer`.
+    """Optimizer with quasi-hyperbolic momentum (arXiv:1810.06801), which includes SGD (nu = 0).
 
-    nu: weight of the momentum buffer in the update. The gradient has the weight 1 - nu.
+    nu: weight of the momentum buffer in the update. The gradient has the weight 1 - nu. The
+    optimizer state of a parameter is its `momentum_buffer`.
     """
 
     def __init__(

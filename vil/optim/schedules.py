@@ -16,10 +16,11 @@ from vil.utils.lookup import lookup
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate schedule and its settings. All times in the settings are in epochs.
+    """A learning-rate schedule and its settings. The method `lr_at` returns the rate of a step.
 
-    policy: a name in SCHEDULES. lr: base learning rate, which the warm-up reaches. `lr_at` returns
-    the learning rate of a step.
+    policy: name of the schedule, a key of SCHEDULES. lr: base learning rate, at the end of the
+    warm-up. epochs, warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: change the
+    learning rate only at the start of an epoch. own: additional arguments of the schedule function.
     """
 
     policy: str
@@ -48,7 +49,7 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Length of an epoch in the unit of `time`: 1 if epoch_based, else steps per epoch."""
+        """Length of an epoch: 1 (in epochs) if `epoch_based`, else the number of steps."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property
@@ -84,11 +85,11 @@ def linear(s: Schedule, time: int) -> float:
 
 
 def multistep(s: Schedule, time: int) -> float:
-    """Return the base learning rate, divided by drop_factor once for each drop epoch so far.
+    """Return the base learning rate, divided by `drop_factor` for each drop epoch reached so far.
 
-    The drop epochs are drop_epochs or, if that is empty, the multiples of drop_freq below `epochs`.
-    The result is also multiplied by the factor of the warm-up. time: the epoch if epoch_based, else
-    the step.
+    The drop epochs are `drop_epochs` or, if that is empty, the multiples of `drop_freq` below
+    `epochs`. In the warm-up, the result is also multiplied by the warm-up factor. time: the epoch
+    if `epoch_based`, else the step.
     """
     epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
     drops = sum(epoch * s.unit <= time for epoch in epochs)
@@ -98,7 +99,7 @@ def multistep(s: Schedule, time: int) -> float:
 def constant(s: Schedule, time: int) -> float:
     """Return the base learning rate at all times.
 
-    There is no warm-up, as in the original Vision Longformer code (2021).
+    The warm-up settings are ignored, as in the original Vision Longformer code (2021).
     """
     return s.lr
 

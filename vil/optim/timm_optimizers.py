@@ -1,10 +1,10 @@
 """The optimizers of timm, as entries of OPTIMIZERS with the names timm/<name>, such as timm/muon.
 
-timm's registry describes each optimizer. This file adds properties of their classes that vil needs,
+The list of optimizers is from timm's registry. This file adds properties that timm does not have,
 such as whether FSDP may shard the parameters. An optimizer is built with the parameter groups, the
-learning rate and OPTIM.MOM. A value in OPTIM.ADAM is passed only if it differs from the default of
-its config key, as in timm's train script. Otherwise the default of the class applies, such as
-Lion's betas (0.9, 0.99).
+learning rate and the momentum OPTIM.MOM. As in timm's train script, the betas and eps of OPTIM.ADAM
+are passed only if they differ from the defaults of these config keys. Otherwise, the defaults of
+the optimizer's class apply, such as Lion's betas (0.9, 0.99).
 """
 
 import functools
@@ -96,10 +96,10 @@ def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
 def combine(info: Any, key: str, value: Any) -> Any:
     """Return the value to pass as argument `key` to a timm optimizer, or None to pass no value.
 
-    info: timm's description of the optimizer. key: "betas" or "eps". value: the setting. It is
-    passed only if it differs from the default in `Settings`. If only one of two betas differs, the
-    other is replaced by the default of the optimizer's class. An optimizer with three betas, such
-    as Adan, always uses its defaults.
+    info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: the config's value.
+    A value equal to the default in `Settings` is not passed, so that the default of the optimizer's
+    class applies. If only one of the two betas equals its default in `Settings`, it is replaced by
+    the default of the class. An optimizer with three betas, such as Adan, always uses its defaults.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -114,18 +114,18 @@ def combine(info: Any, key: str, value: Any) -> Any:
 
 
 def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
-    """Build Muon, which updates matrices, with timm's AdamW or NAdamW for other parameters.
+    """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
-    timm takes parameters of the shape of a matrix for matrices, which is wrong for position
-    embeddings and tables of biases. So groups with "no_decay" True are also updated by AdamW or
-    NAdamW, as with timm's `fallback_no_weight_decay`.
+    By default, timm applies Muon to all parameters with the shape of a matrix, including position
+    embeddings and relative position bias tables. Here, these are updated by AdamW or NAdamW too:
+    all groups whose key "no_decay" is True, as with timm's `fallback_no_weight_decay`.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)
 
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
-    """Build Kron with random numbers that depend only on the step and are equal on all ranks."""
+    """Build Kron with a random generator that is seeded with the step, equally on all ranks."""
     kron = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 
