@@ -55,10 +55,10 @@ def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        ("", r"attention '': part 1 \(''\) has an empty name"),
-        ("longformer,,full", r"part 1 \('longformer,,full'\) has an empty name"),
-        ("longformer/", r"part 2 \(''\) has an empty name"),
-        ("full/full/global", r"part 3 \('global'\) has no stage, because ARCH has only 2"),
+        ("", "attention '' has an empty name for stage 1"),
+        ("longformer,,full", "'longformer,,full' has an empty name for stage 1"),
+        ("longformer/", "'longformer/' has an empty name for stage 2"),
+        ("full/full/global", "has names for 3 stages, but ARCH has only 2 stages"),
     ],
 )
 def test_malformed_attention_strings_raise(attention, message):

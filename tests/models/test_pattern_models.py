@@ -60,10 +60,10 @@ def test_texts_are_split_by_stages_and_blocks(text, counts, wanted):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a/b/c", "'a/b/c' has parts for 3 stages, but the model has 2"),
-        ("a;b;c", "has parts for 3 blocks in stage 1, in which 2 blocks use this attention"),
-        ("a;/b", "has an empty part in stage 1"),
-        ("/b", "has an empty part in stage 1"),
+        ("a/b/c", "'a/b/c' has values for 3 stages, but the model has 2 stages"),
+        ("a;b;c", "has 3 values for stage 1, in which 2 blocks use this attention"),
+        ("a;/b", "has an empty value for stage 1"),
+        ("/b", "has an empty value for stage 1"),
     ],
 )
 def test_texts_that_do_not_fit_are_refused(text, message):
@@ -120,7 +120,7 @@ def test_the_config_selects_pattern_reach_and_backend():
     [
         ("axail", "unknown pattern 'axail'; did you mean 'axial'"),
         ("axial | | local:1", "at column 9"),
-        ("axial / local:1 / swin:2", "has parts for 3 stages, but the model has 2"),
+        ("axial / local:1 / swin:2", "has values for 3 stages, but the model has 2"),
         ("window:3,-1", "a query may attend to a key twice"),
         ("from_mask:small.npy", "a grid of 7 x 7 tokens needs a mask of 49 x 49 pairs, got 4 x 4"),
     ],

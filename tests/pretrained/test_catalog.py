@@ -120,7 +120,7 @@ def test_weights_of_a_file(tmp_path):
     assert other.head.out_features == 1000
     with pytest.raises(CheckpointError, match="no weight file at nowhere.pth"):
         vil.get_model("vil_tiny", weights="nowhere.pth")
-    with pytest.raises(ValueError, match="vil_tiny has 4 stages, but there are 2 windows"):
+    with pytest.raises(ValueError, match="vil_tiny has 4 stages, but got 2 window sizes"):
         vil.get_model("vil_tiny", windows=(7, 7))
 
 

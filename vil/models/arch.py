@@ -9,10 +9,10 @@ comma-separated list of items in any order. An item is one of these letters, fol
   a 0 for relative position bias, 1 for absolute position embedding
 Omitted letters have the defaults in LETTERS.
 
-A second string, the attention string, gives the attention of each block. Example:
-'linformer/longformer,full'. Parts are separated by `/`: part 1 is for stage 1, part 2 for stage 2,
-and so on. The last part is also for all later stages. A part is an attention name for all blocks of
-the stage, or several names separated by commas, which the blocks use in turn.
+A second string, the attention string, names the attention of each transformer block. Example:
+'linformer/longformer,full'. The stages are separated by `/`. If there are more stages in ARCH, the
+last ones are like the last stage in the attention string. A stage has one attention name for all
+of its blocks, or several names separated by commas, which are repeated over its blocks.
 """
 
 import re
@@ -37,10 +37,11 @@ LETTERS = {  # meaning, default, minimum, maximum
 class StageSpec:
     """Settings of one stage of a model.
 
-    dim: width. attention: the attention name of each block. num_global: number of global tokens.
-    patch: patch side, in pixels for the first stage, in tokens of the previous stage for others.
-    attn_size: the letter f of ARCH strings, such as the window size. absolute: use an absolute
-    position embedding instead of a relative position bias.
+    dim: embedding width. attention: names of the attention of each block. num_global: number of
+    global tokens. patch: side of a patch, in pixels in the first stage, and in tokens of the
+    previous stage in other stages. attn_size: window size of longformer, number of features of
+    linformer and performer, or reduction ratio of srformer. absolute: use an absolute position
+    embedding instead of a relative position bias.
     """
 
     dim: int
@@ -66,8 +67,8 @@ class StageSpec:
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
     """Parse an ARCH string and an attention string, and return the settings of each stage.
 
-    The docstring of this module describes both formats. Raises ValueError for a malformed string.
-    Unknown attention names are not detected here, but when a model is built.
+    Both formats are described at the top of vil/models/arch.py. Raises ValueError for a malformed
+    string. Unknown attention names are detected later, when a model is built.
     """
     parts = arch.strip().split("_")
     names = _parse_attention(attention, len(parts))
@@ -101,7 +102,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
 
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
-    """Convert the attention names of stages to the second argument of `parse_arch`."""
+    """Convert stages to an attention string, the second argument of `parse_arch`."""
     # a stage with full attention only needs no part of its own, and repeats its neighbor's part
     needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
     part, parts = next(filter(None, needed), "full"), []
@@ -114,37 +115,38 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
-    """Split the value of an attention argument into one value per block.
+    """Split the text value of an attention argument into one value per transformer block.
 
-    text: parts separated by `/`, one for each stage. The last part is also for all later stages. A
-    part is one value, or several values separated by `;`, which the blocks use in turn. Text in
-    quotes is not split.
-    counts: for each stage, the number of blocks that use the attention. Other blocks get no value.
+    text: the values of each stage, separated by `/`. If the model has more stages, the values of
+    the last stage in the text are used for them too. A stage has one value, or several values
+    separated by `;`, which are repeated over its blocks. Text in quotes is not split.
+    counts: for each stage, the number of blocks with the attention that has this argument.
 
-    Returns, for each stage, a list with the values of its blocks. Raises ValueError if a value is
-    empty, if there are more parts than stages, or if a stage has fewer blocks than its part has
-    values. A stage without such blocks may have any number of values.
+    Returns, for each stage, a list with the values of these blocks. Raises ValueError if a value is
+    empty, if the text has more stages than the model, or if it has more values for a stage than the
+    stage has blocks with this attention, unless the stage has none.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):
         raise ValueError(
-            f"{text!r} has parts for {len(stages)} stages, but the model has {len(counts)}"
+            f"{text!r} has values for {len(stages)} stages, but the model has {len(counts)} stages"
         )
     stages += stages[-1:] * (len(counts) - len(stages))
     result = []
     for number, (part, count) in enumerate(zip(stages, counts), start=1):
         blocks = _split_unquoted(part, ";")
         if not all(blocks) or 0 < count < len(blocks):
-            problem = f"has parts for {len(blocks)} blocks" if all(blocks) else "has an empty part"
+            values = f"{len(blocks)} values" if all(blocks) else "an empty value"
             raise ValueError(
-                f"{text!r} {problem} in stage {number}, in which {count} blocks use this attention"
+                f"{text!r} has {values} for stage {number}, in which {count} blocks use this "
+                "attention"
             )
         result.append(list(islice(cycle(blocks), count)))
     return result
 
 
 def _split_unquoted(text: str, sign: str) -> list[str]:
-    """Split a text at each character `sign` outside of quotes, and strip spaces from the parts."""
+    """Split a text at the character `sign`, except in quotes, and strip spaces from the parts."""
     to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # the quotes that follow are complete
     return [part.strip() for part in re.split(sign + to_end, text)]
 
@@ -156,17 +158,17 @@ def _shortest_cycle(names: tuple[str, ...]) -> str:
 
 
 def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
-    """Return a list of attention names for each stage. The blocks of a stage use them in turn."""
+    """Parse an attention string into a list of names per stage, to be repeated over its blocks."""
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
-            f"attention {attention!r}: part {num_stages + 1} ({parts[num_stages]!r}) has no stage, "
-            f"because ARCH has only {num_stages} stages"
+            f"attention {attention!r} has names for {len(parts)} stages, but ARCH has only "
+            f"{num_stages} stages"
         )
     names = [[name.strip() for name in part.split(",")] for part in parts]
-    for number, part in enumerate(parts, start=1):
-        if not all(names[number - 1]):
-            raise ValueError(f"attention {attention!r}: part {number} ({part!r}) has an empty name")
+    for number, stage in enumerate(names, start=1):
+        if not all(stage):
+            raise ValueError(f"attention {attention!r} has an empty name for stage {number}")
     return names + names[-1:] * (num_stages - len(names))
 
 

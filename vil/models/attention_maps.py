@@ -1,8 +1,8 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return the softmax weights, so each attention class recomputes them,
-without dropout. The product of a query's weights with the values, after the output projection, is
-the output of the attention module for the query. This does not hold for queries in the padding.
+without dropout. The sum of the values, weighted by a query's weights and passed through the output
+projection, is the output of the attention module for this query, unless the query is padding.
 
 Shapes: B batch, c input channels, H W image size, C channels, T tokens.
 """
@@ -33,7 +33,7 @@ def attention_maps(
     valid (B, 2): height and width of each image without its padding; None if no image is padded.
     The result is differentiable if gradients are enabled.
     Raises ValueError if the stage, block or token does not exist, if the model is not an MsViT, or
-    if the attention class has no weights of tokens.
+    if the block's attention does not compute a weight for each pair of query and key.
     """
     module, calls = attention_at(model, stage, block), []
     hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
@@ -74,9 +74,10 @@ def token_weights(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    x (B, T, C). grid: rows and columns of local tokens. queries: see `attention_maps`. valid_hw
-    (B, 2): rows and columns of tokens that are not padding; None if there is no padding. Raises
-    ValueError if a token in `queries` does not exist.
+    x (B, T, C): input tokens, global tokens first. grid: (rows, columns) of local tokens. queries:
+    indices of tokens in x; None for all. valid_hw (B, 2): for each image, rows and columns of local
+    tokens that are not padding; None if there is no padding. Raises ValueError if a token in
+    `queries` does not exist.
     """
     tokens = x.shape[1]
     queries = range(tokens) if queries is None else queries

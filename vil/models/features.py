@@ -11,10 +11,9 @@ from vil.models.head_names import find_heads
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
     """Return the pooled features (B, D) of images (B, C, H, W): the input of the model's head.
 
-    A model with timm's methods `forward_features` and `forward_head` computes them by these
-    methods. For any other model, the input of the head is recorded. Features that are maps
-    (B, D, X, Y) or tokens (B, L, D) are averaged over positions. Raises ValueError if the model
-    does not call its head.
+    If the model has timm's methods `forward_features` and `forward_head`, these are called.
+    Otherwise, a hook records the input of the head. Features that are maps (B, D, X, Y) or tokens
+    (B, L, D) are averaged over positions. Raises ValueError if the model does not call its head.
     """
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         features = model.forward_head(model.forward_features(images), pre_logits=True)
@@ -36,7 +35,7 @@ def head_input(model: nn.Module, images: Tensor) -> Tensor:
         hook.remove()
     if not inputs:
         raise ValueError(
-            f"{type(model).__name__} does not call its classification head, so the features that "
-            "enter the head cannot be recorded"
+            f"{type(model).__name__} does not call its classification head, so the input of the "
+            "head cannot be recorded"
         )
     return inputs[-1]

@@ -53,18 +53,19 @@ def list_models(pattern: str = "*") -> list[str]:
 def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """Return copies of the stages with other window sizes, or other attention sizes in general.
+    """Return copies of the stages with other window sizes.
 
-    windows: an int for all stages, a sequence with an int for each stage, or None to keep the
-    sizes. An int replaces the letter f of an ARCH string. name: the model's name, for error
-    messages. Raises ValueError if the number of windows is not the number of stages.
+    windows: one size for all stages, a sequence with one size per stage, or None to keep the sizes.
+    For attention without windows, it replaces the size that the attention has instead, see
+    `StageSpec.attn_size`. name: the model's name, for the error message. Raises ValueError if the
+    length of the sequence is not the number of stages.
     """
     if windows is None:
         return list(stages)
     windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
         raise ValueError(
-            f"{name} has {len(stages)} stages, but there are {len(windows)} windows: give one int "
-            f"for all stages, or {len(stages)} ints"
+            f"{name} has {len(stages)} stages, but got {len(windows)} window sizes: give one size "
+            f"for all stages, or {len(stages)} sizes"
         )
     return [replace(stage, attn_size=size) for stage, size in zip(stages, windows)]

@@ -24,9 +24,10 @@ from vil.models.arch import StageSpec
 class Stage(nn.Module):
     """One stage of MsViT: a patch embedding, then transformer blocks.
 
-    grid: rows and columns of local tokens, which determine the size of position parameters.
-    drop_path_rates: rate of each block. arguments: for each block, additional arguments of its
-    attention class. settings: all keyword arguments of MsViT.
+    spec: dimensions and attention of the stage. in_chans: channels of its input. grid: (rows,
+    columns) of local tokens, for which the position embedding and bias tables are created.
+    drop_path_rates: stochastic depth rate of each block. arguments: for each block, additional
+    keyword arguments of its attention class. settings: all keyword arguments of MsViT.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Stage(nn.Module):
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Map x (B, c, H, W) to (tokens (B, G+L, d), grid (X, Y), valid_hw).
 
-        valid (B, 2): rows and columns of x that are not padding, for each image; None if no image
-        is padded. valid_hw (B, 2): rows and columns of tokens that are not padding, or None.
+        valid (B, 2): for each image, the rows and columns of x that are not padding; None if no
+        image is padded. valid_hw (B, 2): for each image, the rows and columns of local tokens that
+        are not padding; None if `valid` is None.
         """
         tokens, grid = self.embed(x)
         if valid is not None:
@@ -101,11 +103,11 @@ class Stage(nn.Module):
 
 @contextmanager
 def store_activations(model: nn.Module) -> Iterator[None]:
-    """Make a model's reversible stages store their activations inside of a `with` statement.
+    """Context manager in which a model's reversible stages store their activations.
 
-    Forward passes then have the same outputs as before, but need as much memory as those of a model
-    that is not reversible. Autograd records every operation, so second derivatives and gradients of
-    tensors from hooks are available.
+    The outputs do not change, but a forward pass needs as much memory as that of a model that is
+    not reversible. Autograd records every operation, so second derivatives, and gradients of
+    tensors that hooks see, are available.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]

@@ -35,23 +35,23 @@ class MsViT(nn.Module):
     """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
     stages: settings of the stages, for example from `parse_arch`.
-    img_size: image side, or (height, width), in pixels, which determines the size of position
-      parameters. The forward pass resizes these parameters for images of other sizes.
+    img_size: image side, or (height, width), in pixels, for which position embeddings and bias
+      tables are created. The forward pass resizes them for images of other sizes.
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
     pos_resize: "interpolate" or "crop" absolute position embeddings for images of other sizes.
-    attention_args: arguments of `build_attention` by attention name, for example
-      {"longformer": {"mode": 1}}. An argument such as an attention pattern can have different
-      values for different stages and blocks, see `vil.models.arch.split_by_block`.
+    attention_args: {attention name: additional keyword arguments of `build_attention`}, such as
+      {"longformer": {"mode": 1}}. The text of an argument such as an attention pattern can have
+      different values for different stages and blocks, see `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
     reversible: use reversible blocks, whose activations are recomputed from the stage's output in
       backward. The outputs differ from those of ordinary blocks with the same parameters, see
       `vil.layers.reversible`. grad_checkpoint is then ignored, with a warning.
 
-    If a stage is to use a relative position bias, but one of its attention classes does not support
+    If a stage requests a relative position bias, but one of its attention classes does not support
     it, the stage uses an absolute position embedding instead, and a warning is logged. Raises
-    ValueError if a stage has no tokens at img_size, or if a setting is invalid.
+    ValueError if a stage has no tokens at img_size, or if an argument is invalid.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class MsViT(nn.Module):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no tokens: its input has size {map_size}, "
-                    f"but its patch side is {spec.patch}: use a larger image size"
+                    f"stage {len(self.stages) + 1} has no tokens, because its input {map_size} is "
+                    f"smaller than its patches of side {spec.patch}: use a larger image size"
                 )
             self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
@@ -121,7 +121,7 @@ class MsViT(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Map the output of `forward_features` to logits (B, K).
 
-        pre_logits: only pool the features, and return them (B, d).
+        pre_logits: return the pooled features (B, d) instead of logits.
         """
         x = self.pool(x)
         if pre_logits:
@@ -131,8 +131,8 @@ class MsViT(nn.Module):
     def pool(self, x: Tensor) -> Tensor:
         """Pool features x, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
-        The attribute `global_pool` selects the pooling. "avg": mean. "token": first global token.
-        "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "": no pooling.
+        The attribute `global_pool` selects the pooling. "avg": mean. "token" (tokens only): first
+        token. "max" (maps only): maximum. "avgmax" (maps only): mean of both. "": no pooling.
         """
         if not self.global_pool:
             return x
@@ -153,7 +153,7 @@ class MsViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head with a new one for `num_classes` classes. If this is 0, remove the head.
 
-        global_pool: see `pool`; None keeps the current one. Raises ValueError if not supported.
+        global_pool: pooling, see `pool`; None: unchanged. Raises ValueError if not supported.
         """
         like = next(self.parameters())
         self.num_classes = num_classes
@@ -168,7 +168,7 @@ class MsViT(nn.Module):
             self.set_global_pool(global_pool)
 
     def set_global_pool(self, global_pool: str) -> None:
-        """Set the pooling, see `pool`. Raises ValueError if the model does not support it."""
+        """Select the pooling (see `pool`). Raises ValueError if the model does not support it."""
         pools = TOKEN_POOLS if self.returns_tokens else MAP_POOLS
         if global_pool not in pools:
             choices = ", ".join(map(repr, pools))
@@ -190,15 +190,14 @@ class MsViT(nn.Module):
         *,
         valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Map x (B, c, H, W) to (features, list of the maps of chosen stages).
+        """Map x (B, c, H, W) to (features, list of the output maps of selected stages).
 
         The features are the output of `forward_features`. The map of stage i is (B, d_i, X_i, Y_i).
-        The maps are in the order of `indices`.
 
-        indices: indices of stages from 0. Negative indices count from the end. An int n selects the
-          last n stages, and None selects all.
+        indices: indices of the selected stages, from 0. Negative indices count from the end. An
+          int n selects the last n stages, and None selects all. The maps are in this order.
         norm: apply the final norm to the last stage's map.
-        stop_early: stop after the last chosen stage, and return its map as the features.
+        stop_early: stop after the last selected stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
         intermediates_only: return only the list of maps.
         valid (B, 2): height and width of each image without its padding; None if no image is
@@ -227,16 +226,16 @@ class MsViT(nn.Module):
         return to_map(tokens, spec.num_global, grid, valid), intermediates
 
     def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """Return (list of the chosen stages' indices from 0, the largest of these indices).
+        """Return (list of the selected stages' indices from 0, the largest of these indices).
 
-        Raises ValueError if a stage does not exist. indices: see `forward_intermediates`.
+        indices: see `forward_intermediates`. Raises ValueError if a stage does not exist.
         """
         count = len(self.stages)
         if indices is None:
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"as an int, indices must be 1 to {count}, got {indices}")
+                raise ValueError(f"an int for indices must be from 1 to {count}, got {indices}")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
@@ -247,10 +246,10 @@ class MsViT(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages after the last chosen stage, and return the chosen stages' indices.
+        """Remove the stages after the last selected stage. Returns the selected stages' indices.
 
         indices: see `forward_intermediates`. prune_norm: remove the final norm. prune_head: remove
-        the head. If any stage is removed, the final norm and the head are always removed.
+        the head. If any stage is removed, both are removed, whatever these arguments.
         """
         chosen, last = self._select_stages(indices)
         has_unused = last < len(self.stages) - 1
@@ -287,7 +286,7 @@ class MsViT(nn.Module):
 
     @property
     def strides(self) -> list[int]:
-        """Number of image pixels per side of a token, for each stage."""
+        """Stride of each stage's tokens, in image pixels."""
         return list(accumulate((spec.patch for spec in self.specs), operator.mul))
 
     # Training
@@ -295,7 +294,7 @@ class MsViT(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable or disable gradient checkpointing, which recomputes each block in backward.
 
-        A reversible model always recomputes its blocks. If `enable` is True, it logs a warning.
+        A reversible model always recomputes its blocks. For it, only a warning is logged.
         """
         if enable and self.settings["reversible"]:
             log.warning(
@@ -315,7 +314,7 @@ class MsViT(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters to exclude from weight decay.
 
-        These are parameters of norms, global tokens and positions, and the bias of the head.
+        These are norm parameters, global tokens, position embeddings, bias tables and head.bias.
         """
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
         return {
@@ -326,9 +325,9 @@ class MsViT(nn.Module):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """Return regular expressions with which timm groups the parameters into layers.
+        """Return the regular expressions by which timm groups parameters into layers.
 
-        coarse: make each stage a layer. By default, the layers are those of `layer_of`.
+        coarse: one layer per stage. By default, the layers are those of `layer_of`.
         """
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
@@ -339,16 +338,16 @@ class MsViT(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """The largest depth that `layer_of` returns: the number of blocks plus one."""
+        """Largest layer index that `layer_of` returns: the number of blocks plus one."""
         return sum(len(stage.blocks) for stage in self.stages) + 1
 
     def layer_of(self, name: str) -> int:
-        """Return the depth of a parameter, for layer-wise learning rate decay.
+        """Return the layer index of the parameter `name`, for layer-wise learning rate decay.
 
-        The patch embedding of stage 1 has depth 0. The blocks of all stages follow, then the final
-        norm and the head. A later patch embedding has the depth of its stage's first block or, if
-        its stage has no blocks, the depth of the last block before that stage. Raises ValueError
-        for a name that is not a parameter of the model.
+        The patch embedding of the first stage is layer 0. Each block of all stages is one layer.
+        The final norm and the head are the last layer. Other patch embeddings are in the layer of
+        their stage's first block or, if the stage has no blocks, of the last block before it.
+        Raises ValueError for a name that is not a parameter of the model.
         """
         if name.startswith(("norm.", "head.")):
             return self.num_layers
@@ -364,9 +363,10 @@ class MsViT(nn.Module):
     # Image size and cost
 
     def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Resize the position parameters. img_size: image side, or (height, width), in pixels.
+        """Resize the position embeddings and bias tables for another image size.
 
-        rule: "linear", "bicubic" or "extend", see `vil.layers.pos_embed.resize_table`.
+        img_size: image side, or (height, width), in pixels. rule: "linear", "bicubic" or "extend",
+        see `vil.layers.pos_embed.resize_table`.
         """
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
@@ -376,7 +376,7 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return the token grid (rows, columns) of each stage. img_size: (height, width)."""
+        """Return each stage's grid of tokens, (rows, columns), for an image (height, width)."""
         grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
@@ -400,9 +400,9 @@ def arguments_by_block(
 ) -> list[list[dict[str, Any]]]:
     """Return, for each stage, a list with the attention arguments of each block.
 
-    arguments: {attention name: {argument: value}}. The values of some arguments are strings that
-    `split_by_block` splits into one string per block. Raises ValueError if an attention name is
-    unknown or if a string does not fit the numbers of stages and blocks.
+    arguments: {attention name: {argument: value}}. Strings as values of arguments like an attention
+    pattern are split by `split_by_block` into one string per block. Raises ValueError if an
+    attention name is unknown, or if a string has more values than there are stages or blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():
@@ -418,9 +418,9 @@ def arguments_by_block(
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Use absolute embeddings in stages whose attention does not support relative position bias.
+    """Return the stages, with absolute position embeddings where relative bias is not supported.
 
-    Returns all stages, and logs a warning if any stage was changed.
+    Logs a warning if the attention of any stage does not support its relative position bias.
     """
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
