@@ -38,10 +38,10 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
     """Register a task as the value `name` of the config key TASK.
 
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
-    "module:Class". about: a one-line description. facts: additional properties, listed in the
-    docstring of this module. `facts` may also have `keys`, {argument: `vil.utils.registry.Key`},
-    which adds config keys. Raises ValueError if the name is taken or if the class does not define a
-    required method.
+    "module:Class". about: a one-line description. facts: additional properties of the registry
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. keys={argument:
+    `vil.utils.registry.Key`} adds config keys. Raises ValueError if the name is taken or if the
+    class does not define a required method.
     """
     TASKS.register(name, task, about, **facts)
 
@@ -58,8 +58,8 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
     """
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
-            "DATA.NUM_CLASSES auto counts the classes of the training set, but the training set is "
-            "not read here: set a number"
+            "DATA.NUM_CLASSES auto is the number of classes of the training set, but this command "
+            "does not read the training set: set a number"
         )
     return task_entry(cfg).load()(cfg, device)
 
@@ -90,7 +90,7 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
         joint = "\n" if "\n" in str(error) else "; "  # below a drawing
         raise DataError(
             f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of this data set: if you do "
-            "not have it, set a number"
+            "not have the data set, set a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
@@ -98,8 +98,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
     """Raise ConfigError if the config's task does not define an optional attribute or method.
 
-    attribute: its name, such as "average_outputs". A definition in the base class `Task` does not
-    count. why: what the command needs, for the error message.
+    attribute: name of the attribute or method, such as "average_outputs". It must be defined in a
+    subclass of `Task`. why: what the command needs, for the error message.
     """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)

@@ -1,8 +1,8 @@
-"""The base class of tasks, with everything that differs between classification, detection, etc.
+"""Base class of tasks, such as classification and detection.
 
 A task is a subclass of `Task` with an entry in the registry TASKS. An instance is created by
-task_class(cfg, device). The training loop, evaluation, inference, the report and the commands use
-only the methods of `Task`, so they work for every task.
+task_class(cfg, device). The training loop, evaluation, inference, the report and the commands call
+only methods of `Task`, so they work for every task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,9 +43,9 @@ class ImageMeta(NamedTuple):
 class OpenData(NamedTuple):
     """The loaders of a config's datasets.
 
-    tests: {part: {name of the test set: loader}}, where part is "val" or "test", see
-    `Task.test_loaders`. note: text for the user about differences from the datasets of a training
-    run, or "".
+    train: loader of the training set. tests: {"val" or "test": {name of the test set: loader}}, see
+    the argument `part` of `Task.test_loaders`. note: text for the user about differences from the
+    datasets of a training run, or "".
     """
 
     train: TrainLoader
@@ -61,7 +61,10 @@ class TaskReport(NamedTuple):
 
 
 def make_metric(metrics: Metrics, name: str = "") -> Metric:
-    """Return the metric `name` from the metrics that a task declares, by default the first one."""
+    """Return the metric `name`, by default the first one.
+
+    metrics: all metrics of a task, {name: (label, unit, whether higher is better)}.
+    """
     name = name or next(iter(metrics))
     label, unit, higher_is_better = metrics[name]
     return Metric(name, higher_is_better, label, unit)
@@ -97,8 +100,8 @@ class Task:
         """Store the settings of the task.
 
         amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} for
-        `evaluate`. A call of `test_loaders` replaces them. results_folder: folder to which
-        `evaluate` writes predictions; None to write none.
+        `evaluate`. A call of the method `test_loaders` replaces them. results_folder: folder to
+        which `evaluate` writes predictions; None: do not write predictions.
         """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
@@ -119,11 +122,11 @@ class Task:
         return model
 
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool) -> Any:
-        """Load a weight file into the model, and report what happened to each weight.
+        """Load a weight file into the model, and return a report of what was loaded.
 
-        strict: raise CheckpointError if the file has no weights for some parameters. Otherwise such
-        parameters keep their initial values. Also raises CheckpointError if the weights do not fit
-        the model.
+        strict: raise CheckpointError if the file has no weights for some parameters. If False, such
+        parameters keep their initial values. Raises CheckpointError if the weights do not fit the
+        model.
         """
         raise NotImplementedError
 
@@ -132,8 +135,8 @@ class Task:
     ) -> TrainLoader:
         """Build this rank's training loader.
 
-        bad_file: file to which the names of unreadable images are appended. dataset: used instead
-        of the config's training set.
+        dist: rank and number of ranks. bad_file: file to which the names of unreadable images are
+        appended. dataset: dataset to use instead of the config's training set.
         """
         raise NotImplementedError
 
@@ -147,57 +150,60 @@ class Task:
     ) -> dict[str, EvalLoader]:
         """Build this rank's loader of each test set, and return {name: loader}.
 
-        The loaders are also stored in `test_sets`. bad_file: file to which the names of unreadable
-        images are appended. datasets: {name: dataset}, used instead of the config's test sets.
-        part: "test" for the sets in DATA.TEST, "val" for the sets that select the best checkpoint.
-        These are the sets in DATA.VAL or, if it is empty, those in DATA.TEST.
+        The loaders are also stored in `test_sets`. dist: rank and number of ranks. bad_file: file
+        to which the names of unreadable images are appended. datasets: {name: dataset} to use
+        instead of the config's test sets.
+        part: "test" for the sets in DATA.TEST, "val" for the sets that select the best checkpoint,
+        which are those in DATA.VAL or, if it is empty, those in DATA.TEST.
         """
         raise NotImplementedError
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
         """Build a dataset of `num_samples` synthetic images for --dry-run and benchmarks.
 
-        The images are as large as the largest training images. folder: folder for files that the
+        The images have the maximum size of training images. folder: folder for files that the
         dataset writes. split: "train" or "val".
         """
         raise NotImplementedError
 
     @contextmanager
     def open_data(self) -> Iterator[OpenData]:
-        """Open the config's datasets for a `with` block, to check and describe them.
+        """Context manager that opens the config's datasets, to check and describe them.
 
-        Raises ConfigError or DataError if they are invalid.
+        Raises ConfigError or DataError if the datasets are invalid.
         """
         loader = self.train_loader(DistInfo())
         self.class_names = self.class_names or loader.classes
         yield OpenData(loader, {"val": self.test_loaders(DistInfo())})
 
     def count_classes(self, dataset: Dataset) -> dict[str, int]:
-        """Return {class: number of images or objects} of a dataset; {} if it has no classes."""
+        """Return {class name: number of images or objects}; {} if the dataset has no classes."""
         return {}
 
     def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
-        """Convert the model's input images, from a batch that `prepare` returned, to PIL images.
+        """Convert a batch to PIL images, to show the model's input after augmentation.
 
-        Returns a list of (image, target as text), or [] if the task does not support this.
+        batch: result of `prepare`. Returns a list of (image, target as text), or [] if the task
+        does not support this.
         """
         return []
 
     # ---- called by `vil data check`
 
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
-        """Open the training set or, if `name` is given, the set `name` of DATA.VAL or DATA.TEST.
+        """Open a dataset of the config, whose number of classes may differ from DATA.NUM_CLASSES.
 
-        part: "test" for a set in DATA.TEST if DATA.VAL is not empty, otherwise "val". The number of
-        classes of the dataset may differ from DATA.NUM_CLASSES. The dataset has the methods `image`
-        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: "test"
+        for a set in DATA.TEST if DATA.VAL is not empty, otherwise "val". The returned dataset has
+        the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset is
+        invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
         return self.test_loaders(DistInfo(), part=part)[name].dataset
 
     def summarize_targets(self, dataset: Any) -> TargetSummary:
-        """Count the images of each class of a dataset that `open_split` returned."""
+        """Count the images of each class of a dataset. dataset: result of `open_split`."""
         return summarize_targets(dataset)
 
     # ---- called by the training loop and by evaluation
@@ -207,7 +213,7 @@ class Task:
         return batch.to(self.device, self.memory_format)
 
     def split(self, batch: Any, num_parts: int) -> list[Any]:
-        """Split a batch into `num_parts` consecutive parts of equal size."""
+        """Split a batch into `num_parts` batches of equal size, for gradient accumulation."""
         samples = len(batch.indices)
         size = samples // num_parts
         message = f"{samples} images do not divide into {num_parts} equal parts"
@@ -217,9 +223,9 @@ class Task:
         return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the loss of a batch that `prepare` returned, and metrics for the training log.
+        """Compute the loss of a batch, and metrics for the training log.
 
-        The caller must enable autocast.
+        batch: result of `prepare`. The caller must enable autocast.
         """
         raise NotImplementedError
 
@@ -243,14 +249,14 @@ class Task:
         raise NotImplementedError
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return lines of text to print after the metrics of the test set `name`.
+        """Return additional lines of text to print after the metrics of the test set `name`.
 
-        For example, the lines of a table of classes. metrics: result of `measure`.
+        The lines are, for example, a table of per-class metrics. metrics: result of `measure`.
         """
         return []
 
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
-        """Fit a calibration of the model's probabilities on the first test set.
+        """Fit a calibration, such as a temperature or thresholds, on the first test set.
 
         Returns the calibration as a dict that can be saved as JSON, or {} if the task does not
         support calibration.
@@ -258,16 +264,16 @@ class Task:
         return {}
 
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
-        """Set the calibration for all later outputs.
+        """Apply a calibration to all later outputs.
 
-        calibration: result of `calibrate`, or {} to remove the calibration.
+        calibration: result of `calibrate`, or {} to remove the current calibration.
         """
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images of the test set `name` that have the most errors.
+        """Draw the `count` images with the most errors in the test set `name`.
 
-        Writes the drawings to files in `folder`, and returns the files. `evaluate` must have been
-        called before.
+        Writes the drawings to files in `folder`, and returns the paths of the files. `evaluate`
+        must be called first.
         """
         raise NotImplementedError
 
@@ -286,21 +292,24 @@ class Task:
         raise NotImplementedError
 
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Sequence[Tensor]:
-        """Convert an RGB image to one input tensor for `run` per view (test-time augmentation)."""
+        """Apply test-time augmentation to an RGB image, and return one input for `run` per view.
+
+        views: mirror images and crops of the image.
+        """
         raise NotImplementedError
 
     def average_outputs(self, outputs: Sequence[Any]) -> Any:
-        """Average outputs of `run` for the same images, from several views or several models.
+        """Average several outputs of `run` for the same images.
 
-        A task that defines this method and `preprocess_views` supports test-time augmentation and
-        ensembles.
+        The outputs are those of the views in test-time augmentation, or of the models in an
+        ensemble. A task supports both if it defines this method and `preprocess_views`.
         """
         raise NotImplementedError
 
     def add_target(self, prediction: Any, target: str) -> Any:
-        """Return a copy of a prediction with the true target of its image, as text.
+        """Return a copy of a prediction that also has the ground-truth target of its image.
 
-        Out-of-fold predictions require this method.
+        target: the target as text. Out-of-fold predictions require this method.
         """
         raise NotImplementedError
 
@@ -312,7 +321,10 @@ class Task:
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:
-        """Return a prediction for the unreadable image `name`. reason: why it is unreadable."""
+        """Return a prediction that reports an unreadable image.
+
+        name: file name of the image. reason: why the image cannot be read.
+        """
         raise NotImplementedError
 
     def visualize(self, image: Image.Image, prediction: Any) -> Image.Image:
@@ -334,7 +346,7 @@ class Task:
         return TaskReport()
 
     def cost(self, model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-        """Count the parameters of each part of the model, and its multiply-accumulates per image.
+        """Count the parameters and multiply-accumulates of each part of the model, such as a stage.
 
         size: (height, width) of the image in pixels. The model may be on the meta device.
         """
@@ -342,7 +354,7 @@ class Task:
 
 
 def format_json_array(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Format records as a JSON array with one record per line, and yield it in chunks."""
+    """Format dicts as a JSON array with one dict per line, and yield the text in chunks."""
     separator = "[\n"
     for record in records:
         yield separator + to_json(record)
@@ -356,7 +368,7 @@ REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss
 def check_task(task: Any, entry: Entry) -> None:
     """Raise ValueError unless `task` is a subclass of Task that defines the methods in REQUIRED.
 
-    A class that overrides `evaluate` need not define `measure`.
+    If the class overrides `evaluate`, `measure` is not required. entry: registry entry of the task.
     """
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ValueError(

@@ -15,8 +15,8 @@ from vil.utils.errors import ConfigError, DataError
 def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes: int) -> Tensor:
     """Convert the value of LOSS.CLASS_WEIGHTS to the weights of the classes, (K,) float32.
 
-    setting: ["balanced"], or K numbers as text. targets: classes (N,) int64, or labels (N, K) of 0
-    and 1. Raises ConfigError unless there is one number per class.
+    setting: ["balanced"], or K numbers as strings. targets: the training set's classes (N,) int64,
+    or multilabel targets (N, K), 0 or 1. Raises ConfigError if the number of weights is not K.
     """
     if list(setting) == ["balanced"]:
         balance = balance_classes if targets.ndim == 1 else balance_labels
@@ -30,19 +30,20 @@ def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes
 
 
 def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the weight N / (K n) of each class, where n is its number of images, (K,).
+    """Return the weight N / (K n) of each class, (K,), where n is its number of training images.
 
-    These are scikit-learn's "balanced" weights. The mean weight of the images is 1. A class without
-    images has the weight 0.
+    These are scikit-learn's "balanced" weights. Their mean over the images is 1. A class without
+    images has the weight 0. targets: class of each image (N,).
     """
     counts = np.bincount(targets, minlength=num_classes)
     return np.where(counts, len(targets) / (num_classes * np.maximum(counts, 1)), 0.0)
 
 
 def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return a weight for each label, (K,): the number of images without it / the number with it.
+    """Return the weight of positive images in the loss of each label, (K,).
 
-    A label without images has the weight 1.
+    It is the number of images without the label, divided by the number of images with it. A label
+    without images has the weight 1. targets (N, K): 0 or 1.
     """
     positive = targets.sum(axis=0)
     return np.where(positive, (len(targets) - positive) / np.maximum(positive, 1), 1.0)
@@ -51,9 +52,10 @@ def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> Tensor:
     """Return the logit adjustment of each class (K,): factor * log(frequency of the class).
 
-    It is added to the logits in training, but not in evaluation. If factor is 1, the class with the
-    highest logit is then the best prediction for balanced accuracy (Menon et al., arXiv:2007.07314,
-    section 5). Raises DataError if a class has no training image.
+    It is added to the logits in training, but not in evaluation (Menon et al., arXiv:2007.07314,
+    section 5). With factor 1, the highest logit is then the best choice for balanced accuracy.
+    targets (N,): class of each training image. classes: class names. Raises DataError if a class
+    has no training image.
     """
     counts = np.bincount(targets, minlength=len(classes))
     if missing := [name for name, count in zip(classes, counts) if not count]:

@@ -24,14 +24,14 @@ SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section
 class ConfigTask(Task):
     """Base class of tasks that are built from a config.
 
-    A subclass defines open_train_set() and open_test_set(name), which return datasets. It also
-    defines own_arguments(name), which returns the names of the keys in DATA.KWARGS that the dataset
-    `name` accepts. If has_splits is True, open_test_set has a second argument, the split to open,
-    "val" or "test".
+    A subclass defines three methods: open_train_set() and open_test_set(name), which return a
+    dataset, and own_arguments(name), which returns the keys of DATA.KWARGS that the dataset `name`
+    accepts. If `has_splits` is True, open_test_set has a second argument, "val" or "test", the
+    split to open.
 
-    has_splits: whether the task supports the config keys in SPLIT_KEYS.
+    has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
     max_eval_batch: the maximum batch size in evaluation. If it is set, the batches and metrics are
-    the same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
+    the same for any number of ranks. If it is None, DATALOADER.BSZ images are split between ranks.
     """
 
     max_eval_batch: int | None = None
@@ -42,7 +42,7 @@ class ConfigTask(Task):
         if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
             raise ConfigError(
                 f"TASK {cfg.TASK} always evaluates all images of the sets in DATA.TEST, and does "
-                f"not support {' or '.join(f'DATA.{key}' for key in used)}: do not set it"
+                f"not support {' or '.join(f'DATA.{key}' for key in used)}: remove this setting"
             )
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)
@@ -77,8 +77,8 @@ class ConfigTask(Task):
     def check_num_classes(self, dataset: Any, name: str) -> None:
         """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes.
 
-        The check is skipped if `accepts_any_classes` is True. name: name of the dataset for the
-        error message.
+        If the attribute `accepts_any_classes` is True, the check is skipped. name: name of the
+        dataset, for the error message.
         """
         if not self.accepts_any_classes:
             data.check_num_classes(self.cfg, dataset, name)
@@ -92,12 +92,12 @@ class ConfigTask(Task):
             yield opened
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
-        """Read one image of a dataset, and reorder the dataset's classes to match the model's.
+        """Reorder the classes of a dataset to match the model's, and read one of its images.
 
         The image is read so that warnings about images are logged once, not in every loader worker.
-        match: whether to match classes; False if the model has no class names yet. With
-        DATA.TARGETMAP, classes are never matched. name: name of the dataset for messages. Raises
-        DataError if the dataset has other classes than the model.
+        match: whether to reorder the classes. If DATA.TARGETMAP is set, they are never reordered.
+        name: name of the dataset, for messages. Raises DataError if `match` is True and the dataset
+        has other classes than the model.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)

@@ -1,6 +1,6 @@
-"""Tables, figures and galleries of images in the run report.
+"""Render tables, figures and galleries of images for the run report, as HTML.
 
-Several tasks with one target per image use them. The template image_report.html.j2 renders them.
+Several tasks use these functions. The HTML template is image_report.html.j2.
 """
 
 import io
@@ -21,7 +21,7 @@ SHOWN = 12  # images of a gallery
 class ReportTable(NamedTuple):
     """A table with a caption, column names, and rows of text.
 
-    The first column has names. The other columns have numbers.
+    The first column of each row is a name. The other columns are numbers, formatted as text.
     """
 
     caption: str
@@ -30,7 +30,7 @@ class ReportTable(NamedTuple):
 
 
 class Thumbnail(NamedTuple):
-    """An image of a gallery. `jpeg` is None if the image can no longer be read."""
+    """A small image with text for a gallery. `jpeg` is None if the image can no longer be read."""
 
     name: str
     lines: Sequence[str]  # text below the image
@@ -42,7 +42,10 @@ def render_parts(
     figures: Sequence[tuple[str, Figure]] = (),
     galleries: Sequence[tuple[str, Sequence[Thumbnail]]] = (),
 ) -> Html:
-    """Render tables, figures (title, figure) and galleries (title, thumbnails) as HTML."""
+    """Render tables, figures and galleries of images as HTML.
+
+    figures: list of (title, figure). galleries: list of (title, thumbnails).
+    """
     drawn = [(title, _to_png(figure)) for title, figure in figures]
     shown = dict(tables=tables, figures=drawn, galleries=galleries)
     return Html(render_template("tasks/image_report.html.j2", **shown))
@@ -53,7 +56,7 @@ def make_thumbnail(
 ) -> Thumbnail:
     """Make a thumbnail of the image `index` of a dataset.
 
-    lines: text to show below it. side: maximum size in pixels.
+    lines: lines of text to show below the image. side: maximum width and height in pixels.
     """
     try:
         jpeg = encode_thumbnail(dataset.image(index), side)
@@ -63,7 +66,7 @@ def make_thumbnail(
 
 
 def encode_thumbnail(image: Image.Image | BandImage, side: int = SIDE) -> bytes:
-    """Encode an image as JPEG, reduced to at most `side` pixels per side."""
+    """Encode an image as JPEG, reduced to at most `side` pixels in width and height."""
     small, stream = to_display(image), io.BytesIO()
     small.thumbnail((side, side))
     small.save(stream, "JPEG", quality=85)

@@ -1,4 +1,4 @@
-"""Base classes of tasks with one target per image, which is a class, a set of labels, or numbers.
+"""Base classes of tasks with one target per image: a class, a set of labels, or numbers.
 
 Shapes: B images of a batch, c channels, N images of a test set, K outputs of the model.
 """
@@ -56,7 +56,7 @@ TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "number
 
 
 class Outputs(NamedTuple):
-    """The model's outputs for N images of a test set, sorted by index, as numpy arrays."""
+    """The model's outputs and the targets for N images of a test set, in the order of the set."""
 
     indices: np.ndarray  # (N,) int64: index of the image in the test set
     targets: np.ndarray  # (N,) or (N, K), see `ImageDataset`
@@ -66,9 +66,9 @@ class Outputs(NamedTuple):
 class ImageTask(Task):
     """Base class of tasks with one target per image, without a config.
 
-    transform: function that converts an image to a tensor (c, H, W) for inference.
-    image_weights: weight of each training image in the loss, (number of images,); None: all 1.
-    crop_transform: like `transform`, but for square crops of an image in test-time augmentation. It
+    transform: evaluation transform, which converts a PIL image to a tensor (c, H, W).
+    image_weights: sample weight of each training image in the loss, 1-dim tensor; None: all 1.
+    crop_transform: evaluation transform for the square crops of test-time augmentation, which
     resizes a crop without cropping it again. None: use `transform`.
     """
 
@@ -89,7 +89,10 @@ class ImageTask(Task):
         return self.transform(image)
 
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Tensor:
-        """Return the V views of an image as a tensor (V, c, H, W), see `vil.data.views`."""
+        """Apply test-time augmentation to an image, and return its V views (V, c, H, W).
+
+        views: the mirror images and crops to create, see `vil.data.views`.
+        """
         return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class ImageTask(Task):
         return self.compute_outputs(model, images).cpu()
 
     def average_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the mean (B, K) of several outputs of `run`, computed in float64."""
+        """Return the mean of several outputs (B, K) of `run`, computed in float64."""
         return torch.stack([output.double() for output in outputs]).mean(dim=0).float()
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
@@ -115,13 +118,13 @@ class ImageTask(Task):
             return pooled_features(model, images).float().cpu()
 
     def add_target(self, prediction: Any, target: str) -> Any:
-        """Return a prediction with its field `target` set."""
+        """Return a copy of a prediction with its field `target` set."""
         return prediction._replace(target=target)
 
     def collect_outputs(
         self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
     ) -> Outputs | None:
-        """Compute the outputs of a model in eval mode for the test set `name`.
+        """Run a model in eval mode on the test set `name`, and return its outputs.
 
         Rank 0 returns the outputs of all ranks. Other ranks return None. between: function that is
         called before each batch. Raises DataError, on all ranks, if no image can be read.
@@ -151,7 +154,8 @@ class ImageTask(Task):
     def average_losses(self, losses: Tensor, batch: Batch, metrics: Mapping[str, Tensor]) -> Loss:
         """Return the mean of the losses (B,) of a batch's images, weighted by `image_weights`.
 
-        If `image_weights` is None, all weights are 1. metrics: metrics to add to the result.
+        If `image_weights` is None, all weights are 1. metrics: metrics for the training log, which
+        are stored in the returned `Loss`.
         """
         if self.image_weights is None:
             return Loss(losses.mean(), metrics=metrics)
@@ -186,7 +190,10 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return loader
 
     def read_targets(self, dataset: ImageDataset) -> None:
-        """Compute the settings that depend on the training set, such as class weights."""
+        """Compute settings that depend on the training set, such as class weights.
+
+        dataset: the training set.
+        """
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.cfg.DATA.NUM_CLASSES, load_pretrained=load_pretrained)
@@ -224,9 +231,10 @@ class ConfigImageTask(ConfigTask, ImageTask):
         ]
 
     def format_target(self, target: Tensor) -> str:
-        """Convert a target in a batch to text: a class name, or names and values of numbers.
+        """Convert the target of one image in a batch to text.
 
-        For soft targets (K,), the text has the classes with the largest weights.
+        The text is a class name, the names and values of the numbers to predict or, for a soft
+        target (K,), the classes with the largest values.
         """
         if target.ndim == 0:
             return self.class_names[int(target)]
@@ -253,10 +261,11 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
-        """Open a split of the dataset `name`.
+        """Open the split "train", "val" or "test" of the dataset `name`.
 
-        The split is a part of the dataset's training split if the config says so, for example by
-        DATA.VAL_FRACTION. Otherwise it is the split that comes with the dataset.
+        If the config divides the dataset's training split, for example by DATA.VAL_FRACTION, the
+        result is a subset of that split. Otherwise it is the dataset's predefined split.
+        transform: function that is applied to each image.
         """
         if split not in derived_splits(self.cfg, name):
             return self._open(name, split, transform)
@@ -286,15 +295,15 @@ class ConfigImageTask(ConfigTask, ImageTask):
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
-                f"{name} has {TARGETS[dataset.target_type]} per image, and TASK {cfg.TASK} learns "
-                f"{TARGETS[self.target_type]}: use another data set or TASK"
+                f"{name} has {TARGETS[dataset.target_type]} per image, but TASK {cfg.TASK} needs "
+                f"{TARGETS[self.target_type]} per image: use another data set or TASK"
             )
         dataset.value_range, dataset.channels = cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS
         return dataset
 
 
 def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """Write lines of text onto an enlarged copy of an image."""
+    """Return a copy of an image, enlarged if it is small, with lines of text on it."""
     canvas, _ = enlarge(image)
     pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
     for line in lines:
@@ -303,9 +312,9 @@ def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
 
 
 def count_outputs(cfg: CfgNode) -> int:
-    """Return DATA.NUM_CLASSES, or 1 if it is auto.
+    """Return DATA.NUM_CLASSES, or 1 as a placeholder if it is auto.
 
-    A task with DATA.NUM_CLASSES auto is used only to open data sets, not to build a model.
+    A task with DATA.NUM_CLASSES auto is used only to open datasets, not to build a model.
     """
     return 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
 
@@ -320,7 +329,7 @@ def refuse_mixing(cfg: CfgNode) -> None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the transform that converts training images to augmented tensors (c, S, S).
+    """Build the transform that augments training images and converts them to tensors (c, S, S).
 
     c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE.
     """
@@ -343,8 +352,8 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 def build_eval_transform(cfg: CfgNode, **changes: Any) -> Callable[[Any], Tensor]:
     """Build the transform that converts images to tensors (c, S, S) for evaluation.
 
-    c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE. changes: arguments of `eval_transform` that
-    replace settings from the config.
+    c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE. changes: arguments of `eval_transform` to use
+    instead of the config's values.
     """
     settings = dict(channels=cfg.INPUT.CHANNELS, **transform_settings(cfg))
     return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**settings, **changes})
@@ -365,7 +374,7 @@ def describe_target(dataset: ImageDataset, index: int) -> str:
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config's settings mean, std, crop_pct and interpolation, as keyword arguments."""
+    """Return keyword arguments for transforms: the config's mean, std, crop_pct, interpolation."""
     return dict(
         mean=list(cfg.INPUT.MEAN),
         std=list(cfg.INPUT.STD),

@@ -4,9 +4,9 @@ The definitions are those of scikit-learn, and the tests compare the results. sc
 called because a bootstrap evaluates the same images a thousand times with different weights. The
 functions here sort the images only once per class. Each resample then needs only a cumulative sum.
 
-Shapes: N images, K classes, G groups of images with equal scores. Metrics are in percent. All
-metrics of a class without images are NaN, and so is the AUROC of a class that all images have.
-`mean` ignores NaN. weights (N,): how many times each image is counted; None: once.
+Shapes: N images, K classes, G distinct scores. Metrics are in percent. All metrics of a class
+without images are NaN, and so is the AUROC of a class that all images have. `mean` ignores NaN.
+weights (N,): number of times that each image is counted in a bootstrap resample; None: once.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,14 +27,18 @@ def mean(values: np.ndarray) -> float:
 
 
 class ClassCounts(NamedTuple):
-    """Numbers of images by class, as arrays (K,)."""
+    """Counts for precision and recall: for each of K classes, numbers of images as arrays (K,).
 
-    images: np.ndarray  # images of the class
-    predicted: np.ndarray  # images for which the class is predicted
-    correct: np.ndarray  # images of the class for which it is predicted
+    images: images of the class. predicted: images for which the class is predicted. correct: images
+    of the class for which it is predicted.
+    """
+
+    images: np.ndarray
+    predicted: np.ndarray
+    correct: np.ndarray
 
     def precision(self) -> np.ndarray:
-        """Return correct / predicted in percent, (K,). It is 0 for a class never predicted."""
+        """Return correct / predicted in percent, (K,); 0 for a class that is never predicted."""
         return self._share(self.correct, self.predicted)
 
     def recall(self) -> np.ndarray:
@@ -55,10 +59,10 @@ def count_classes(
     num_classes: int,
     weights: np.ndarray | None = None,
 ) -> ClassCounts:
-    """Count the images of each class.
+    """Count the images, the predictions and the correct predictions of each class.
 
-    targets: true classes (N,). predicted: predicted classes (N,). weights: see the docstring of
-    this module.
+    targets: ground-truth classes (N,). predicted: predicted classes (N,). weights (N,): number of
+    times that each image is counted; None: once.
     """
     hits = (targets == predicted).astype(np.int64)
     right = hits if weights is None else hits * weights
@@ -67,23 +71,24 @@ def count_classes(
 
 
 def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the confusion matrix (K, K): numbers of images by [true class, predicted class]."""
+    """Return the confusion matrix (K, K): image counts by [true class, predicted class]."""
     pairs = targets * num_classes + predicted
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 class Ranking(NamedTuple):
-    """The order of N images by descending score, for metrics such as AUROC."""
+    """Images sorted by descending score, for binary metrics such as AUROC."""
 
-    order: np.ndarray  # (N,) index of the image at each position
-    positive: np.ndarray  # (N,) bool, at each position: whether the image is of the class
-    ends: np.ndarray  # (G,) position of the last image of each group with equal scores
+    order: np.ndarray  # (N,) index of the image at each rank
+    positive: np.ndarray  # (N,) bool, at each rank: whether the image is positive
+    ends: np.ndarray  # (G,) rank of the last image with each distinct score
 
 
 def rank(scores: np.ndarray, positive: np.ndarray) -> Ranking | None:
-    """Sort images by descending score (N,). Returns None if a score is NaN.
+    """Sort images by descending score. Returns None if a score is NaN.
 
-    positive (N,) bool: whether each image is of the class that a high score indicates.
+    scores (N,): the predicted score of each image. positive (N,) bool: whether each image belongs
+    to the positive class.
     """
     if np.isnan(scores).any():
         return None
@@ -96,8 +101,8 @@ def rank(scores: np.ndarray, positive: np.ndarray) -> Ranking | None:
 def rank_metrics(ranking: Ranking | None, weights: np.ndarray | None = None) -> tuple[float, float]:
     """Return (area under the ROC curve, average precision) of a ranking, in percent.
 
-    Images with equal scores are one step of both curves, so their order does not matter. In the
-    area, a pair of a positive and a negative image with equal scores counts as half.
+    Images with equal scores are one point of the curves, so their order does not matter. ranking:
+    result of `rank`. weights (N,): number of times that each image is counted; None: once.
     """
     if ranking is None:
         return float("nan"), float("nan")
@@ -118,16 +123,20 @@ def rank_metrics(ranking: Ranking | None, weights: np.ndarray | None = None) -> 
 
 
 class CalibrationBins(NamedTuple):
-    """Sums over the images in each bin of a reliability diagram, as arrays (NUM_BINS,)."""
+    """Sums over the images in each bin of a reliability diagram, as arrays (NUM_BINS,).
 
-    images: np.ndarray  # number of images
-    confidence: np.ndarray  # sum of the probabilities of the predicted classes
-    correct: np.ndarray  # number of correct predictions
+    images: number of images. confidence: sum of the probabilities of the predicted classes.
+    correct: number of correct predictions.
+    """
+
+    images: np.ndarray
+    confidence: np.ndarray
+    correct: np.ndarray
 
     def expected_error(self) -> float:
         """Return the expected calibration error in percent (arXiv:1706.04599, equation 3).
 
-        This is the difference between accuracy and mean confidence of a bin, averaged over images.
+        This is |accuracy - mean confidence| of the image's bin, averaged over images.
         """
         return 100 * float(np.abs(self.correct - self.confidence).sum() / self.images.sum())
 
@@ -138,7 +147,8 @@ def calibration_bins(
     """Sort images into bins of equal width by confidence. Returns None if a confidence is NaN.
 
     confidence (N,): probability of the predicted class. correct (N,) bool: whether the prediction
-    is correct. A bin contains its upper edge but not its lower edge.
+    is correct. weights (N,): number of times that each image is counted; None: once. A bin contains
+    its upper edge but not its lower edge.
     """
     if np.isnan(confidence).any():
         return None
@@ -159,10 +169,12 @@ def bootstrap(
     """Estimate 95 % intervals of metrics by a bootstrap over images: {metric: (low, high)}.
 
     The images are resampled with replacement RESAMPLES times. The interval of a metric is from its
-    2.5th to its 97.5th percentile over the resamples in which it is defined.
-    statistic: function that takes weights (N,) int64 and returns {metric: value}.
-    num_values: the number of values that a call of `statistic` reads, by default N. If it is large,
-    there are fewer resamples. If there would be fewer than MIN_RESAMPLES, {} is returned.
+    2.5th to its 97.5th percentile over the resamples in which it is not NaN.
+    statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of times
+    that each of the N images is in the resample. num_images: N.
+    num_values: number of values that a call of `statistic` reads, by default N, for a limit on the
+    total work. If it is large, there are fewer resamples, or none, with the result {}, if there
+    would be fewer than MIN_RESAMPLES.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

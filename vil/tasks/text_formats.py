@@ -1,4 +1,4 @@
-"""Text formats for predictions with one row per image. Several tasks use them."""
+"""Format predictions as text or CSV, with one line per image. Several tasks use these functions."""
 
 import csv
 import itertools
@@ -21,10 +21,10 @@ def peek_target(predictions: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
 
 
 def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Format rows (file, values, error) as a table with aligned columns, and yield its lines.
+    """Format predictions as a table with aligned columns, and yield its lines.
 
-    The columns are the file and the values. names: column names of the values. If a row has an
-    error, the error is shown instead of the values.
+    rows: (file, predicted values, error) of each image. The error is "" if the image could be read.
+    If it is not "", it is shown instead of the values. names: column names of the values.
     """
     lines = [("file", *map(printable, names))]
     errors = {}
@@ -45,12 +45,11 @@ def format_csv(
     *,
     has_target: bool = False,
 ) -> Iterator[str]:
-    """Format rows (file, values, error, target) as CSV, and yield its lines: a header, then the
-    rows.
+    """Format predictions as CSV, and yield its lines: a header, then one line per image.
 
-    names: column names of the values. A row without values has empty cells. has_target: whether to
-    add a column `target` before that of the errors. Targets are written as they are, so a name in
-    them must have gone through `csv_cell`.
+    rows: (file, predicted values, error, target) of each image. Without values, their columns are
+    empty. names: column names of the values. has_target: whether to add a column of targets before
+    that of errors. Targets are written without change: apply `csv_cell` to names in them.
     """
     format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
@@ -60,7 +59,7 @@ def format_csv(
 
 
 def line_writer() -> Callable[[Iterable[Any]], str]:
-    """Return a function that formats a row as a line of CSV."""
+    """Return a function that formats a sequence of values as a line of CSV."""
     # writerow returns the return value of `write`, here the line itself
     return csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
 
@@ -69,6 +68,6 @@ def csv_cell(text: str) -> str:
     """Make text safe for a CSV cell.
 
     Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
-    escaped, because the csv module does not quote them, so readers would end the row there.
+    escaped, because the csv module does not quote them, so other programs would end the line there.
     """
     return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")

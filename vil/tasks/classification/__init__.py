@@ -55,12 +55,12 @@ def register_loss(
     """Register a loss as the value `name` of the config key LOSS.LOSS.
 
     loss: a function loss(logits, targets, smoothing, **arguments) that returns a scalar, or its
-    location "module:function". It is called with logits (B, K). Targets are classes (B,) int64 or
-    soft targets (B, K) float. smoothing: amount of label smoothing.
+    location "module:function". Its arguments are the logits (B, K), the targets, which are classes
+    (B,) int64 or soft targets (B, K) float, and the amount of label smoothing.
     keys: {additional keyword argument of the loss: config key that sets it}.
     about: a one-line description.
 
     Raises ValueError if the name is taken, or if the loss does not return a differentiable scalar
-    in a test call with two images. A loss that is given by its location is not tested.
+    in a test call with two images. A loss given by its location is not tested.
     """
     LOSSES.register(name, loss, about, keys=keys)

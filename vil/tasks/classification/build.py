@@ -1,4 +1,4 @@
-"""The classification task, built from a config: model, datasets, loss, mixup."""
+"""Build the classification task from a config: model, datasets, loss, mixup."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +46,8 @@ class Classification(ConfigImageTask, ClassificationTask):
         if name not in names:
             classes = "DATA.TARGETMAP" if is_mapped else f"DATA.NUM_CLASSES {self.num_classes}"
             raise ConfigError(
-                f"EVAL.METRIC {name}: with {classes}, choose from {', '.join(names[:-1])}"
+                f"EVAL.METRIC {name} is not computed with {classes}: set one of "
+                f"{', '.join(names[:-1])}"
             )
 
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:

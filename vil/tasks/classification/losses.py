@@ -2,9 +2,9 @@
 
 Shapes: B images, K classes. Each loss takes logits (B, K) and targets, which are classes (B,) int64
 or soft targets (B, K) float. By default, a loss returns a scalar, the mean over images. If
-`per_image` is set, it returns the loss of each image (B,), always in float32 or higher.
-smoothing: label smoothing s of class targets: 1 - s + s/K for the true class, and s/K for the
-others. Soft targets are not smoothed.
+`per_image` is set, it returns the loss of each image (B,). Both are in float32 or higher.
+smoothing: label smoothing s. The target of the true class is 1 - s + s/K, and that of other classes
+is s/K. Soft targets are not smoothed.
 """
 
 import inspect
@@ -26,7 +26,11 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 def xentropy(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the softmax cross entropy, averaged over images."""
+    """Compute the softmax cross entropy, averaged over images.
+
+    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
+    per_image: return the loss of each image (B,) instead of the mean.
+    """
     logits = widen(logits)
     if targets.is_floating_point():
         losses = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
@@ -38,7 +42,11 @@ def xentropy(
 def bce(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118)."""
+    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118).
+
+    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
+    per_image: return the loss of each image (B,) instead of the mean.
+    """
     losses = elementwise_bce(logits, soften(targets, logits, smoothing))
     return losses.mean(dim=-1) if per_image else losses.mean()
 
@@ -46,7 +54,11 @@ def bce(
 def sigmoid(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, summed over classes and averaged over images."""
+    """Compute the binary cross entropy, summed over classes and averaged over images.
+
+    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
+    per_image: return the loss of each image (B,) instead of the mean.
+    """
     losses = elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1)
     return losses if per_image else losses.mean()
 
@@ -64,11 +76,11 @@ def focal(
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
     The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where
-    p_t = t p + (1 - t)(1 - p) for probability p and target t. Targets may be soft.
-    smoothing: label smoothing of class targets. alpha: factor of the term t log p in the cross
-    entropy. The paper's weight a corresponds to alpha = a / (1 - a), except for a constant factor
-    of the loss. normalize: whether to sum over classes and average over images. If False, average
-    over both. per_image: return the loss of each image (B,) instead of the mean.
+    p_t = t p + (1 - t)(1 - p) for probability p and target t. targets: classes (B,) or soft targets
+    (B, K). smoothing: label smoothing of class targets. alpha: weight of the positive term t log p.
+    The paper's weight a corresponds to alpha = a / (1 - a), up to a constant factor of the loss.
+    normalize: if True, sum over classes and average over images; if False, average over both.
+    per_image: return the loss of each image (B,) instead of the mean.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
@@ -87,10 +99,10 @@ def focal(
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:
-    """Return the registered loss function `name`.
+    """Return the loss function that is registered under `name`.
 
-    own: additional arguments that only this loss has, which are bound to the function. Raises
-    ValueError for an unknown name.
+    own: values of additional keyword arguments of the loss, such as gamma of the focal loss, to
+    bind to the function. Raises ValueError for an unknown name.
     """
     if name in NOT_SINGLE_LABEL:
         names = ", ".join(LOSSES)
@@ -100,9 +112,9 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 
 
 def takes_weights(loss: LossFunction) -> bool:
-    """Return whether a loss supports weights of classes and images.
+    """Return whether a loss supports class weights and sample weights.
 
-    It does if it has the argument `per_image`, to return the loss of each image.
+    It must have the argument `per_image`, with which it returns the loss of each image.
     """
     return "per_image" in inspect.signature(loss).parameters
 
@@ -110,7 +122,8 @@ def takes_weights(loss: LossFunction) -> bool:
 def check_loss(loss: Any, entry: Entry) -> None:
     """Raise ValueError unless the loss returns a differentiable scalar in two test calls.
 
-    Both calls have two images and three classes. One has class targets, the other soft targets.
+    Both calls have two images and three classes. One has class targets, and the other has soft
+    targets. entry: registry entry of the loss.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     logits = torch.zeros(2, 3, requires_grad=True)
@@ -138,8 +151,9 @@ def widen(logits: Tensor) -> Tensor:
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     """Convert targets to soft targets (B, K) of float32 or higher.
 
-    Class targets (B,) are converted and smoothed. Soft targets (B, K) are only cast to the dtype. K
-    and the dtype are taken from the logits (B, K).
+    targets: classes (B,), which are converted and smoothed, or soft targets (B, K), which are only
+    cast. logits (B, K): determine K and, if it is higher than float32, the dtype. smoothing: amount
+    of label smoothing.
     """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():
@@ -148,5 +162,5 @@ def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
 
 
 def elementwise_bce(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the binary cross entropy of each image and class, (B, K)."""
+    """Compute the binary cross entropy of each image and class, (B, K), in float32 or higher."""
     return F.binary_cross_entropy_with_logits(widen(logits), targets, reduction="none")

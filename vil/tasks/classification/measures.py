@@ -1,7 +1,7 @@
-"""All metrics of a classifier's predictions, with bootstrap intervals.
+"""Compute all metrics of a classifier's predictions, and their bootstrap intervals.
 
-Shapes: N images, K classes of the model, C classes of the test set. weights (N,): how many times
-each image is counted; None: once.
+Shapes: N images, K classes of the model, C classes of the test set. weights (N,): number of times
+that each image is counted in a bootstrap resample; None: count each image once.
 """
 
 from typing import Any
@@ -15,9 +15,10 @@ MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC an
 
 
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
-    """Return the names of the metrics of a model with K classes.
+    """Return the names of the metrics of a classifier with `num_classes` classes.
 
-    is_mapped: whether the test set has other classes than the model, which DATA.TARGETMAP maps.
+    is_mapped: whether the test set has other classes than the model, and DATA.TARGETMAP maps the
+    model's classes to them.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:
@@ -30,8 +31,9 @@ def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
 class Measures:
     """The metrics of a classifier's predictions on a test set.
 
-    num_classes: K. is_mapped: whether the test set has other classes than the model. If so, metrics
-    that need the same classes, such as F1, are omitted.
+    num_classes: number of classes of the model. is_mapped: whether the test set has other classes
+    than the model. If so, metrics that are not defined for different classes, such as F1, are
+    omitted.
     """
 
     def __init__(self, predictions: Predictions, num_classes: int, *, is_mapped: bool = False):
@@ -58,7 +60,10 @@ class Measures:
         return {name: intervals[name] for name in self.metrics() if name in intervals}
 
     def image_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
-        """Return the metrics that need only the predicted class and the loss of each image."""
+        """Return {name: value} of the metrics that do not rank images, such as top-1 accuracy.
+
+        weights (N,): number of times that each image is counted; None: once.
+        """
         p = self.predictions
         weights = np.ones(len(p.indices), np.int64) if weights is None else weights
         images, with_loss = int(weights.sum()), weights * p.has_loss
@@ -81,9 +86,10 @@ class Measures:
         return values
 
     def rank_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
-        """Return the means of AUROC and average precision over classes.
+        """Return AUROC and average precision, as means over classes: {name: value}.
 
-        Returns {} if the probabilities of all classes were not stored.
+        Returns {} if the predictions have only the probability of the predicted class. weights
+        (N,): number of times that each image is counted; None: once.
         """
         if not self.rankings:
             return {}
@@ -91,11 +97,11 @@ class Measures:
         return {"auroc": mean(auroc), "average_precision": mean(precision)}
 
     def per_class(self, num_classes: int) -> dict[str, list]:
-        """Return a table of the C classes: {column: list of C values}. num_classes: C.
+        """Return the metrics of each class: {name of the metric: list with one value per class}.
 
-        The columns are "right" (number of correct predictions) and "count" (number of images). If
-        the classes are not mapped, there are also precision, recall, f1, auroc and
-        average_precision.
+        They are "right" (number of correct predictions) and "count" (number of images). If the
+        test set has the model's classes, they are also precision, recall, f1 and, if available,
+        auroc and average_precision. num_classes: number of classes of the test set.
         """
         p = self.predictions
         correct, images = p.per_class(num_classes)

@@ -1,8 +1,8 @@
 """Output formats of `vil predict`: a table, JSON, CSV, and a CSV table of all probabilities.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. The table is yielded after the last image, and the other formats are streamed. True
-classes are written if the first prediction has a true class.
+chunks of text. The table is yielded after the last image, and the other formats are streamed.
+Ground-truth classes are written if the first prediction has one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
 
 class Prediction(NamedTuple):
-    """Prediction for one image: the most probable classes, or an error."""
+    """Prediction for one image: the most probable classes, or the error if it is unreadable."""
 
     file: str
     classes: list[tuple[int, float]]  # (class index, probability), most probable first
@@ -54,8 +54,8 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert a prediction to {file, classes: [{class, index, probability}], target, error}.
 
-    `target` is present only if the true class is known, and `error` only if the image could not be
-    read. names: class names by index.
+    `target` is present only if the ground-truth class is known, and `error` only if the image could
+    not be read. names: class names, in the order of the class indices.
     """
     classes = [
         {"class": names[index], "index": index, "probability": probability}
@@ -70,7 +70,7 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
     """Format predictions as CSV: a header, then one line per predicted class.
 
     An unreadable image has one line with the error. An image without predicted classes has one line
-    without a class. If true classes are known, the last column is `target`.
+    without a class. If ground-truth classes are known, the last column is `target`.
     """
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)
@@ -86,8 +86,8 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
 def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
     """Format the probabilities of all classes as CSV, with a header and one line per image.
 
-    The columns are `file`, one column of probabilities per class, `target` if true classes are
-    known, and `error`. The probabilities of an unreadable image are empty.
+    The columns are `file`, one column per class, `target` if ground-truth classes are known, and
+    `error`. For an unreadable image, the columns of the classes are empty.
     """
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)

@@ -14,7 +14,7 @@ SHOWN = 12  # images per group of `extremes`
 
 
 class Predictions(NamedTuple):
-    """Predictions for N images and measures of their errors, as arrays (N,) sorted by index."""
+    """Predictions for N images and their losses, as arrays (N,), in the order of the test set."""
 
     indices: np.ndarray  # index of the image in the test set
     targets: np.ndarray  # class of the image
@@ -34,7 +34,10 @@ class Predictions(NamedTuple):
         return float(total) / len(losses) if len(losses) else float("nan")
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (number of correct predictions (C,), number of images (C,)) of each class."""
+        """Return two arrays (C,): correct predictions of each class, and images of each class.
+
+        num_classes: C, the number of classes of the test set.
+        """
         targets = self.targets, self.targets[self.correct]
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
         return correct, count
@@ -44,9 +47,9 @@ class Predictions(NamedTuple):
         return confusion_matrix(self.targets, self.predicted, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """Return at most `most` pairs of classes that are confused most often, most frequent first.
+        """Return the pairs of classes that are confused most often, most frequent first.
 
-        An item of the list is (true class, predicted class, number of images).
+        Each pair is (true class, predicted class, number of images). most: maximum number of pairs.
         """
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
@@ -58,7 +61,7 @@ class Predictions(NamedTuple):
 
         The groups are the most confident wrong predictions, the highest losses of other images, and
         the most confident correct predictions. No image is in two groups. Returns {title of the
-        group: indices into the arrays}.
+        group: indices into the arrays of this object}.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -77,8 +80,8 @@ class Predictions(NamedTuple):
 class BatchPredictions(NamedTuple):
     """The predictions for a batch.
 
-    columns: the fields of `Predictions` before `loss_sum`, in their order. loss_sum: the sum of the
-    losses of the batch.
+    columns: list of arrays, the fields of `Predictions` from `indices` to `probabilities`.
+    loss_sum: the sum of the losses of the batch's images.
     """
 
     columns: list[np.ndarray | None]
@@ -86,10 +89,10 @@ class BatchPredictions(NamedTuple):
 
 
 def merge(batches: Iterable[BatchPredictions]) -> Predictions:
-    """Merge the predictions of batches, and sort them by index.
+    """Merge the predictions of batches, and sort them by the images' indices in the test set.
 
     The result does not depend on the order of the batches, because the losses are always added in
-    the same order.
+    the order of the test set.
     """
     ordered = sorted(batches, key=lambda batch: batch.columns[0][0])
     columns = [

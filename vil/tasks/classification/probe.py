@@ -1,4 +1,4 @@
-"""Evaluate features with simple classifiers that predict the class from the features.
+"""Evaluate a model's features with simple classifiers.
 
 The classifiers are from scikit-learn: k nearest neighbors by cosine similarity, and logistic
 regression on standardized features (a linear probe). The number of neighbors k and the inverse
@@ -32,9 +32,10 @@ class Labeled(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The result of a classifier of features.
+    """The accuracy of a simple classifier of features.
 
-    name: name of the classifier. setting: such as "k=20". top1: {test set: accuracy in percent}.
+    name: name of the classifier. setting: its hyperparameter as text, such as "k=20". top1: {test
+    set: top-1 accuracy in percent}.
     """
 
     name: str
@@ -43,12 +44,14 @@ class Probe(NamedTuple):
 
 
 def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
-    """Fit classifiers on the training images and measure their accuracy on each test set.
+    """Fit classifiers of features on the training images, and evaluate them on each test set.
 
-    tests: {name of the test set: features and classes}. Returns three probes: nearest neighbors
-    with k = 20, nearest neighbors with the best k, and a linear probe with the best C. The best k
-    and C have the highest accuracy on a held-out fifth of the training images. Of equally good
-    values, the smallest is chosen. Raises DataError if all training images have the same class.
+    train: features and classes of the training images. tests: {name of the test set: features and
+    classes}. Returns the results of three classifiers: k nearest neighbors with k = 20, k nearest
+    neighbors with the best k, and logistic regression with the best C (inverse regularization
+    strength). The best k and C have the highest accuracy on a held-out fifth of the training
+    images. Of equally good values, the smallest is chosen. Raises DataError if all training images
+    have the same class.
     """
     if len(np.unique(train.classes)) < 2:
         raise DataError(
@@ -73,9 +76,10 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
 
 
 def split_off(classes: np.ndarray) -> np.ndarray:
-    """Select every fifth image of each class, after a shuffle with a fixed seed.
+    """Select a fifth of the training images as a held-out set, at random with a fixed seed.
 
-    Returns a mask (N,) bool. No image is selected from a class with fewer than five images.
+    classes (N,): class of each image. Returns a mask (N,) bool. The fraction is the same in all
+    classes, rounded down, so a class with fewer than five images has no held-out image.
     """
     mask = np.zeros(len(classes), bool)
     shuffled = np.random.RandomState(0).permutation(len(classes))
@@ -87,17 +91,17 @@ def split_off(classes: np.ndarray) -> np.ndarray:
 def best_setting(
     build: Callable[[Any, int], Any], values: Sequence[Any], train: Labeled, test: Labeled
 ) -> Any:
-    """Return the value of a setting with the highest accuracy on `test` after fitting on `train`.
+    """Return the hyperparameter with the highest accuracy on `test` after fitting on `train`.
 
-    build: function (value, number of training images) that builds the classifier. Of equally good
-    values, the first is returned.
+    build: function (hyperparameter, number of training images) that builds the classifier. values:
+    the hyperparameters to try. Of equally good ones, the first is returned.
     """
     scores = [score(build(v, len(train.classes)), train, {"": test})[""] for v in values]
     return values[int(np.argmax(scores))]
 
 
 def score(classifier: Any, train: Labeled, tests: dict[str, Labeled]) -> dict[str, float]:
-    """Fit a classifier and return {test set: accuracy in percent}."""
+    """Fit a scikit-learn classifier on `train`, and return {test set: accuracy in percent}."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -119,7 +123,10 @@ def build_neighbors(k: int, num_images: int) -> Any:
 
 
 def build_linear(strength: float, num_images: int) -> Any:
-    """Build a logistic regression on standardized features. strength: C. num_images: not used."""
+    """Build a logistic regression on standardized features.
+
+    strength: inverse regularization strength C. num_images: not used.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

@@ -1,4 +1,4 @@
-"""A classifier's part of the run report: metrics, classes, calibration, errors and images."""
+"""Run report of a classifier: metrics, table of classes, calibration, errors and images."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,7 +45,8 @@ def report_test_set(
 ) -> TaskReport:
     """Evaluate a model on the first test set, and return cards and sections of the run report.
 
-    class_names: the model's classes. checkpoint: description of the checkpoint, for a card.
+    class_names: names of the model's classes. checkpoint: description of the checkpoint, which is
+    shown on a card.
     """
     test_set, loader = next(iter(task.test_sets.items()))
     with evaluating(unwrap(model)) as plain:
@@ -68,10 +69,10 @@ def report_test_set(
 
 
 def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
-    """Make thumbnails of the images that the report shows, which `Predictions.extremes` selects.
+    """Make thumbnails of the images that `Predictions.extremes` selects for the report.
 
-    Returns {index into the predictions: (file, JPEG)}. The JPEG is None if the image can no longer
-    be read.
+    dataset: the test set. Returns {index into the arrays of `predictions`: (file, JPEG)}. The JPEG
+    is None if the image can no longer be read.
     """
     thumbnails = {}
     for i in np.concatenate(list(predictions.extremes().values())).tolist():
@@ -114,7 +115,7 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
 
 
 def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
-    """Return a row (label, value, 95 % interval) of text for each metric."""
+    """Return the report's table of metrics, a list of (label, value, 95 % interval) as text."""
     intervals, rows = measures.intervals(), []
     for name, value in measures.metrics().items():
         if name in METRICS:
@@ -126,7 +127,11 @@ def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
 
 
 class Bar(NamedTuple):
-    """A bar of the reliability diagram. Positions and lengths are fractions of the plot's sides."""
+    """A bar of the reliability diagram.
+
+    left: position of the left edge, as a fraction of the plot's width. width, height: fractions of
+    the plot's width and height. label: text that describes the bar.
+    """
 
     left: float
     width: float

@@ -34,7 +34,7 @@ from vil.utils.metric_format import format_pair
 
 
 class Scores(NamedTuple):
-    """The losses of B images, and whether their top-1 and top-5 predictions are correct."""
+    """Losses of B images, and whether the predictions for them are correct (top-1 and top-5)."""
 
     losses: Tensor  # (B,), 0 where `has_loss` is False
     top1: Tensor  # (B,) bool
@@ -46,14 +46,14 @@ class Scores(NamedTuple):
 class ClassificationTask(ImageTask):
     """Task for models that assign one class to each image.
 
-    num_classes: K. loss: a loss function from losses.py. mix: function that applies mixup to a
-    training batch and returns a batch with soft targets. per_class: whether evaluation also
-    computes metrics of each class.
-    class_mapping: {name of a test set: bool (K, C)}, True where a model class means the same as a
-    class of the test set, see `score_by_mapping`. top: maximum number of classes per prediction;
-    None for all. class_weights (K,): weight of each class in the training loss. logit_shifts (K,):
-    values that are added to the logits in training. threshold: minimum probability of a class in a
-    prediction.
+    num_classes: number K of the model's classes. loss: training loss, a function as in losses.py.
+    mix: function that applies mixup or cutmix to a training batch and returns a batch with soft
+    targets; None: no mixup. per_class: whether evaluation also computes metrics of each class.
+    class_mapping: {name of a test set: (K, C) bool}, True where a class of the model means the same
+    as a class of the test set, see `score_by_mapping`. top: maximum number of classes per
+    prediction; None for all. class_weights (K,): weight of each class in the training loss.
+    logit_shifts (K,): values to add to the logits in training. threshold: minimum probability of a
+    class in a prediction.
     """
 
     metric = make_metric(METRICS)
@@ -86,9 +86,9 @@ class ClassificationTask(ImageTask):
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
-        """Set the mappings between the K model classes and the C classes of test sets.
+        """Set the mappings between the model's K classes and the C classes of test sets.
 
-        class_mapping: {name of a test set: bool (K, C)}, see `score_by_mapping`. Raises ValueError
+        class_mapping: {name of a test set: (K, C) bool}, see `score_by_mapping`. Raises ValueError
         if a test set is unknown, or if a mapping has another dtype, a wrong shape, or no True.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
@@ -108,25 +108,26 @@ class ClassificationTask(ImageTask):
         return self.mix(batch) if self.mix is not None else batch
 
     def check_weights(self) -> None:
-        """Raise ValueError if weights are set, but the loss or mixup does not support them."""
+        """Raise ValueError if class or sample weights are set, but not supported.
+
+        Some loss functions support neither. Mixup does not support sample weights.
+        """
         if (self.class_weights, self.image_weights) == (None, None):
             return
         if not takes_weights(self.criterion):
             raise ValueError(
-                "the loss does not support weights of classes or images, because it has no "
+                "the loss does not support class weights or sample weights, because it has no "
                 "argument `per_image`: use another loss, or remove the weights"
             )
         if self.image_weights is not None and self.mix is not None:
-            raise ValueError(
-                "mixup and cutmix do not support weights of images: set AUG.MIXUP_PROB 0"
-            )
+            raise ValueError("mixup and cutmix do not support sample weights: set AUG.MIXUP_PROB 0")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the top-1 accuracy in percent as a metric.
 
-        If weights are set, the loss is the weighted mean over images. The weight of an image is its
-        image weight times the weight of its class. For a soft target, for example from mixup, the
-        class weights are averaged with the target as weights.
+        If class weights or sample weights are set, the loss is the weighted mean over images. The
+        weight of an image is its sample weight times the weight of its class. For a soft target,
+        for example from mixup, the class weights are averaged, weighted by the target.
         """
         logits, targets = model(batch.images), batch.targets
         shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
@@ -142,7 +143,10 @@ class ClassificationTask(ImageTask):
         return loss._replace(metrics={"top1": 100 * correct.float().mean()})
 
     def weigh(self, batch: Batch) -> Tensor | None:
-        """Return the weights (B,) of the images in the loss; None if no weights are set."""
+        """Return the weight of each image in the loss (B,); None if all weights are 1.
+
+        The weight is the product of the image's sample weight and its class weight.
+        """
         parts = []
         if self.class_weights is not None:
             table, targets = self.class_weights.to(self.device), batch.targets
@@ -156,7 +160,7 @@ class ClassificationTask(ImageTask):
 
         All metrics are in percent, except "loss" and "count", which is the number of images. The
         loss is the cross entropy without mixup or smoothing, averaged over images. If `per_class`
-        is set, the result also has the key "per_class" with the table of `Measures.per_class`.
+        is set, the result also has the key "per_class" with the result of `Measures.per_class`.
 
         Rank 0 computes the metrics from the predictions of all ranks, sorted by index. So they do
         not depend on the number of ranks. between: function that is called before each batch.
@@ -178,10 +182,10 @@ class ClassificationTask(ImageTask):
         return compute_on_main(compute)
 
     def find_collapse(self, name: str, predictions: Predictions) -> str:
-        """Return advice if the model predicts the same class for all images of a test set.
+        """Return a warning if the model predicts the same class for all images of a test set.
 
-        Returns "" if there are several predicted classes, or only one true class. name: of the test
-        set.
+        Returns "" if there are several predicted classes, or only one ground-truth class. name:
+        name of the test set. predictions: predictions for all of its images.
         """
         predicted, targets = map(np.unique, (predictions.predicted, predictions.targets))
         if len(predicted) > 1 or len(targets) == 1:
@@ -219,10 +223,10 @@ class ClassificationTask(ImageTask):
     def to_arrays(
         self, name: str, indices: Tensor, targets: Tensor, logits: Tensor, scores: Scores
     ) -> BatchPredictions:
-        """Collect the predictions for a batch, and copy them to the CPU.
+        """Copy the predictions for a batch to the CPU, as numpy arrays.
 
-        name: name of the test set. indices (B,): of the images. targets (B,). logits (B, K).
-        scores: result of `score`.
+        name: name of the test set. indices (B,): indices of the images in the test set. targets
+        (B,): ground-truth classes. logits (B, K). scores: result of `score`.
         """
         mapping, predicted = self.class_mapping.get(name), scores.predicted
         logits = logits.float()
@@ -251,10 +255,12 @@ class ClassificationTask(ImageTask):
         return logits if self.temperature is None else logits / self.temperature
 
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
-        """Fit a temperature on the first test set, and return {temperature, test_set, images}.
+        """Fit a temperature on the first test set.
 
-        The temperature is not applied to later outputs, see `apply_calibration`. A temperature must
-        not be applied yet. Raises ConfigError if the test set has other classes than the model.
+        Returns {"temperature": T, "test_set": its name, "images": number of its images}. This
+        method does not apply T to later outputs: call `apply_calibration`. It must be called while
+        no temperature is applied. Raises ConfigError if the test set has other classes than the
+        model.
         """
         name = next(iter(self.test_sets))
         if name in self.class_mapping:
@@ -273,14 +279,14 @@ class ClassificationTask(ImageTask):
         )
 
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
-        """Divide all later logits by the temperature in `calibration`. {} removes it."""
+        """Divide all later logits by the temperature in `calibration`, or by 1 if it is {}."""
         self.temperature = calibration["temperature"] if calibration else None
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
         """Compare logits (B, K) with the targets (B,) of images of the test set `name`.
 
-        The targets are indices of the K model classes. If the test set has a class mapping, they
-        are indices of its C classes.
+        The targets are indices of the model's K classes or, if the test set has a class mapping,
+        indices of the test set's C classes.
         """
         mapping = self.class_mapping.get(name)
         if mapping is None:
@@ -290,8 +296,8 @@ class ClassificationTask(ImageTask):
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
         """Return one line of text per class, or [] if `metrics` has no metrics of classes.
 
-        A line has the number of correct predictions, the number of images, and the other metrics of
-        the class. name: name of the test set. metrics: result of `measure`.
+        A line has the number of correct predictions, the number of images, and the metrics of the
+        class. name: name of the test set. metrics: result of `measure`.
         """
         table, classes = dict(metrics.get("per_class", {})), self.test_sets[name].classes
         if not table:
@@ -304,7 +310,7 @@ class ClassificationTask(ImageTask):
         return ["  ".join(cells) for cells in zip(lines, *columns)]
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return class probabilities (B, K) float32, on the CPU, for B tensors (c, H, W)."""
+        """Return class probabilities (B, K) float32, on the CPU, for B inputs (c, H, W)."""
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
@@ -348,8 +354,8 @@ def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
     """Compare logits (B, K) with targets (B,) that are indices of a test set's C classes.
 
-    class_mapping (K, C) bool: True where a class of the model means the same as a class of the
-    test set. Model classes without any True are ignored, and the softmax is over the other classes.
+    class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.
+    Model classes that are mapped to no class are ignored, and the softmax is over the others.
     A prediction is correct if the predicted class is mapped to the image's class. The loss is
     -log p, where p is the total probability of the model classes mapped to the image's class. If no
     model class is mapped to the image's class, the prediction is wrong and the image has no loss.

@@ -1,4 +1,4 @@
-"""The detection task, built from a config: detector, datasets, transforms."""
+"""Build the detection task from a config: detector, datasets, transforms."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -104,9 +104,10 @@ class Detection(ConfigTask, DetectionTask):
 
     @contextmanager
     def open_data(self) -> Iterator[OpenData]:
-        """Open the config's datasets for a `with` block, see `Task.open_data`.
+        """Context manager that opens the config's datasets, see `Task.open_data`.
 
-        If all datasets are synthetic, only a few images are rendered, into a temporary folder.
+        If all datasets are synthetic, only a few of their images are rendered, into a temporary
+        folder.
         """
         with tempfile.TemporaryDirectory() as folder:
             few = _render_few(self.cfg, folder)
@@ -163,7 +164,8 @@ class Detection(ConfigTask, DetectionTask):
 def detector_config(cfg: CfgNode) -> DetectorConfig:
     """Convert a config to the settings of a detector.
 
-    Most fields are named after their config key: `box_samples` is DETECTION.BOX.SAMPLES.
+    Most fields have the name of their config key. For example, `box_samples` is the value of
+    DETECTION.BOX.SAMPLES.
     """
     c = cfg.DETECTION
     settings = {
@@ -180,8 +182,8 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
     """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
-    The embeddings cover INPUT.IMAGE_SIZE pixels. This is too small only for absolute embeddings
-    that are cropped to each image (MODEL.VIT.POS_RESIZE crop) and not interpolated.
+    Absolute position embeddings for images of INPUT.IMAGE_SIZE pixels can be interpolated to larger
+    images, but not cropped (MODEL.VIT.POS_RESIZE crop). network: the model without its head.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
@@ -198,7 +200,8 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
 def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Callable:
     """Build the transform of training images and their targets from the config.
 
-    sizes: lengths of the shorter side in pixels, used instead of DETECTION.INPUT.TRAIN_SIZES.
+    sizes: lengths of the shorter side in pixels, of which one is sampled for each image; None: the
+    value of DETECTION.INPUT.TRAIN_SIZES.
     """
     c = cfg.DETECTION.INPUT
     sizes = sizes or c.TRAIN_SIZES
@@ -206,10 +209,10 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config with small synthetic datasets that are rendered into `folder`.
+    """Return a copy of a config with small synthetic datasets, to be rendered into `folder`.
 
-    In the copy, the dataset `scenes` has the images of one training step, and one validation image.
-    If any dataset of the config is not synthetic, `cfg` itself is returned.
+    The copy limits the dataset `scenes` to the images of one training step and one validation
+    image. If any dataset of the config is not synthetic, `cfg` itself is returned.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

@@ -29,11 +29,11 @@ AREAS = {"s": 1, "m": 2, "l": 3}  # index into A: < 32 x 32 pixels, < 96 x 96, l
 def to_results(
     detections: Detections, *, image_id: int, size: tuple[int, int], category_ids: list[int]
 ) -> list[dict[str, Any]]:
-    """Convert the detections of one image to rows of COCO's results format.
+    """Convert the detections of one image to COCO's results format, a list of dicts.
 
-    A row is {image_id, category_id, bbox [x, y, w, h], score}. If there are masks, a row also has
-    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: the category id of
-    label 1, of label 2, and so on.
+    Each dict is {image_id, category_id, bbox: [x, y, w, h], score} and, if there are masks,
+    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: category id of each
+    label, from label 1.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -47,12 +47,12 @@ def to_results(
 
 
 def decode_rle(rle: dict[str, Any]) -> np.ndarray:
-    """Decode a mask from compressed RLE, the format of `to_results`, to a bitmap (H, W) uint8."""
+    """Decode a mask from COCO's compressed RLE to a bitmap (H, W) uint8."""
     return runs_to_mask(decompress_runs(rle["counts"].encode("ascii")), *rle["size"])
 
 
 def sort_results(results: Iterable[dict]) -> list[dict]:
-    """Sort rows of COCO's results format by image id, then by descending score.
+    """Sort detections in COCO's results format by image id, then by descending score.
 
     The order of equal scores affects the metrics. The sort is stable, so detections of an image
     with equal scores keep the order of the model's output, for any number of ranks.
@@ -61,10 +61,10 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 
 
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
-    """Return copies of result rows without the fields that an evaluation of `iou_type` ignores.
+    """Return copies of detections in COCO's results format, without fields not to be evaluated.
 
-    For "bbox", the segmentation is dropped. For "segm", the box is dropped. Otherwise COCO's
-    evaluation would use the area of the box as the area of the mask.
+    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. With a box, COCO's evaluation
+    would use the area of the box as the area of the mask.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
@@ -73,13 +73,14 @@ def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
 def average_precision(
     annotations: Path, results: list[dict], iou_types: Iterable[str] = ("bbox",)
 ) -> dict[str, Any]:
-    """Evaluate rows of `to_results` against an annotation file and return {metric: percent}.
+    """Evaluate detections against an annotation file and return {metric: percent}.
 
-    iou_types: "bbox" to evaluate boxes, "segm" to evaluate masks. The metrics are `box_ap`,
-    `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium, large objects) and
-    `box_ar100` (recall with at most 100 detections per image). For masks, the prefix is `mask_`.
-    The key `per_class` has {"box_ap": {class name: AP}, ...}. A metric is NaN if there are no
-    objects for it, and 0 if there are objects but no detections.
+    annotations: COCO annotation file. results: output of `to_results` for all images. iou_types:
+    "bbox" to evaluate boxes, "segm" to evaluate masks. The metrics are `box_ap`, `box_ap50`,
+    `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium, large objects) and `box_ar100`
+    (recall with at most 100 detections per image). For masks, the prefix is `mask_`. The key
+    `per_class` has {"box_ap": {class name: AP}, ...}. A metric is NaN if the annotations have no
+    object of its class or size, and 0 if they have, but there are no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]
@@ -103,13 +104,13 @@ def average_precision(
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
     """Run COCO's evaluation without printing, and return the COCOeval object.
 
-    The object's dict `eval` has the arrays precision (T, R, K, A, M) and recall (T, K, A, M), with
-    T IoU thresholds, R recall thresholds, K classes, A area ranges, and M maximum numbers of
-    detections per image. Values without objects are -1.
-    truth: output of `load_truth`. rows: sorted output of `select_results`. iou_type: "bbox" or
-    "segm". params: attributes to set in the object's `params`. If there are any, the evaluation
-    also sets the key `fp` of false positives in the object's `cocoDt`, and the key `fn` of missed
-    objects in `cocoGt`.
+    The dict `eval` of the COCOeval object has the arrays precision (T, R, K, A, M) and recall
+    (T, K, A, M), with T IoU thresholds, R recall thresholds, K classes, A area ranges, and M
+    maximum numbers of detections per image. Their elements are -1 where there are no objects.
+    truth: output of `load_truth`. rows: detections, output of `select_results`, sorted by
+    `sort_results`. iou_type: "bbox" or "segm". params: attributes to set in the `params` of the
+    COCOeval object. If there are any, false positives in its `cocoDt` get the key `fp`, and missed
+    objects in its `cocoGt` get the key `fn`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -123,7 +124,7 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
 
 
 def mean(values: np.ndarray) -> float:
-    """Return the mean, in percent, of the values that are not -1; NaN if all values are -1."""
+    """Return the mean, in percent, of COCO metrics, ignoring -1; NaN if all values are -1."""
     valid = values[values > -1]
     return 100 * float(valid.mean()) if valid.size else float("nan")
 
@@ -133,14 +134,14 @@ def load_truth(
 ) -> dict[str, Any]:
     """Load an annotation file as the ground truth for COCO's evaluation.
 
-    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, used instead of the sizes in the file.
-    The masks of the results must have these sizes.
+    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, sizes to use instead of those in the
+    file. The predicted masks must have the same sizes.
 
     Annotations are dropped if their image or category is unknown, if they have no valid box, or,
-    for "segm", if they have no usable segmentation. Other annotations that training drops, such as
-    tiny boxes and crowd regions, are kept. A missing area is set to the area of the box, and a
-    missing iscrowd to 0. Annotations get new ids from 1, because COCO's evaluation interprets id 0
-    as "not found". Raises DataError if the file is invalid.
+    for "segm", if they have no valid segmentation. Unlike in training, tiny boxes and crowd regions
+    are kept. A missing area is set to the area of the box, and a missing iscrowd to 0. Annotations
+    get new ids from 1, because COCO's evaluation interprets id 0 as "not found". Raises DataError
+    if the file is invalid.
     """
     tables = coco_json.read_tables(Path(path))
     rows = tables["annotations"]
@@ -169,7 +170,7 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Convert a segmentation to the form that training uses and that COCO's evaluation accepts.
+    """Make a segmentation valid for COCO's evaluation, and equal to the one used in training.
 
     Invalid polygons are dropped. An RLE that does not have the `size` (H, W) of the image is
     cropped or padded to this size.
@@ -183,9 +184,9 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
 
 
 def class_names(categories: list[dict]) -> list[str]:
-    """Return the category names, sorted by id.
+    """Return the names of COCO categories, sorted by category id.
 
-    If several categories have the same name, the id is appended to their names.
+    If several categories have the same name, the id is appended to each of their names.
     """
     names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
     count = Counter(names.values())

@@ -18,7 +18,7 @@ MARGIN = 2  # pixels around a box that its crop includes: torchvision's masks ma
 
 
 class Mask(NamedTuple):
-    """Mask of an object, as a boolean crop. Its top left pixel is at (left, top) in the image."""
+    """Mask of an object, as a boolean crop whose top left pixel is (left, top) of the image."""
 
     left: int
     top: int
@@ -27,7 +27,7 @@ class Mask(NamedTuple):
     def runs(self, size: tuple[int, int]) -> list[int]:
         """Return the run lengths of the mask in COCO's RLE format, for an image of `size` (H, W).
 
-        The running time depends on the size of the crop, but not on the size of the image.
+        The running time depends on the size of the mask's crop, not on the size of the image.
         """
         height, width = self.pixels.shape
         columns = np.zeros((width, height + 2), np.int8)  # padded by zeros
@@ -47,10 +47,7 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of one image, sorted by descending score.
-
-    The class also stores ground truth objects, with score 1.
-    """
+    """Detections of one image, sorted by descending score, or its ground truth, with score 1."""
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2 in pixels
     labels: Tensor  # (n,) int64, from 1
@@ -61,16 +58,16 @@ class Detections:
         return len(self.labels)
 
     def select(self, indices: Tensor) -> "Detections":
-        """Return the detections at `indices`: int64 indices, or a boolean mask (n,)."""
+        """Return the detections selected by int64 indices or by a boolean mask (n,)."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
         masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
         return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
     def shift(self, left: int, top: int) -> "Detections":
-        """Convert detections in a crop of an image to the coordinates of the full image.
+        """Convert detections in a crop of an image to coordinates in the full image.
 
-        left, top: position of the crop's top left pixel in the image.
+        left, top: coordinates of the crop's top left pixel in the full image.
         """
         masks = self.masks
         if masks is not None:
@@ -106,7 +103,7 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
     """Crop masks (n, H, W) bool to their boxes (n, 4), and copy them to the CPU.
 
-    A crop exceeds its box by MARGIN pixels on each side.
+    Each crop is larger than the box by MARGIN pixels on each side.
     """
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)

@@ -27,11 +27,11 @@ TITLES = ("truth", f"detections, score {MIN_SCORE:g} and more")
 def draw_worst(
     dataset: CocoDataset, results: Iterable[dict], count: int, folder: Path, name: str
 ) -> list[Path]:
-    """Draw the `count` images with the most errors, and return the files that were written.
+    """Draw the `count` images with the most errors, and return the paths of the drawings.
 
-    results: rows of `coco_eval.to_results`. name: name of the test set. The files are
-    `<name>-<n>-<image>.png` in `folder`, where n = 1 for the image with the most errors. Files of
-    an earlier call are removed. Images that cannot be read are skipped.
+    dataset: the test set. results: detections in COCO's results format. name: name of the test set.
+    The drawings are `<name>-<n>-<image>.png` in `folder`, where n = 1 for the image with the most
+    errors. Drawings of an earlier call are removed. Images that cannot be read are skipped.
     """
     rows = [row for row in results if row["score"] >= MIN_SCORE]
     truth = coco_eval.load_truth(dataset.annotations, "bbox")
@@ -61,9 +61,10 @@ def draw_worst(
 
 
 def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
-    """Count the errors of each image and return {image id: number of errors}.
+    """Count the missed objects and false positives of each image: {image id: count}.
 
-    truth: output of `coco_eval.load_truth`. rows: box results, sorted by `coco_eval.sort_results`.
+    truth: output of `coco_eval.load_truth`. rows: detected boxes in COCO's results format, sorted
+    by `coco_eval.sort_results`.
     """
     limits = dict(iouThrs=[MIN_IOU], areaRng=[[0, 1e10]], maxDets=[max(len(rows), 1)])
     matches = coco_eval.run_coco_eval(truth, rows, "bbox", **limits)
@@ -73,9 +74,9 @@ def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
 
 
 def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
-    """Convert rows of `coco_eval.to_results` for one image back to detections.
+    """Convert one image's results in COCO's format back to detections.
 
-    category_ids: the category id of label 1, of label 2, and so on.
+    rows: output of `coco_eval.to_results`. category_ids: category id of each label, from label 1.
     """
     boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:

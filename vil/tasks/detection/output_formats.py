@@ -15,7 +15,7 @@ from vil.utils.json_text import to_json
 
 
 class Prediction(NamedTuple):
-    """Detections in an image, or an error. size: (H, W). error: why the image is unreadable."""
+    """Detections in one image, or the error if the image is unreadable. size: (H, W)."""
 
     file: str
     size: tuple[int, int] = (0, 0)
@@ -24,9 +24,10 @@ class Prediction(NamedTuple):
 
 
 def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as text: for each image, a line, followed by one line per object.
+    """Format predictions as text, with one line per image, each followed by a line per object.
 
-    The line of an object has its class, score, and x1 y1 x2 y2 in pixels.
+    The line of an object has its class, its score, and its box x1 y1 x2 y2 in pixels. names: class
+    names, from label 1.
     """
     width = max(len(printable(name)) for name in names)
     for prediction in predictions:
@@ -49,8 +50,8 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert a prediction to {file, width, height, objects: [{class, label, score, box}]}.
 
-    A box is [x1, y1, x2, y2] in pixels. names: class names, from label 1. The record of an
-    unreadable image is {file, error, objects: []}.
+    A box is [x1, y1, x2, y2] in pixels. For an unreadable image, the result is {file, error,
+    objects: []}. names: class names, from label 1.
     """
     file, (height, width), detections, error = prediction
     if detections is None:
@@ -66,8 +67,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
-    The image id is the number of the prediction, from 1. Unreadable images are omitted. The
-    category ids are the labels. names: class names, from label 1.
+    The image ids number the predictions from 1. Unreadable images are omitted. The category ids are
+    the labels. names: class names, from label 1.
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

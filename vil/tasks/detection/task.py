@@ -55,9 +55,10 @@ class DetectionTask(Task):
     ):
         """Store the settings of the task.
 
-        masks: whether to evaluate masks as well as boxes. tile, overlap, nms, per_image: see
-        `detect_tiled`. If tile is 0, inference processes the full image at once. print_classes:
-        whether `format_metrics` returns a table of per-class metrics.
+        masks: whether to evaluate masks as well as boxes. tile: side of the tiles in which
+        inference processes an image, in pixels; 0: process the full image at once. overlap, nms,
+        per_image: settings of inference with tiles, see `detect_tiled`. print_classes: whether
+        `format_metrics` returns a table of per-class metrics. common: arguments of `Task`.
         Raises DataError if faster-coco-eval is not installed.
         """
         import_faster_coco_eval()  # fail now, not after the first epoch
@@ -95,10 +96,10 @@ class DetectionTask(Task):
     def collect_results(
         self, model: nn.Module, name: str, between: Callable[[], None]
     ) -> list[dict]:
-        """Run the model on this rank's images of the test set `name`.
+        """Run the model on this rank's images of the test set `name`, and return the detections.
 
-        Returns the detections as rows of COCO's results format. between: function that is called
-        before each batch, for example to check for a signal.
+        They are in COCO's results format, see `coco_eval.to_results`. between: function that is
+        called before each batch, for example to check for a signal.
         """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
@@ -114,10 +115,11 @@ class DetectionTask(Task):
         return results
 
     def write_results(self, name: str, results: list[dict]) -> None:
-        """Write the results to files in `results_folder`, or do nothing if it is not set.
+        """Write detections to JSON files in `results_folder`, if this attribute is set.
 
         There is one file for boxes and, if masks are evaluated, one for masks. name: name of the
-        test set. Raises SaveError if a file cannot be written.
+        test set. results: detections in COCO's results format. Raises SaveError if a file cannot be
+        written.
         """
         if self.results_folder is None:
             return
@@ -145,10 +147,10 @@ class DetectionTask(Task):
         return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images of a test set with the most errors, and return the files.
+        """Draw the `count` images with the most errors, and return the paths of the drawings.
 
-        `evaluate` must have written the results to `results_folder` before. name: name of the test
-        set. folder: folder for the files.
+        `evaluate` must be called first, with `results_folder` set. name: name of the test set.
+        folder: folder for the drawings.
         """
         boxes, *masks = (
             json.loads((self.results_folder / f"{name}_{iou_type}.json").read_text("utf-8"))

@@ -4,15 +4,16 @@ A detector resizes its input to about 1000 pixels, so small objects in a large i
 small to detect, and the memory grows with the size of the image. With tiles, objects have the same
 scale, and inference needs the same memory, as in training.
 
-An inner border is a border of a tile that is not a border of the image. An object that crosses an
-inner border is cut, and its box covers only a part of the object. So a box that touches an inner
-border of its tile is dropped if it also lies inside another tile and touches no inner border of
-that tile, because the other tile shows more of the object. As a result, an object that is not
-larger than the overlap is detected once and is not cut.
+An inner border is a border of a tile that is not a border of the image. If an object crosses an
+inner border, its box in the tile is cut: it covers only a part of the object. A box that touches an
+inner border of its tile is therefore dropped if it also lies inside another tile and touches no
+inner border of that tile, because the other tile shows more of the object. As a result, an object
+that is not larger than the overlap is detected once, with a box that is not cut.
 
-The other cut boxes are inputs of non-maximum suppression per class. They rank below all boxes that
-are not cut, and below larger cut boxes. For an object that is larger than the overlap, several
-boxes may remain. Choose an overlap as large as the largest objects of interest.
+The other boxes that touch an inner border remain. In non-maximum suppression per class, they rank
+below the boxes that touch none, and among them, larger boxes rank first. For an object that is
+larger than the overlap, several boxes may remain. Choose an overlap as large as the largest objects
+of interest.
 """
 
 import torch
@@ -26,7 +27,7 @@ TOLERANCE = 2.0  # pixels: a box this close to a border touches it
 
 
 def detect(model: nn.Module, image: Tensor) -> Detections:
-    """Run a detector in eval mode on one image (3, H, W), uint8 or float in 0..1."""
+    """Run a detector in eval mode on one image (3, H, W), uint8 or float in 0..1, without tiles."""
     return from_output(model([to_unit_range(image)])[0])
 
 
@@ -36,8 +37,8 @@ def detect_tiled(
     """Run a detector on overlapping tiles of an image (3, H, W) and merge the detections.
 
     tile: side of a tile in pixels. overlap: overlap of neighboring tiles in pixels. nms: IoU
-    threshold of non-maximum suppression per class. per_image: maximum number of detections to
-    return. Raises ValueError unless 0 <= overlap < tile.
+    threshold of non-maximum suppression per class when merging. per_image: maximum number of
+    detections to return. Raises ValueError unless 0 <= overlap < tile.
     """
     size = image.shape[-2:]
     tiles = make_tiles(size, tile, overlap)
@@ -85,8 +86,9 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
 
-    The box must not touch an inner border of the other tile, see `touches_inner_border`. tiles
-    (T, 4): x1 y1 x2 y2 of all tiles. size: (H, W) of the image.
+    The box must not touch an inner border of the other tile, see `touches_inner_border`. index:
+    index of the tile in which the boxes were detected. tiles (T, 4): x1 y1 x2 y2 of all tiles.
+    size: (H, W) of the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])
@@ -105,10 +107,12 @@ def concat(parts: list[Detections]) -> Detections:
 def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> Detections:
     """Suppress duplicate detections, and return at most `per_image` of them, sorted by score.
 
-    cut (n,) bool: whether each box touches an inner border of its tile. A cut box is suppressed by
-    boxes that are not cut, whatever their scores, and by larger cut boxes. nms: IoU threshold
-    within a class. Boxes are converted to float64, because torchvision adds an offset to the boxes
-    of each class. With 4096 pixels and 1000 classes, float32 would not resolve half pixels.
+    cut (n,) bool: whether each box touches an inner border of its tile, so that it may cover only a
+    part of its object. A cut box is suppressed by boxes that are not cut, whatever their scores,
+    and by larger cut boxes. nms: IoU threshold for boxes of the same class.
+
+    Boxes are converted to float64, because torchvision adds an offset to the boxes of each class.
+    With 4096 pixels and 1000 classes, float32 would not resolve half pixels.
     """
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)

@@ -32,8 +32,8 @@ def draw(
 ) -> Image.Image:
     """Draw detections onto a copy of the image, with the highest scores on top.
 
-    classes: class names, from label 1. scores: whether to print the scores. A small image is
-    enlarged by an integer factor before.
+    classes: class names, from label 1. scores: whether to write the scores next to the classes. A
+    small image is first enlarged by an integer factor.
     """
     canvas, factor = enlarge(image)
     labels = detections.labels.tolist()
@@ -51,9 +51,9 @@ def draw(
 
 
 def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
-    """Blend a color into the pixels of a mask.
+    """Blend a color into the pixels of an object's mask.
 
-    canvas: the image, enlarged by `factor`. It is changed in place.
+    canvas: the image, enlarged by the integer `factor`. It is changed in place.
     """
     if not mask.pixels.size:
         return
@@ -66,9 +66,9 @@ def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
 def draw_box(
     pen: ImageDraw.ImageDraw, box: list[float], text: str, color: Color, font, width: int
 ) -> None:
-    """Draw a box with lines of `width` pixels, and write its text above the box.
+    """Draw a box x1 y1 x2 y2 with lines of `width` pixels, and write `text` above it.
 
-    If there is no space above the box, the text is inside it.
+    If there is no space above the box, the text is written inside the box.
     """
     left, top, right, bottom = (round(side) for side in box)
     right, bottom = max(right - 1, left), max(bottom - 1, top)  # x2, y2 are exclusive

@@ -18,10 +18,11 @@ Target = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class DetectionBatch(Batch):
-    """A batch of B images and their targets.
+    """A batch of B images of any sizes and their targets.
 
-    A target is a dict with `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64,
-    counted from 1; `image_id`, an int; and, if masks are read, `masks` (n, H, W) uint8.
+    The target of an image with n objects is a dict with `boxes` (n, 4) float32, x1 y1 x2 y2 in
+    pixels; `labels` (n,) int64, counted from 1; `image_id`, an int; and, if masks are read, `masks`
+    (n, H, W) uint8.
     """
 
     images: list[Tensor]  # B of (3, H, W): uint8, or float32 in 0..1 after `to`
@@ -36,7 +37,7 @@ class DetectionBatch(Batch):
         device: torch.device | str,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> "DetectionBatch":
-        """Copy to the device asynchronously, and convert images to float32 in 0..1.
+        """Copy the batch to the device asynchronously, and convert images to float32 in 0..1.
 
         memory_format is ignored, because the model creates the padded batch of images.
         """
@@ -55,9 +56,9 @@ def to_unit_range(image: Tensor) -> Tensor:
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> DetectionBatch:
-    """Collate any number of samples (image, target, dataset index) into a batch.
+    """Collate samples (image, target, index in the dataset) into a batch.
 
-    bad_samples: the images of the batch that could not be read.
+    bad_samples: images that were sampled for the batch, but could not be read.
     """
     targets = [dict(target) for _, target, _ in samples]
     for key in {k for target in targets for k, v in target.items() if isinstance(v, Tensor)}:
@@ -69,7 +70,7 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Detecti
 
 
 def share_buffer(tensors: list[Tensor]) -> list[Tensor]:
-    """Copy tensors into one buffer and return them as views of the buffer.
+    """Copy tensors into one buffer, and return them as views of the buffer.
 
     Each buffer that a loader worker sends keeps a file open in the worker and in the main process.
     With one buffer per tensor, prefetched batches would exceed the usual limit of 1024 open files.

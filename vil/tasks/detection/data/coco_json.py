@@ -45,7 +45,7 @@ REASONS = (
 
 
 class Fault(NamedTuple):
-    """An invalid annotation or image, and the reason why it is invalid."""
+    """An invalid annotation or image, with the reason why it is invalid."""
 
     about: str  # "annotation <id>" or "image"
     image: str  # file name, "" for an unknown image
@@ -56,8 +56,8 @@ class Fault(NamedTuple):
 class Annotations:
     """The content of an annotation file as arrays: N images, K categories, and M annotations.
 
-    The arrays also have rows for crowd annotations and unusable annotations. `crowd` and `reasons`
-    mark these rows.
+    The arrays include crowd annotations, for which `crowd` is True, and unusable annotations, for
+    which `reasons` is not 0.
     """
 
     path: Path
@@ -98,9 +98,9 @@ def pause_gc() -> Iterator[None]:
 
 @pause_gc()
 def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
-    """Read an annotation file and find the annotations to drop.
+    """Read an annotation file in COCO's format, and find the unusable annotations.
 
-    masks: also read masks, and drop annotations without a usable segmentation.
+    masks: also read masks. An annotation without a valid segmentation is then unusable.
     Raises DataError if the file is missing, truncated or not in COCO's format, if it has no images,
     or if an id is repeated.
     """
@@ -142,10 +142,10 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
 
 
 def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the JSON content of an annotation file: {"images": rows, "annotations": rows, ...}.
+    """Return the JSON content of an annotation file: {"images": [...], "annotations": [...], ...}.
 
-    Raises DataError if the file cannot be read. Also raises it if a list in REQUIRED, or a required
-    field of a row, is missing or invalid.
+    Raises DataError if the file cannot be read, if it does not have one of the lists in REQUIRED,
+    or if a required field of an element of these lists is missing or invalid.
     """
     try:
         # NaN and Infinity are not valid JSON, but Python's json writes them. Read them as None.
@@ -168,9 +168,9 @@ def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def find_fault(row: object, fields: dict[str, type]) -> str | None:
-    """Return a description of a row's first invalid field, or None if all fields are valid.
+    """Return a description of the first invalid field of a JSON object; None if all are valid.
 
-    row: an element of one of the file's lists. fields: {required field: type}.
+    row: an image, category or annotation of an annotation file. fields: {required field: type}.
     """
     if not isinstance(row, dict):
         return f"is not an object, but {row!r:.40}"
@@ -190,10 +190,10 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
 
 
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
-    """Return the ids of rows of an annotation file, (n,) int64.
+    """Return the ids of the images or categories of an annotation file, (n,) int64.
 
-    path, key: the file, and the name of the list with these rows, for the error message. Raises
-    DataError for a duplicate id.
+    path, key: the file and "images" or "categories", for the error message. rows: the list of
+    images or categories. Raises DataError for a duplicate id.
     """
     ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
@@ -203,16 +203,16 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
 
 
 def find(mapping: Mapping[int, int], key: object, default: int) -> int:
-    """Return mapping.get(key, default), or `default` if the key is not hashable."""
+    """Return mapping.get(key, default), or `default` if the key from JSON is not hashable."""
     with suppress(TypeError):
         return mapping.get(key, default)
     return default
 
 
 def parse_boxes(boxes: list) -> Array:
-    """Convert a list of M JSON values to boxes x1 y1 x2 y2, (M, 4) float32.
+    """Convert the boxes of M annotations from JSON to x1 y1 x2 y2, (M, 4) float32.
 
-    A valid value is [x, y, width, height]. The box of an invalid value has four NaNs.
+    boxes: list of [x, y, width, height]. An invalid value is converted to four NaNs.
     """
     with np.errstate(all="ignore"):
         try:
@@ -234,8 +234,8 @@ def parse_box(box: object) -> list[float]:
 def parse_areas(values: list, boxes: Array) -> Array:
     """Return the areas of M annotations, (M,) float64.
 
-    values: areas from the file. A value that is not a finite number is replaced by the area of the
-    annotation's box. boxes (M, 4): x1 y1 x2 y2.
+    values: areas from the file. If one is not a finite number, the area of the annotation's box is
+    used instead. boxes (M, 4): x1 y1 x2 y2.
     """
     with np.errstate(all="ignore"):
         box_areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -246,10 +246,10 @@ def parse_areas(values: list, boxes: Array) -> Array:
 def find_reasons(
     sizes: Array, images: Array, labels: Array, boxes: Array, segmentations: Segmentations | None
 ) -> Array:
-    """Return the first reason to drop each of M annotations, as indices into REASONS (M,) int64.
+    """Return why each of M annotations is unusable, as indices into REASONS, (M,) int64.
 
-    An annotation to keep has the index 0. The arguments are fields of `Annotations`. Boxes are
-    clipped in float32, so that the result agrees with `transforms.clip_boxes`.
+    The index of a usable annotation is 0. The arguments are the fields of `Annotations` with these
+    names. Boxes are clipped in float32, so that the result agrees with `transforms.clip_boxes`.
     """
     # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Datasets in COCO's format, which have a folder of images and a JSON file with boxes and masks.
+"""Datasets in COCO's format: a folder of images, and a JSON file with boxes and masks.
 
 Unusable annotations are dropped when the JSON file is read, with one warning. `vil detect check`
 lists them. Boxes are clipped later, when the image is read, because the size of an image may differ
@@ -62,10 +62,10 @@ class CocoDataset(Dataset):
 
         images: folder of the images. annotations: JSON file. split: "train" or "val". transform:
         function that is applied to each (image, target). masks: also read masks. keep_empty: keep
-        training images without a usable box. roots: folders, besides `images`, to which symbolic
-        links may point.
+        training images without a usable box. roots: additional folders to which symbolic links in
+        the folder `images` may point.
         Raises DataError if the annotation file is invalid, if images are missing or outside of
-        these folders, or if a training set has no usable box.
+        the allowed folders, or if a training set has no usable box.
         """
         lookup(SPLITS, split, "split")
         self.folder, self.annotations = Path(images), Path(annotations)
@@ -113,7 +113,7 @@ class CocoDataset(Dataset):
         return image, target
 
     def target(self, index: int, height: int, width: int) -> Target:
-        """Return the target of a sample. height, width: size of its image in pixels."""
+        """Return the target of the image `index`. height, width: size of the image in pixels."""
         own = slice(self.first[index], self.last[index])
         target: Target = {
             "boxes": torch.from_numpy(self.boxes[own].copy()),
@@ -140,7 +140,7 @@ class CocoDataset(Dataset):
         self.classes = list(names)
 
     def sample_name(self, index: int) -> str:
-        """Return an image's path relative to the image folder."""
+        """Return the path of the image `index`, relative to the image folder."""
         return os.fsdecode(self.names[index])
 
 
@@ -150,9 +150,9 @@ def missing_images(
     """Return the file names in `names` that do not exist in the folder.
 
     Directories are listed, because querying each file takes minutes for COCO on a network disk.
-    Raises DataError if the folder does not exist, if a name is a path outside of the folder, or if
-    a symbolic link points outside of both the folder and `roots`. This prevents an annotation file
-    from giving access to other files of the machine.
+    roots: additional folders to which symbolic links may point. Raises DataError if the folder does
+    not exist, if a name is a path outside of the folder, or if a symbolic link points outside of
+    all these folders. This prevents an annotation file from giving access to other files.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
@@ -174,7 +174,7 @@ def missing_images(
 
 
 def explain_none(table: Annotations) -> str:
-    """Return the end of an error message, with the reasons why there is no usable box."""
+    """Return text for the end of an error message: why an annotation file has no usable box."""
     if not len(table.reasons):
         return ": it has no annotations"
     crowds = int((table.crowd & (table.reasons == 0)).sum())
@@ -197,10 +197,10 @@ def coco(
     images: str = "{split}2017",
     annotations: str = "annotations/instances_{split}2017.json",
 ) -> Files:
-    """Return the image folder and annotation file of COCO or another dataset in COCO's format.
+    """Return the image folder and the annotation file of a dataset in COCO's format.
 
-    split: "train" or "val". images, annotations: paths below root, in which {split} is replaced by
-    the split.
+    root: folder of the dataset. split: "train" or "val". images, annotations: paths relative to
+    `root`, in which {split} is replaced by the split.
     """
     folder, file = (str(path).replace("{split}", split) for path in (images, annotations))
     return Path(root, folder), Path(root, file)
@@ -216,10 +216,10 @@ def scenes(
     low: int = 128,
     high: int = 192,
 ) -> Files:
-    """Return the image folder and annotation file of synthetic scenes of scanned digits.
+    """Return the image folder and the annotation file of synthetic scenes of scanned digits.
 
-    The scenes are rendered below root on first use. train, val: number of scenes of each split.
-    low, high: minimum and maximum side of a scene in pixels.
+    The scenes are rendered into a subfolder of `root` on first use. split: "train" or "val". train,
+    val: number of scenes in each split. low, high: minimum and maximum side of a scene in pixels.
     """
     folder = find_scenes(root, seed=seed, train=train, val=val, low=low, high=high)
     return folder / split, folder / f"annotations/instances_{split}.json"
@@ -242,8 +242,9 @@ def build_detection_set(
 ) -> CocoDataset:
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
-    transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders, besides `root`, to which
-    symbolic links among the images may point. own: additional arguments of DETECTION_SETS[name].
+    root: folder of the dataset. transform, masks, keep_empty: see `CocoDataset`. extra_roots:
+    folders, besides `root`, to which image files that are symbolic links may point. own: additional
+    keyword arguments of the function DETECTION_SETS[name], such as paths.
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")
@@ -253,8 +254,8 @@ def build_detection_set(
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the names of the optional arguments that `build_detection_set` accepts for a dataset.
+    """Return the names of the arguments `own` that `build_detection_set` accepts for a dataset.
 
-    name: a key of DETECTION_SETS.
+    name: name of the dataset, a key of DETECTION_SETS.
     """
     return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]

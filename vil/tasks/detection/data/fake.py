@@ -23,10 +23,11 @@ def fake_boxes(
     height: int | None = None,
     num_classes: int = 3,
 ) -> Files:
-    """Render n synthetic images below root, and return the image folder and the annotation file.
+    """Render n synthetic images, and return the image folder and the annotation file.
 
-    size: width in pixels. height: height in pixels, by default 3/4 of the width. Files of an
-    earlier call are overwritten. Raises DataError if a file cannot be written.
+    root: folder in which the folder fake_boxes is created. split: "train" or "val". size: width in
+    pixels. height: height in pixels, by default 3/4 of the width. Files of an earlier call are
+    overwritten. Raises DataError if a file cannot be written.
     """
     folder = Path(root, "fake_boxes")
     try:
@@ -41,8 +42,8 @@ def write_fake(
 ) -> Files:
     """Write n synthetic images of `size` (H, W) and an annotation file.
 
-    The images show filled rectangles on noise. An image does not depend on n. Returns the folder
-    of the images, root/<split>, and the annotation file, root/annotations/instances_<split>.json.
+    The images show filled rectangles on noise. The first images are the same for any n. Returns the
+    image folder, root/<split>, and the annotation file, root/annotations/instances_<split>.json.
     """
     folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)

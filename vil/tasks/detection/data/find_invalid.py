@@ -25,8 +25,8 @@ MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops abov
 class AnnotationCheck(NamedTuple):
     """Result of `find_invalid`, with the invalid annotations and images of a dataset.
 
-    table: content of the annotation file. summary: lines of text that describe the content. faults:
-    all invalid annotations and images.
+    table: content of the annotation file. summary: lines of text that describe this content.
+    faults: list of all invalid annotations and images.
     """
 
     table: Annotations
@@ -34,9 +34,9 @@ class AnnotationCheck(NamedTuple):
     faults: list[Fault]
 
     def list_faults(self, *, hint: bool) -> list[str]:
-        """Return lines of text that list the faults by kind, at most SHOWN of each kind.
+        """Return lines of text that list the faults by reason, at most SHOWN for each reason.
 
-        hint: whether to mention the flag --list, which lists all faults, if some are omitted.
+        hint: if faults are omitted, mention the flag --list, which lists all of them.
         """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
@@ -67,7 +67,7 @@ class AnnotationCheck(NamedTuple):
 
 
 def kind_of(fault: Fault) -> str:
-    """Return the kind of a fault, which is the heading for faults of this kind in a list."""
+    """Return the heading under which a fault is listed, such as "images: is not in the folder"."""
     if "px in the file" in fault.reason:
         return "images: of another size than the file says"
     group = "images" if fault.about == "image" else "dropped annotations"
@@ -75,7 +75,11 @@ def kind_of(fault: Fault) -> str:
 
 
 def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
-    """Check an annotation file in COCO's format and, if given, the image folder `images`."""
+    """Check an annotation file in COCO's format.
+
+    images: image folder, in which missing, unreadable and wrongly sized images are found; None: do
+    not check the images.
+    """
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
     faults = [fault for fault in table.dropped if masks or fault.reason != NO_MASK]
@@ -85,17 +89,17 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
 
 
 def has_box(table: Annotations) -> np.ndarray:
-    """Return whether each annotation has a usable box, (M,) bool.
+    """Return whether each of M annotations has a usable box, (M,) bool.
 
-    The result can also be True for a crowd annotation, and for an annotation without a mask.
+    Crowd annotations and annotations without a mask are not treated differently.
     """
     return (table.reasons == 0) | (table.reasons == REASONS.index(NO_MASK))
 
 
 def summarize(table: Annotations, masks: bool) -> list[str]:
-    """Return lines of text with the numbers of images, boxes and masks of an annotation file.
+    """Return lines of text with the numbers of images, boxes and masks in an annotation file.
 
-    Boxes are also counted by area and category. masks: whether any annotation has a mask.
+    Boxes are also counted by area and by category. masks: whether any annotation has a mask.
     """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd

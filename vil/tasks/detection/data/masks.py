@@ -35,14 +35,14 @@ def import_faster_coco_eval() -> ModuleType:
 
 
 class Segmentations:
-    """M segmentations, stored in a few arrays so that forked loader workers share the memory.
+    """The segmentations of M annotations, in a few arrays that forked loader workers share.
 
-    usable (M,) bool: whether each segmentation has at least one valid polygon or RLE, see
-    `parse_polygon` and `parse_rle`.
+    The attribute `usable` (M,) bool is True for a segmentation with at least one valid polygon or
+    RLE, see `parse_polygon` and `parse_rle`.
     """
 
     def __init__(self, values: Iterable[object]):
-        """Parse segmentations from JSON values. Invalid polygons and RLEs are dropped."""
+        """Parse the segmentations of annotations from JSON. Drops invalid polygons and RLEs."""
         data, ends, sizes, counts = bytearray(), array("q"), array("q"), array("q")
         for value in values:
             pieces = parse_segmentation(value)
@@ -78,7 +78,10 @@ class Segmentations:
 
 
 def parse_segmentation(value: object) -> list[Piece]:
-    """Return the valid polygons of a segmentation from JSON, or its RLE if that is valid."""
+    """Parse a segmentation from JSON, and return its valid polygons, or its RLE, as a list.
+
+    An invalid RLE or a value of another type gives an empty list.
+    """
     pieces = [parse_rle(value)] if isinstance(value, dict) else []
     if isinstance(value, list):
         pieces = [parse_polygon(polygon) for polygon in value]
@@ -88,8 +91,8 @@ def parse_segmentation(value: object) -> list[Piece]:
 def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    POLYGON is a constant that `parse_rle` never returns as a size. Returns None unless the polygon
-    is a list of at least three points whose coordinates are within MAX_COORDINATE.
+    POLYGON is a constant in place of the size that `parse_rle` returns. Returns None if the polygon
+    is not a list, has fewer than three points, or a coordinate exceeds MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)

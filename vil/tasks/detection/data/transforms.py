@@ -21,7 +21,7 @@ PADDING = [124, 116, 104]
 
 
 class _AtLeastTwoPixels:
-    """Mixin for transforms that resize, so that the result has at least 2 x 2 pixels.
+    """Mixin for transforms that resize images, which makes the result at least 2 x 2 pixels.
 
     torch cannot resize uint8 images to fewer pixels with antialiasing.
     """
@@ -32,9 +32,9 @@ class _AtLeastTwoPixels:
 
 
 class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
-    """Transform that resizes the shorter side to a length sampled from `min_size`.
+    """Transform that resizes the shorter side of an image to a length sampled from `min_size`.
 
-    The longer side is at most `max_size`.
+    If the longer side would exceed `max_size`, the image is resized to this length instead.
     """
 
 
@@ -49,9 +49,9 @@ def train_transform(
 
     sizes: lengths of the shorter side in pixels. One of them is sampled for each image. max_size:
     maximum of the longer side in pixels. flip: probability of a flip.
-    jitter: (low, high) for large-scale jitter (Ghiasi et al., arXiv:2012.07177), which is used
-    instead of `sizes` if it is not empty. The image is scaled to fit into max_size x max_size, then
-    scaled by a random factor between low and high, then cropped or padded to max_size x max_size.
+    jitter: (low, high) to use large-scale jitter (Ghiasi et al., arXiv:2012.07177) instead of
+    `sizes`; () not to use it. The image is scaled to fit into max_size x max_size, then scaled by a
+    random factor between low and high, then cropped or padded to max_size x max_size.
     """
     if jitter:
         square, fill = (max_size, max_size), {tv_tensors.Image: PADDING, "others": 0}
@@ -73,10 +73,10 @@ def train_transform(
 
 
 def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
-    """Clip boxes to an image of `size` (H, W), and drop objects with a side below MIN_SIDE.
+    """Clip boxes to an image of `size` (H, W), and drop boxes with a side below MIN_SIDE.
 
     cropped: whether the image was cropped. If so, objects with an empty mask are dropped too,
-    because the object may be outside of the crop.
+    because they may be outside of the crop.
     """
     boxes = clip_boxes_to_image(target["boxes"], tuple(size))
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)

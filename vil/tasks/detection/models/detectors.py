@@ -1,8 +1,8 @@
 """torchvision's detectors with a backbone of this package, for batches of images of any sizes.
 
-The backbone and the feature pyramid process the padded batch. The heads process each image
-separately, on pyramid levels whose padding is cropped. So the detections of an image do not depend
-on the other images of the batch. "Body" means the network whose stages are inputs of the pyramid.
+The backbone, a network and a feature pyramid, processes the padded batch. The heads process each
+image separately, on pyramid levels from which the padding is cropped. So the detections of an image
+do not depend on the other images of the batch. "Body" means the network before the feature pyramid.
 
 Shapes: B images, n objects of an image, K categories.
 """
@@ -45,11 +45,11 @@ class Transform(GeneralizedRCNNTransform):
 
 
 class PerImageDetector:
-    """Mixin for R-CNN and RetinaNet, so that their heads process each image separately."""
+    """Mixin for R-CNN and RetinaNet that makes their heads process each image separately."""
 
     @property
     def attention_body(self) -> nn.Module:
-        """The submodule with the attention layers."""
+        """Submodule with the attention layers: the network before the feature pyramid."""
         return self.backbone.body
 
     def compile(self, **options) -> None:
@@ -62,12 +62,12 @@ class PerImageDetector:
     def preprocess(
         self, images: Sequence[Tensor], targets: Targets | None
     ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
-        """Normalize and pad the batch, run the backbone, and split the result by image.
+        """Normalize and pad a batch, run the backbone, and split its output by image.
 
-        Returns (single, levels, targets). single: for each image, an ImageList with only this
-        image. levels: for each image, {level name: (1, C, x, y)} without padding. targets: the
-        targets after the input transform. Raises ValueError in training mode if an image has no
-        target or a box has no area.
+        Returns (single, levels, targets). single: for each image, an ImageList of this image alone.
+        levels: for each image, the outputs of the feature pyramid {level name: (1, C, x, y)}, from
+        which the padding is cropped. targets: the targets after the input transform. Raises
+        ValueError in training mode if an image has no target or a box has no area.
         """
         if self.training:
             check_targets(images, targets)
@@ -79,20 +79,23 @@ class PerImageDetector:
 
     @property
     def num_layers(self) -> int:
-        """The largest depth that `layer_of` returns."""
+        """Largest layer index that `layer_of` returns."""
         return self.backbone.body.num_layers
 
     def layer_of(self, name: str) -> int:
-        """Return the depth of the parameter `name`, for layer-wise learning rate decay.
+        """Return the layer index of the parameter `name`, for layer-wise learning rate decay.
 
-        A parameter of the body has the same depth as in the body. The parameters of the pyramid and
-        the heads have the largest depth, `num_layers`.
+        For a parameter of the network before the feature pyramid, it is the index in this network.
+        Parameters of the pyramid and the heads are in the last layer, `num_layers`.
         """
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters of the body to exclude from weight decay."""
+        """Return the names of the parameters to exclude from weight decay.
+
+        All of them are in the network before the feature pyramid.
+        """
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
@@ -100,15 +103,15 @@ class PerImageDetector:
     ) -> list[Tensors]:
         """Rescale detections to pixels of the input images.
 
-        outputs: one dict per image, with boxes in pixels of the resized images. single: for each
-        image, an ImageList with the resized image. images: the input images.
+        outputs: for each image, a dict with boxes in pixels of the resized image. single: for each
+        image, an ImageList with the resized image. images: the input images, before resizing.
         """
         sizes = [one.image_sizes[0] for one in single]
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
 
 class RCNN(PerImageDetector, FasterRCNN):
-    """Faster R-CNN or Mask R-CNN, called like torchvision's.
+    """Faster R-CNN or Mask R-CNN, with the same calls as torchvision's models.
 
     In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
     returns a list with one dict per image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for
@@ -134,7 +137,7 @@ class RCNN(PerImageDetector, FasterRCNN):
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
-    """RetinaNet, called like `RCNN`. It predicts boxes, but no masks."""
+    """RetinaNet, which predicts boxes, but no masks. It is called like `RCNN`."""
 
     def get_classifier(self) -> list[nn.Module]:
         """Return the layers whose number of outputs depends on the number of categories."""
@@ -164,10 +167,10 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 
 
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
-    """Crop the pyramid levels of a padded batch to the cells of each image that are not padding.
+    """Split the pyramid levels of a padded batch by image, and crop the padding.
 
     levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels, without
-    padding. strides: stride of each level. Returns a list with {name: (1, C, x, y)} of each image.
+    padding. strides: stride of each level. Returns a list with {name: (1, C, x, y)} for each image.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
@@ -178,16 +181,16 @@ def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[
 
 
 def average(losses: Sequence[Tensors]) -> Tensors:
-    """Average each loss over images. losses: for each image, {name of a loss: scalar}."""
+    """Average each loss over images. losses: a dict {name of the loss: scalar} for each image."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
-    """Raise ValueError unless there is a target for each image and each box has an area above 0."""
+    """Raise ValueError if there is not one target per image, or if a box has no area."""
     if targets is None or len(targets) != len(images):
         count = "none" if targets is None else len(targets)
         raise ValueError(
-            f"training needs one target per image: there are {len(images)} images, but targets for "
+            f"training needs one target per image, got {len(images)} images, but targets for "
             f"{count}"
         )
     for i, target in enumerate(targets):
@@ -235,8 +238,8 @@ class DetectorConfig:
 def build_detector(name: str, body: nn.Module, config: DetectorConfig) -> nn.Module:
     """Build the detector `name`, a key of DETECTORS, with randomly initialized heads.
 
-    body: the network whose stages are inputs of the pyramid, see `Backbone`. Raises ValueError if
-    the name is unknown or the settings contradict each other.
+    body: the network before the feature pyramid, such as MsViT, see `Backbone`. Raises ValueError
+    if the name is unknown or the settings contradict each other.
     """
     return lookup(DETECTORS, name, "detector")(body, config)
 
@@ -281,8 +284,8 @@ def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
     The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes than stages,
-    one or two coarser levels are added. Raises ValueError if the numbers of sizes and levels still
-    differ.
+    one or two coarser levels are added. If there are then still not as many levels as sizes, raises
+    ValueError.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])

@@ -21,8 +21,8 @@ class Pyramid(FeaturePyramidNetwork):
     """torchvision's feature pyramid, with image padding zeroed before every 3 x 3 convolution.
 
     in_channels: channels of each input map, finest first. channels: channels of every level. extra:
-    coarser levels to add. "pool" subsamples the coarsest level (R-CNN). "p6" is a convolution of
-    the coarsest input map, and "p7" is a convolution of p6 (RetinaNet).
+    coarser levels to add: ("pool",) for the coarsest level with stride 2 (R-CNN), ("p6",) for a
+    convolution of the coarsest input map, or ("p6", "p7") to add a convolution of p6 (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
@@ -36,8 +36,8 @@ class Pyramid(FeaturePyramidNetwork):
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
         """Return all levels of the pyramid, finest first.
 
-        maps: the map (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, the
-        numbers of rows and columns that are not padding (B, 2), or None if no image is padded.
+        maps: output (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, a tensor
+        (B, 2), the rows and columns of each image that are not padding; None if no image is padded.
         """
         laterals = [block(x) for block, x in zip(self.inner_blocks, maps)]
         for i in reversed(range(len(laterals) - 1)):
@@ -61,9 +61,9 @@ class Backbone(nn.Module):
     """Backbone for torchvision's detectors: a network followed by a feature pyramid.
 
     body: a network with `strides`, `channels` and `forward_intermediates`, such as MsViT. stages:
-    numbers, from 1, of the stages that are inputs of the pyramid. channels, extra: see `Pyramid`.
-    norm: whether to apply a LayerNorm to each stage's output.
-    Raises ValueError unless `stages` includes the network's last stage.
+    numbers, from 1, of the stages whose outputs enter the pyramid. channels: channels of every
+    pyramid level. extra: coarser levels to add, see `Pyramid`. norm: whether to apply a LayerNorm
+    to each stage's output. Raises ValueError unless the network's last stage is in `stages`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Map images (B, 3, H, W) to the pyramid levels {"0": finest level, "1": ...}.
 
-        H and W must be divisible by the attribute `divisor`, which is the stride of the last stage.
+        H and W must be divisible by the attribute `divisor`, the stride of the last stage.
         sizes (B, 2): height and width of each image without padding; None if no image is padded.
         """
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
@@ -104,6 +104,6 @@ class Backbone(nn.Module):
 
 
 def strip_head(model: MsViT) -> MsViT:
-    """Replace the final norm and the head of a classifier by nn.Identity, and return the model."""
+    """Replace the final norm and the head of a classifier with nn.Identity. Returns the model."""
     model.norm, model.head = nn.Identity(), nn.Identity()
     return model

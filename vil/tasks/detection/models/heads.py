@@ -25,15 +25,15 @@ CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at str
 
 
 class Anchors(AnchorGenerator):
-    """Anchor generator with a fixed stride for each level.
+    """Anchor generator with a given stride for each pyramid level.
 
     torchvision computes strides as image size / map size. This is wrong for a level that halves a
-    map with an odd number of rows or columns, and for levels that are cropped to remove padding.
+    map with an odd number of rows or columns, and for levels from which padding is cropped.
 
-    sides: side of the square anchor of each level in pixels, finest level first. octaves: number of
-    anchor sizes per level. They are side * 2^(i / octaves) for i = 0 .. octaves - 1. ratios:
-    height / width of the anchors. strides: stride of each level in pixels. Raises ValueError unless
-    there is one side per stride.
+    sides: smallest anchor size of each level (the side of a square anchor in pixels), finest level
+    first. octaves: number of anchor sizes per level, side * 2^(i / octaves) for i = 0 ..
+    octaves - 1. ratios: aspect ratios height / width of the anchors. strides: stride of each level
+    in pixels. Raises ValueError unless there is one side per stride.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class Anchors(AnchorGenerator):
         self.strides = list(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Return a list with the anchors of each image, (A, 4) float32, finest level first."""
+        """Return a list with the anchors of each image, (A, 4) float32, finest level first.
+
+        image_list: the batch. feature_maps: the pyramid levels, finest first.
+        """
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
@@ -75,12 +78,11 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 
 
 class LevelMapper:
-    """Assignment of boxes to pyramid levels of any strides.
+    """Assign boxes to pyramid levels of any strides, by the FPN paper (arXiv:1612.03144).
 
-    The formula of the FPN paper (arXiv:1612.03144, equation 1) gives the ideal stride for a box.
-    The box is assigned to the coarsest level whose stride is not above the ideal stride. If there
-    is no such level, it is assigned to the finest level. torchvision's mapper supports only strides
-    that double from level to level.
+    Equation 1 of the paper gives the ideal stride for the size of a box. The box is assigned to the
+    coarsest level whose stride is not above the ideal stride or, if there is no such level, to the
+    finest level. torchvision's LevelMapper supports only strides that double from level to level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:
@@ -89,7 +91,7 @@ class LevelMapper:
     def __call__(self, boxlists: list[Tensor]) -> Tensor:
         """Return the level index of each of the P boxes of all images, (P,) int64.
 
-        boxlists: boxes (n, 4) of each image.
+        boxlists: list of the boxes (n, 4) of each image.
         """
         sides = box_area(torch.cat(boxlists)).sqrt()
         octave = torch.floor(CANONICAL_OCTAVE + torch.log2(sides / CANONICAL_SIDE) + 1e-6)
@@ -98,10 +100,11 @@ class LevelMapper:
 
 
 class Pooler(MultiScaleRoIAlign):
-    """RoIAlign for images with separate pyramid levels, which have no padding.
+    """Multi-scale RoIAlign for images with separate pyramid levels, which have no padding.
 
-    strides: strides of the levels, finest first. output_size: number of cells along each side of
-    the output. sampling: number of sampling points along each side of a cell.
+    strides: strides of the levels, finest first. output_size: height and width of the output.
+    sampling: RoIAlign's sampling ratio, the number of sampling points per output pixel along each
+    axis.
     """
 
     def __init__(self, strides: Sequence[int], output_size: int, sampling: int) -> None:
@@ -115,8 +118,8 @@ class Pooler(MultiScaleRoIAlign):
     ) -> Tensor:
         """Return the features of all boxes, (P, C, output_size, output_size).
 
-        x: pyramid levels {name: (1, C, X, Y)} of each image. boxes: boxes (n, 4) of each image.
-        image_shapes: (H, W) of each image.
+        x: list of the pyramid levels {name: (1, C, X, Y)} of each image. boxes: list of the boxes
+        (n, 4) of each image. image_shapes: list of the (H, W) of each image.
         """
         pool = super().forward
         return torch.cat([pool(*each) for each in zip(x, [[b] for b in boxes], image_shapes)])
@@ -126,7 +129,7 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
     """Build the box head, which maps the features (P, C, 7, 7) of P boxes to (P, hidden).
 
     version: "v1" for two linear layers, "v2" for convolutions with BatchNorm and a linear layer.
-    channels: C.
+    channels: channels C of the pyramid. hidden: number of output features.
     """
     if version == "v1":
         return TwoMLPHead(channels * POOLED**2, hidden)
@@ -137,9 +140,9 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """Build RetinaNet's head, which predicts classes and boxes.
 
-    version: "v1", or "v2" to add GroupNorm and the GIoU loss. channels: C. anchors: number of
-    anchors per cell. classes: number of classes, including the background. Raises ValueError for
-    "v2" unless `channels` is a multiple of 8.
+    version: "v1", or "v2" to add GroupNorm and the GIoU loss. channels: channels of the pyramid.
+    anchors: number of anchors per pixel of a pyramid level. classes: number of classes, including
+    the background. Raises ValueError for "v2" unless `channels` is a multiple of 8.
     """
     if version == "v1":
         return RetinaNetHead(channels, anchors, classes)

@@ -1,4 +1,4 @@
-"""Load the weights of a detector, or the weights of a classifier into the body of a detector."""
+"""Load weights into a detector: those of a detector, or those of a classifier into its backbone."""
 
 from pathlib import Path
 
@@ -17,16 +17,16 @@ CLASSIFIER = ("norm.", "head.")  # parameters of a classifier that a body does n
 def load_detector(
     model: nn.Module, path: Path, *, head: str = "keep", rule: str = "linear", strict: bool = False
 ) -> Report:
-    """Load a weight file into a detector, and report what happened to each weight.
+    """Load a weight file into a detector, and return a report of what was loaded.
 
     A file of a detector of this package must match the model exactly. Any other file is loaded by
     `load_body` into the model's body, the network before the feature pyramid.
 
-    head: "keep" to load the layers that `get_classifier` returns, "new" to leave them as
-    initialized. rule: how `load_weights` resizes position parameters. strict: raise CheckpointError
-    if the file has no weights for the heads. Otherwise the heads keep their random weights.
-    Raises CheckpointError if the weights do not fit. Raises ValueError for other values of `head`,
-    such as "rows:FILE", which only classifiers support.
+    head: "keep" to load the layers that depend on the number of categories, "new" to leave them as
+    initialized. rule: method for resizing position embeddings and bias tables, see `load_weights`.
+    strict: raise CheckpointError if the file has no weights for the heads. If False, the heads then
+    keep their random weights. Raises CheckpointError if the weights do not fit the model. Raises
+    ValueError for other values of `head`, such as "rows:FILE", which only classifiers support.
     """
     if head not in ("keep", "new"):
         raise ValueError(
@@ -46,10 +46,11 @@ def load_detector(
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    state: the weights of a classifier, or of a detector of the original Vision Longformer code. Its
-    heads are ignored. rule: see `load_weights`. Absolute position embeddings of a classifier are
-    interpolated to the size of those of the body. They are not cropped, even if the body crops its
-    embeddings in the forward pass, because they cover the full image of the classifier.
+    state: state dict of a classifier, or of a detector of the original Vision Longformer code. Its
+    heads are ignored. rule: method for resizing position embeddings and bias tables, see
+    `load_weights`. Absolute position embeddings of a classifier are interpolated to the size of the
+    body's embeddings. They are not cropped, even if the body crops its embeddings in the forward
+    pass, because they cover the full image of the classifier.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
