@@ -1,4 +1,4 @@
-"""The multilabel task, built from a config: model, datasets, loss, weights of labels."""
+"""Build the multilabel task from a config: model, datasets, loss, positive weights."""
 
 from collections.abc import Sequence
 

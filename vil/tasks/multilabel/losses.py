@@ -1,8 +1,8 @@
 """Training losses of multilabel classification.
 
 Shapes: B images, K labels. Each loss takes logits (B, K) and targets (B, K) between 0 and 1, and
-returns the losses (B, K) float32. positive_weights (K,): for each label, the weight of the loss of
-images that have the label; None: 1.
+returns the losses (B, K) float32. positive_weights (K,): weight of positive images in the loss of
+each label, like `pos_weight` of torch's BCEWithLogitsLoss; None: 1.
 """
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 def bce(logits: Tensor, targets: Tensor, positive_weights: Tensor | None = None) -> Tensor:
-    """Compute the binary cross entropy of each image and label, (B, K)."""
+    """Compute the binary cross entropy of each image and label, (B, K).
+
+    positive_weights (K,): weight of positive images in the loss of each label; None: 1.
+    """
     return F.binary_cross_entropy_with_logits(
         logits.float(), targets, reduction="none", pos_weight=positive_weights
     )
@@ -30,7 +33,8 @@ def asymmetric(
 
     Let p be the probability of the label, and p_m = max(p - clip, 0). The loss is
     -(1 - p)^gamma_pos log p for images with the label, and -p_m^gamma_neg log(1 - p_m) for other
-    images. Returns (B, K).
+    images. Returns the loss of each image and label, (B, K). positive_weights (K,): weight of
+    positive images in the loss of each label; None: 1.
     """
     logits = logits.float()
     probability = logits.sigmoid()

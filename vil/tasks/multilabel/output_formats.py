@@ -12,7 +12,7 @@ from vil.tasks.text_formats import csv_cell, format_columns, format_csv, peek_ta
 
 
 class Prediction(NamedTuple):
-    """The predicted labels of one image, or an error."""
+    """The predicted labels of one image, or the error if the image is unreadable."""
 
     file: str
     labels: list[int]  # indices of the labels whose probability reaches their threshold
@@ -34,15 +34,16 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 
 
 def describe(prediction: Prediction, names: list[str]) -> list[str]:
-    """Return the labels of a prediction with their probabilities, as text."""
+    """Return the predicted labels with their probabilities, as text. names: names of all labels."""
     return [f"{names[i]} {prediction.probabilities[i]:.2f}" for i in prediction.labels]
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
 
-    An item is {file, labels, probabilities: {label: probability}, target, error}. `target` is
+    Each element is {file, labels, probabilities: {label: probability}, target, error}. `target` is
     present only if the true labels are known, and `error` only if the image could not be read.
+    names: names of the labels.
     """
     return format_json_array(
         {
@@ -57,8 +58,11 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV, with the columns file, probability of each label, target if the
-    true labels are known, and error."""
+    """Format predictions as CSV, with the columns `file`, one per label, and `error`.
+
+    The column of a label has its probability. A column `target` is added if the true labels are
+    known. names: names of the labels.
+    """
     has_target, predictions = peek_target(predictions)
     rows = ((p.file, p.probabilities, p.error, csv_cell(p.target or "")) for p in predictions)
     return format_csv(rows, names, has_target=has_target)

@@ -1,4 +1,4 @@
-"""The multilabel task's part of the run report: a table of labels, and images with most errors."""
+"""Run report of a multilabel model: a table of labels, and the images with the most errors."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,8 @@ def report_test_set(
 ) -> TaskReport:
     """Evaluate a model on the first test set, and return cards and sections of the run report.
 
-    class_names: the names of the labels. checkpoint: description of the checkpoint, for a card.
+    class_names: the names of the labels. checkpoint: description of the checkpoint, which is shown
+    on a card.
     """
     test_set, outputs = task.first_outputs(model)
     metrics = task.score(outputs)

@@ -28,10 +28,10 @@ MIN_THRESHOLD = 1e-30
 class MultilabelTask(ImageTask):
     """Task for models that give each image any number of K labels.
 
-    loss: "bce" or "asymmetric". loss_options: additional arguments of this function in losses.py.
-    label_smoothing: s, which changes the targets 0 and 1 to s / 2 and 1 - s / 2. positive_weights
-    (K,): for each label, the weight of the loss of images that have the label. thresholds (K,): a
-    label is predicted if its probability is at least its threshold; None: 0.5 for all labels.
+    loss: "bce" or "asymmetric", the name of a function in losses.py. loss_options: additional
+    keyword arguments of this function. label_smoothing: amount s, which changes the targets 0 and 1
+    to s / 2 and 1 - s / 2. positive_weights (K,): weight of positive images in the loss of each
+    label; None: 1. thresholds (K,): minimum probability for predicting each label; None: 0.5.
     """
 
     metric = Metric("map", label="mean average precision", unit="%")
@@ -57,7 +57,7 @@ class MultilabelTask(ImageTask):
         """Compute the training loss, and the label accuracy in percent as a metric.
 
         The loss of an image is the mean over labels. The label accuracy is the fraction of correct
-        labels, over all images and labels, at a threshold of 0.5.
+        predictions, over all images and labels, with a threshold of 0.5.
         """
         logits, smoothing = model(batch.images), self.label_smoothing
         targets = batch.targets * (1 - smoothing) + smoothing / 2
@@ -74,14 +74,15 @@ class MultilabelTask(ImageTask):
         return broadcast_object(None if outputs is None else self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
-        """Compute the metrics of logits (N, K) at the task's thresholds.
+        """Compute the metrics of the model's outputs, with the task's thresholds.
 
-        Returns {loss, map, macro_f1, micro_f1, exact, count, per_label}. All metrics except loss
-        and count are in percent. loss is the binary cross entropy, and count is the number of
-        images. map is the mean average precision, and macro_f1 the mean F1, of the labels that at
-        least one image has. exact is the percentage of images whose labels are all correct.
-        per_label is {"ap": list, "f1": list, "count": list}, with one value per label. ap and f1
-        are NaN for a label that no image has. If a logit is NaN, all metrics but count are NaN.
+        outputs: logits (N, K) and targets. Returns {loss, map, macro_f1, micro_f1, exact, count,
+        per_label}. All metrics except loss and count are in percent. loss is the binary cross
+        entropy. map is the average precision and macro_f1 the F1, as means over the labels that at
+        least one image has. exact is the percentage of images whose labels are all correct. count
+        is the number of images. per_label is {"ap": list, "f1": list, "count": list}, with one
+        value per label. ap and f1 are NaN for a label that no image has. If a logit is NaN, all
+        metrics except count are NaN.
         """
         truth, probabilities = outputs.targets > 0.5, sigmoid(outputs.values)
         predicted = probabilities >= self.thresholds
@@ -117,7 +118,7 @@ class MultilabelTask(ImageTask):
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
         """Choose the threshold of each label that maximizes its F1 on the first test set.
 
-        Returns {"thresholds": {label: threshold}}, which is the same on all ranks.
+        Returns {"thresholds": {label: threshold}}, the same on all ranks.
         """
         name, outputs = self.first_outputs(model)
 
@@ -128,17 +129,17 @@ class MultilabelTask(ImageTask):
         return compute_on_main(choose)
 
     def apply_calibration(self, values: Mapping[str, Any]) -> None:
-        """Set the thresholds to those that `calibrate` returned, or to 0.5 if `values` is {}."""
+        """Set the thresholds. values: result of `calibrate`, or {} for 0.5."""
         chosen = values.get("thresholds", {})
         names = self.class_names or list(chosen)
         self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return probabilities (B, K) float32, on the CPU, for B tensors (c, H, W)."""
+        """Return label probabilities (B, K) float32, on the CPU, for B inputs (c, H, W)."""
         return super().run(model, inputs).sigmoid()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert probabilities (B, K) to one prediction per image."""
+        """Convert label probabilities (B, K) to one prediction per image, with the thresholds."""
         chosen = output.numpy() >= self.thresholds
         return [
             Prediction(meta.name, np.flatnonzero(row).tolist(), probabilities)
@@ -154,7 +155,7 @@ class MultilabelTask(ImageTask):
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities in float32, as `MultilabelTask.run` computes them."""
+    """Compute probabilities in float32, so that they equal those of `MultilabelTask.run`."""
     return torch.from_numpy(logits).sigmoid().numpy()
 
 
@@ -169,10 +170,10 @@ def f1_score(hits: Any, wrong: Any) -> Any:
 def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Return the threshold of each label that maximizes its F1, (K,).
 
-    truth (N, K) bool: whether each image has each label. probabilities (N, K). A threshold is
-    halfway between two neighboring probabilities. If several thresholds are equally good, the
-    lowest is returned. The threshold of a label that no image has is 0.5. Raises DivergedError if a
-    probability is NaN.
+    truth (N, K) bool: whether each image has each label. probabilities (N, K): predictions. A
+    threshold is halfway between two neighboring probabilities. If several thresholds are equally
+    good, the lowest is returned. The threshold of a label that no image has is 0.5. Raises
+    DivergedError if a probability is NaN.
     """
     if np.isnan(probabilities).any():
         raise DivergedError(

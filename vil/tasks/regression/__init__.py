@@ -1,4 +1,4 @@
-"""Regression: predicting one or more numbers per image.
+"""Regression: predict one or more numbers per image.
 
 build.py           task from a config            task.py    loss, evaluation, inference
 output_formats.py  formats of `vil predict`      report.py  regression's part of a report

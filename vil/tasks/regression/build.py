@@ -1,4 +1,4 @@
-"""The regression task, built from a config: model, datasets, loss, scale of the numbers."""
+"""Build the regression task from a config: model, datasets, loss, scale of the targets."""
 
 from collections.abc import Sequence
 
@@ -38,10 +38,11 @@ class Regression(ConfigImageTask, RegressionTask):
         super().__init__(cfg, device, loss=own.LOSS, huber_delta=own.HUBER_DELTA, **scale)
 
     def read_targets(self, dataset: ImageDataset) -> None:
-        """Set the mean and the standard deviation of each number.
+        """Set the mean and the standard deviation with which targets are normalized.
 
-        They are taken from the config or, if it has none, computed from the training set. Raises
-        DataError if a number is the same in all training images.
+        They are taken from the config (REGRESSION.MEAN, REGRESSION.STD) or, if they are not set
+        there, computed from the training set `dataset`. Raises DataError if one of the numbers to
+        predict is the same in all training images.
         """
         own, targets = self.cfg.REGRESSION, dataset.targets.astype(np.float64)
         mean = list(own.MEAN) or targets.mean(axis=0).tolist()
@@ -49,7 +50,7 @@ class Regression(ConfigImageTask, RegressionTask):
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
-                f"{len(constant)} of {len(std)} numbers are the same in all training images, so "
+                f"{len(constant)} of {len(std)} targets are constant in the training set, so "
                 f"they cannot be learned: remove them. The first is {constant[0]}"
             )
         self.set_scale(mean, std)

@@ -12,7 +12,7 @@ from vil.tasks.text_formats import format_columns, format_csv, peek_target
 
 
 class Prediction(NamedTuple):
-    """The predicted numbers of one image, or an error."""
+    """The predicted numbers of one image, or the error if the image is unreadable."""
 
     file: str
     numbers: list[float]  # K numbers, or none if the image could not be read
@@ -21,8 +21,10 @@ class Prediction(NamedTuple):
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as aligned columns, with one line per image. A column of true numbers
-    follows the file if they are known."""
+    """Format predictions as a table with aligned columns, with one line per image.
+
+    The second column has the true numbers if they are known. names: names of the predicted numbers.
+    """
     has_target, predictions = peek_target(predictions)
     rows = (
         (p.file, [p.target] * has_target + [f"{number:.6g}" for number in p.numbers], p.error)
@@ -34,8 +36,9 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
 
-    An item is {file, numbers: {name: number}, target, error}. `target` is present only if the true
-    numbers are known, and `error` only if the image could not be read.
+    Each element is {file, numbers: {name: number}, target, error}. `target` is present only if the
+    true numbers are known, and `error` only if the image could not be read. names: names of the
+    predicted numbers.
     """
     return format_json_array(
         {
@@ -49,8 +52,10 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV, with the columns file, one column per number, target if the true
-    numbers are known, and error."""
+    """Format predictions as CSV, with the columns `file`, one per predicted number, and `error`.
+
+    A column `target` is added if the true numbers are known. names: names of the predicted numbers.
+    """
     has_target, predictions = peek_target(predictions)
     rows = ((p.file, p.numbers, p.error, p.target or "") for p in predictions)
     return format_csv(rows, names, has_target=has_target)

@@ -1,4 +1,4 @@
-"""The regression task's part of the run report: a table of errors, plots, and images."""
+"""Run report of a regression model: a table of errors, plots, and images."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,8 @@ def report_test_set(
 ) -> TaskReport:
     """Evaluate a model on the first test set, and return cards and sections of the run report.
 
-    class_names: the names of the numbers. checkpoint: description of the checkpoint, for a card.
+    class_names: the names of the predicted numbers. checkpoint: description of the checkpoint,
+    which is shown on a card.
     """
     test_set, outputs = task.first_outputs(model)
     metrics = task.score(outputs)
@@ -60,9 +61,9 @@ def report_test_set(
 
 
 def scaled_errors(task: RegressionTask, outputs: Outputs) -> np.ndarray:
-    """Return the mean absolute error of the numbers of each image, (N,).
+    """Return the normalized absolute error of each image, (N,), as the mean over its numbers.
 
-    The unit is the standard deviation of a number in the training set.
+    The error of a number is divided by the standard deviation of this number in the training set.
     """
     return (np.abs(outputs.values - outputs.targets) / task.std.cpu().numpy()).mean(axis=1)
 
@@ -70,7 +71,7 @@ def scaled_errors(task: RegressionTask, outputs: Outputs) -> np.ndarray:
 def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
     """Plot predicted numbers against true numbers, with one panel for each number.
 
-    names: names of the numbers. Only the first MAX_PLOTS numbers are plotted.
+    names: names of the predicted numbers, of which only the first MAX_PLOTS are plotted.
     """
     count = min(len(names), MAX_PLOTS)
     figure = Figure(figsize=(4 * min(count, 3), 3.6 * -(-count // 3)), layout="constrained")

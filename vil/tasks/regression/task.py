@@ -1,7 +1,7 @@
 """The regression task: loss, evaluation with mean absolute error and R2, inference.
 
 Shapes: B images, N images of a test set, K numbers per image. The network predicts normalized
-numbers: minus the mean, divided by the standard deviation of the training set.
+numbers, with mean 0 and standard deviation 1 in the training set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class RegressionTask(ImageTask):
     """Task for models that predict one or more numbers per image.
 
-    mean, std: mean and standard deviation of each number in the training set (K values). loss:
-    "huber", "mse" or "mae". huber_delta: error, in standard deviations, above which the Huber loss
-    is linear.
+    mean, std: mean and standard deviation of each of the K numbers in the training set. The network
+    predicts normalized numbers, (number - mean) / std. loss: "huber", "mse" or "mae" of normalized
+    numbers. huber_delta: normalized error above which the Huber loss is linear.
     """
 
     metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -56,15 +56,15 @@ class RegressionTask(ImageTask):
         self.set_scale(mean, std)
 
     def set_scale(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set the mean and the standard deviation of each of the K numbers."""
+        """Set the mean and the standard deviation with which each number is normalized."""
         place = dict(dtype=torch.float32, device=self.device)
         self.mean, self.std = torch.tensor(mean, **place), torch.tensor(std, **place)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the mean absolute error as a metric.
 
-        The loss of an image is the mean over its numbers. Its errors are in standard deviations.
-        The metric is in the units of the numbers.
+        The loss is computed from normalized numbers, and is the mean over images and numbers. The
+        metric is in the original units of the numbers, and is a mean too.
         """
         outputs = model(batch.images).float()
         scaled = (batch.targets - self.mean) / self.std
@@ -73,11 +73,14 @@ class RegressionTask(ImageTask):
         return self.average_losses(losses, batch, {"mae": error})
 
     def denormalize(self, outputs: Tensor) -> Tensor:
-        """Convert normalized outputs (B, K) of the network to numbers in their units."""
+        """Convert outputs (B, K) of the network, normalized numbers, to the original units."""
         return outputs * self.std + self.mean
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the predicted numbers (B, K) float32 for images (B, c, H, W) on the device."""
+        """Return the predicted numbers (B, K) float32, in the original units.
+
+        images: (B, c, H, W), on the device.
+        """
         return self.denormalize(super().compute_outputs(model, images))
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
@@ -86,12 +89,13 @@ class RegressionTask(ImageTask):
         return broadcast_object(None if outputs is None else self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
-        """Compute the metrics of the predicted numbers (N, K).
+        """Compute the metrics of the predicted numbers.
 
-        Returns {loss, mae, rmse, r2, count, per_number}. mae and rmse are in the units of the
-        numbers. r2 is the coefficient of determination, and is NaN for a number that is constant in
-        the test set. mae, rmse and r2 are means over the K numbers. count is the number of images.
-        per_number is {"mae": list, "rmse": list, "r2": list}, with one value per number.
+        outputs: predicted numbers (N, K) and targets. Returns {loss, mae, rmse, r2, count,
+        per_number}. mae and rmse are in the original units of the numbers. r2 is the coefficient of
+        determination, and is NaN for a number that is constant in the test set. mae, rmse and r2
+        are means over the K numbers. count is the number of images. per_number is {"mae": list,
+        "rmse": list, "r2": list}, with one value per number.
         """
         targets = outputs.targets.astype(np.float64)
         errors = outputs.values.astype(np.float64) - targets
@@ -115,9 +119,9 @@ class RegressionTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return one line of text per number, with its errors, or [] if there is only one number.
+        """Return one line of text for each predicted number, with its errors.
 
-        name: name of the test set. metrics: result of `measure`.
+        If there is only one, returns []. name: name of the test set. metrics: result of `measure`.
         """
         names, each = self.test_sets[name].classes, metrics["per_number"]
         if len(names) < 2:
