@@ -62,4 +62,4 @@ def test_detectors_and_training_are_refused(tmp_path):
               output_dir=folder)  # fmt: skip
     refused = command("evaluate", "--run", str(folder), "--fast")
     assert refused.code == 2
-    assert "--fast (EVAL.FAST) supports only models without boxes" in refused.err
+    assert "--fast (EVAL.FAST) does not support detectors" in refused.err

@@ -10,9 +10,9 @@ comma-separated list of items in any order. An item is one of these letters, fol
 Omitted letters have the defaults in LETTERS.
 
 A second string, the attention string, names the attention of each transformer block. Example:
-'linformer/longformer,full'. The stages are separated by `/`. If there are more stages in ARCH, the
-last ones are like the last stage in the attention string. A stage has one attention name for all
-of its blocks, or several names separated by commas, which are repeated over its blocks.
+'linformer/longformer,full'. Stages are separated by `/`. A stage has one attention name for all of
+its blocks, or several names separated by commas, which are repeated over its blocks. The names of
+the last stage are also used for all later stages of the ARCH string.
 """
 
 import re
@@ -37,7 +37,7 @@ LETTERS = {  # meaning, default, minimum, maximum
 class StageSpec:
     """Settings of one stage of a model.
 
-    dim: embedding width. attention: names of the attention of each block. num_global: number of
+    dim: embedding width. attention: the name of each block's attention. num_global: number of
     global tokens. patch: side of a patch, in pixels in the first stage, and in tokens of the
     previous stage in other stages. attn_size: window size of longformer, number of features of
     linformer and performer, or reduction ratio of srformer. absolute: use an absolute position
@@ -117,14 +117,14 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
     """Split the text value of an attention argument into one value per transformer block.
 
-    text: the values of each stage, separated by `/`. If the model has more stages, the values of
-    the last stage in the text are used for them too. A stage has one value, or several values
-    separated by `;`, which are repeated over its blocks. Text in quotes is not split.
+    text: the values of each stage, separated by `/`. A stage has one value, or several values
+    separated by `;`, which are repeated over its blocks. The values of the last stage are also used
+    for all later stages of the model. Text in quotes is not split.
     counts: for each stage, the number of blocks with the attention that has this argument.
 
     Returns, for each stage, a list with the values of these blocks. Raises ValueError if a value is
-    empty, if the text has more stages than the model, or if it has more values for a stage than the
-    stage has blocks with this attention, unless the stage has none.
+    empty, if the text has more stages than the model, or if a stage has more values than blocks
+    with this attention. A stage without such blocks may have any number of values.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):
@@ -152,7 +152,7 @@ def _split_unquoted(text: str, sign: str) -> list[str]:
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:
-    """Return the shortest comma-separated list of names that, when cycled, yields `names`."""
+    """Return the shortest comma-separated list of names that yields `names` when repeated."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
     return ",".join(names[:length])
 

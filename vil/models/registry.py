@@ -56,7 +56,7 @@ def replace_windows(
     """Return copies of the stages with other window sizes.
 
     windows: one size for all stages, a sequence with one size per stage, or None to keep the sizes.
-    For attention without windows, it replaces the size that the attention has instead, see
+    For attention without windows, the size is another one, such as the number of features, see
     `StageSpec.attn_size`. name: the model's name, for the error message. Raises ValueError if the
     length of the sequence is not the number of stages.
     """

@@ -195,7 +195,7 @@ class MsViT(nn.Module):
         The features are the output of `forward_features`. The map of stage i is (B, d_i, X_i, Y_i).
 
         indices: indices of the selected stages, from 0. Negative indices count from the end. An
-          int n selects the last n stages, and None selects all. The maps are in this order.
+          int n selects the last n stages, None selects all. The maps are in the same order.
         norm: apply the final norm to the last stage's map.
         stop_early: stop after the last selected stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
@@ -294,7 +294,7 @@ class MsViT(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable or disable gradient checkpointing, which recomputes each block in backward.
 
-        A reversible model always recomputes its blocks. For it, only a warning is logged.
+        A reversible model always recomputes its blocks, so enabling only logs a warning.
         """
         if enable and self.settings["reversible"]:
             log.warning(
@@ -376,7 +376,7 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return each stage's grid of tokens, (rows, columns), for an image (height, width)."""
+        """Return each stage's grid (rows, columns) of tokens for an image of (height, width)."""
         grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
@@ -400,9 +400,9 @@ def arguments_by_block(
 ) -> list[list[dict[str, Any]]]:
     """Return, for each stage, a list with the attention arguments of each block.
 
-    arguments: {attention name: {argument: value}}. Strings as values of arguments like an attention
-    pattern are split by `split_by_block` into one string per block. Raises ValueError if an
-    attention name is unknown, or if a string has more values than there are stages or blocks.
+    arguments: {attention name: {argument: value}}. If the value of an argument such as an attention
+    pattern is a string, `split_by_block` splits it into one string per block. Raises ValueError if
+    an attention name is unknown, or if a string has more values than there are stages or blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():

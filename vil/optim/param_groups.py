@@ -30,10 +30,10 @@ def decay_groups(
         layer_of: function that maps a parameter's name to the index of its layer, from 0 (the first
           patch embedding) to `num_layers`.
         num_layers: largest index that `layer_of` returns, the index of the head.
-        layer_decay: factor of the learning rate from each layer to the layer before it, as in the
+        layer_decay: ratio of the learning rates of one layer and the next layer, as in the
           fine-tuning of BEiT (arXiv:2106.08254). If it is not 1, each layer has separate groups.
-          The key "lr_scale" of a group is layer_decay^(num_layers - layer), by which the learning
-          rate of the group is to be multiplied.
+          Their learning rate must be multiplied by the group's key "lr_scale", which is
+          layer_decay^(num_layers - layer).
     """
     groups: dict[tuple[bool, int], list] = {}
     seen = set()

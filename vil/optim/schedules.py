@@ -16,7 +16,7 @@ from vil.utils.lookup import lookup
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate schedule and its settings. The method `lr_at` returns the rate of a step.
+    """A learning-rate schedule. The method `lr_at` returns the learning rate of a step.
 
     policy: name of the schedule, a key of SCHEDULES. lr: base learning rate, at the end of the
     warm-up. epochs, warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: change the
@@ -49,7 +49,7 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Length of an epoch: 1 (in epochs) if `epoch_based`, else the number of steps."""
+        """Steps per epoch, or 1 if `epoch_based`, when times are counted in epochs."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property

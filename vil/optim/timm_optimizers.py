@@ -117,15 +117,15 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
     By default, timm applies Muon to all parameters with the shape of a matrix, including position
-    embeddings and relative position bias tables. Here, these are updated by AdamW or NAdamW too:
-    all groups whose key "no_decay" is True, as with timm's `fallback_no_weight_decay`.
+    embeddings and relative position bias tables. This function excludes all groups whose key
+    "no_decay" is True, which include these, as does timm's `fallback_no_weight_decay`.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)
 
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
-    """Build Kron with a random generator that is seeded with the step, equally on all ranks."""
+    """Build Kron, with random numbers that are seeded by the step and thus equal on all ranks."""
     kron = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 

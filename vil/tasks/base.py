@@ -54,7 +54,7 @@ class OpenData(NamedTuple):
 
 
 class TaskReport(NamedTuple):
-    """A task's content of the run report: cards (title, value, remark) and HTML sections."""
+    """A task's content for the run report: cards (title, value, remark) and HTML sections."""
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()

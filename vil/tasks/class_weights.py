@@ -23,7 +23,7 @@ def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes
         return torch.from_numpy(balance(targets, num_classes).astype(np.float32))
     if len(setting) != num_classes:
         raise ConfigError(
-            f"LOSS.CLASS_WEIGHTS has {len(setting)} numbers, and there are {num_classes} classes: "
+            f"LOSS.CLASS_WEIGHTS has {len(setting)} numbers, but there are {num_classes} classes: "
             "set one number per class, or balanced"
         )
     return torch.tensor([float(text) for text in setting])
@@ -60,7 +60,7 @@ def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> 
     counts = np.bincount(targets, minlength=len(classes))
     if missing := [name for name, count in zip(classes, counts) if not count]:
         raise DataError(
-            f"LOSS.LOGIT_ADJUSTMENT needs training images of every class: {len(missing)} classes "
-            f"have no training image, the first: {missing[0]}"
+            f"LOSS.LOGIT_ADJUSTMENT needs training images of every class, but {len(missing)} "
+            f"classes have none: the first is {missing[0]}"
         )
     return torch.from_numpy(factor * np.log(counts / len(targets))).float()

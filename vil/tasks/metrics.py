@@ -172,9 +172,9 @@ def bootstrap(
     2.5th to its 97.5th percentile over the resamples in which it is not NaN.
     statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of times
     that each of the N images is in the resample. num_images: N.
-    num_values: number of values that a call of `statistic` reads, by default N, for a limit on the
-    total work. If it is large, there are fewer resamples, or none, with the result {}, if there
-    would be fewer than MIN_RESAMPLES.
+    num_values: number of values that a call of `statistic` reads, by default N. To limit the
+    running time, there are fewer resamples if this number is large. If fewer than MIN_RESAMPLES
+    would be left, the result is {}.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

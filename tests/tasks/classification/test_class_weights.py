@@ -119,7 +119,7 @@ def test_losses_and_mixup_that_cannot_be_weighted_are_refused():
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("LOSS.CLASS_WEIGHTS=[1, 2]", "has 2 numbers, and there are 4 classes"),
+        ("LOSS.CLASS_WEIGHTS=[1, 2]", "has 2 numbers, but there are 4 classes"),
         ("LOSS.CLASS_WEIGHTS=ballanced", r"none, balanced, or a list.*; did you mean balanced\?$"),
         ("LOSS.CLASS_WEIGHTS=[0, 0]", "none, balanced, or a list"),
         ("DATALOADER.SAMPLER=balance", "did you mean balanced"),

@@ -44,7 +44,7 @@ LOSSES.add("sigmoid", f"{_HERE}.losses:sigmoid", "binary cross entropy, summed o
 LOSSES.add(
     "focal",
     f"{_HERE}.losses:focal",
-    "binary cross entropy with easy predictions weighted down",
+    "binary cross entropy with easy predictions down-weighted",
     keys={name: f"LOSS.FOCAL.{name.upper()}" for name in ("alpha", "gamma", "normalize")},
 )
 

@@ -17,8 +17,8 @@ MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC an
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a classifier with `num_classes` classes.
 
-    is_mapped: whether the test set has other classes than the model, and DATA.TARGETMAP maps the
-    model's classes to them.
+    is_mapped: whether the test set has other classes than the model, to which DATA.TARGETMAP maps
+    the model's classes. Metrics that need the same classes are then omitted.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:
@@ -32,8 +32,7 @@ class Measures:
     """The metrics of a classifier's predictions on a test set.
 
     num_classes: number of classes of the model. is_mapped: whether the test set has other classes
-    than the model. If so, metrics that are not defined for different classes, such as F1, are
-    omitted.
+    than the model. If so, metrics that need the same classes in both, such as F1, are omitted.
     """
 
     def __init__(self, predictions: Predictions, num_classes: int, *, is_mapped: bool = False):
@@ -99,9 +98,10 @@ class Measures:
     def per_class(self, num_classes: int) -> dict[str, list]:
         """Return the metrics of each class: {name of the metric: list with one value per class}.
 
-        They are "right" (number of correct predictions) and "count" (number of images). If the
-        test set has the model's classes, they are also precision, recall, f1 and, if available,
-        auroc and average_precision. num_classes: number of classes of the test set.
+        The names are "right" (number of correct predictions) and "count" (number of images). If the
+        test set has the model's classes, there are also precision, recall, f1 and, if the
+        predictions have all probabilities, auroc and average_precision. num_classes: number of
+        classes of the test set.
         """
         p = self.predictions
         correct, images = p.per_class(num_classes)

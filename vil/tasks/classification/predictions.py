@@ -34,9 +34,9 @@ class Predictions(NamedTuple):
         return float(total) / len(losses) if len(losses) else float("nan")
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays (C,): correct predictions of each class, and images of each class.
+        """Count the correct predictions and the images of each class, and return two arrays (C,).
 
-        num_classes: C, the number of classes of the test set.
+        num_classes: number C of classes of the test set.
         """
         targets = self.targets, self.targets[self.correct]
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)

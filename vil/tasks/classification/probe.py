@@ -116,7 +116,10 @@ def score(classifier: Any, train: Labeled, tests: dict[str, Labeled]) -> dict[st
 
 
 def build_neighbors(k: int, num_images: int) -> Any:
-    """Build a k-nearest-neighbors classifier. If k is above `num_images`, use `num_images`."""
+    """Build a k-nearest-neighbors classifier. k is reduced to `num_images` if it is larger.
+
+    num_images: number of training images.
+    """
     from sklearn.neighbors import KNeighborsClassifier
 
     return KNeighborsClassifier(min(k, num_images), metric="cosine", algorithm="brute")

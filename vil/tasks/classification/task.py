@@ -89,7 +89,7 @@ class ClassificationTask(ImageTask):
         """Set the mappings between the model's K classes and the C classes of test sets.
 
         class_mapping: {name of a test set: (K, C) bool}, see `score_by_mapping`. Raises ValueError
-        if a test set is unknown, or if a mapping has another dtype, a wrong shape, or no True.
+        if a test set is unknown, or if a mapping has another dtype or shape, or no True element.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
@@ -257,10 +257,9 @@ class ClassificationTask(ImageTask):
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
         """Fit a temperature on the first test set.
 
-        Returns {"temperature": T, "test_set": its name, "images": number of its images}. This
-        method does not apply T to later outputs: call `apply_calibration`. It must be called while
-        no temperature is applied. Raises ConfigError if the test set has other classes than the
-        model.
+        Returns {"temperature": T, "test_set": name of the test set, "images": number of images}.
+        `apply_calibration` applies T to later outputs. This method must be called before that.
+        Raises ConfigError if the test set has other classes than the model.
         """
         name = next(iter(self.test_sets))
         if name in self.class_mapping:

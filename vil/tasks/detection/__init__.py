@@ -65,9 +65,9 @@ ENTRY = dict(
     defaults={"DETECTION.TEST.SCORE": 0.5},
     lacks={
         "evaluate --calibrate": "--calibrate supports only classifiers",
-        "evaluate --fast": "--fast (EVAL.FAST) supports only models without boxes",
-        "convert": "only classifiers are converted; set MODEL.MODEL_PATH to a detector's file",
-        "export": "only classifiers are exported",
+        "evaluate --fast": "--fast (EVAL.FAST) does not support detectors",
+        "convert": "vil convert supports only classifiers; set MODEL.MODEL_PATH instead",
+        "export": "vil export supports only classifiers",
         "report": "the report of a detector shows only the metrics that training logged; for more, "
         "use vil evaluate",
         "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; its cost "

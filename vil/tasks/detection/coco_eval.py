@@ -61,7 +61,7 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 
 
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
-    """Return copies of detections in COCO's results format, without fields not to be evaluated.
+    """Copy detections in COCO's results format, with only the fields for one type of evaluation.
 
     iou_type: "bbox" to drop the segmentation, "segm" to drop the box. With a box, COCO's evaluation
     would use the area of the box as the area of the mask.
@@ -80,7 +80,7 @@ def average_precision(
     `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium, large objects) and `box_ar100`
     (recall with at most 100 detections per image). For masks, the prefix is `mask_`. The key
     `per_class` has {"box_ap": {class name: AP}, ...}. A metric is NaN if the annotations have no
-    object of its class or size, and 0 if they have, but there are no detections.
+    object of its class or size, and 0 if there are objects, but no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]

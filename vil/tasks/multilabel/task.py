@@ -129,7 +129,7 @@ class MultilabelTask(ImageTask):
         return compute_on_main(choose)
 
     def apply_calibration(self, values: Mapping[str, Any]) -> None:
-        """Set the thresholds. values: result of `calibrate`, or {} for 0.5."""
+        """Set the thresholds. values: result of `calibrate`, or {} to set all of them to 0.5."""
         chosen = values.get("thresholds", {})
         names = self.class_names or list(chosen)
         self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])

@@ -25,9 +25,9 @@ ENTRY = dict(
     },
     lacks={
         "evaluate --pictures": "--pictures supports only detectors; use vil report",
-        "evaluate --calibrate": "--calibrate is for classes and labels",
-        "convert": "only classifiers are converted; predict from the run's folder instead",
-        "export": "only classifiers are exported",
+        "evaluate --calibrate": "--calibrate does not support regression",
+        "convert": "vil convert supports only classifiers; predict from the run's folder",
+        "export": "vil export supports only classifiers",
         "benchmark deploy": "vil benchmark deploy measures only classifiers",
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
     },

@@ -32,7 +32,7 @@ class Regression(ConfigImageTask, RegressionTask):
             if own[key] and cfg.DATA.NUM_CLASSES not in ("auto", len(own[key])):
                 raise ConfigError(
                     f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is "
-                    f"{count}: they must be equal"
+                    f"{count}: set one number per target"
                 )
         scale = dict(mean=own.MEAN or [0.0] * count, std=own.STD or [1.0] * count)
         super().__init__(cfg, device, loss=own.LOSS, huber_delta=own.HUBER_DELTA, **scale)

@@ -102,7 +102,7 @@ class CocoDataset(Dataset):
         return len(self.names)
 
     def image(self, index: int) -> Image.Image:
-        """Return an image in RGB. Raises UnreadableImage if it cannot be read."""
+        """Return the image `index` in RGB. Raises UnreadableImage if it cannot be read."""
         return read_image(self.folder / self.sample_name(index), self.value_range)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:

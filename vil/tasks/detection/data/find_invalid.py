@@ -77,8 +77,8 @@ def kind_of(fault: Fault) -> str:
 def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
     """Check an annotation file in COCO's format.
 
-    images: image folder, in which missing, unreadable and wrongly sized images are found; None: do
-    not check the images.
+    images: image folder, to find missing, unreadable and wrongly sized images too; None: check only
+    the annotations.
     """
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
@@ -91,7 +91,7 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
 def has_box(table: Annotations) -> np.ndarray:
     """Return whether each of M annotations has a usable box, (M,) bool.
 
-    Crowd annotations and annotations without a mask are not treated differently.
+    The box of a crowd annotation or of an annotation without a mask can be usable too.
     """
     return (table.reasons == 0) | (table.reasons == REASONS.index(NO_MASK))
 

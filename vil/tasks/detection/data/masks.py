@@ -92,7 +92,7 @@ def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
     POLYGON is a constant in place of the size that `parse_rle` returns. Returns None if the polygon
-    is not a list, has fewer than three points, or a coordinate exceeds MAX_COORDINATE.
+    is not a list, has fewer than three points, or has a coordinate beyond MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)

@@ -284,8 +284,7 @@ def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
     The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes than stages,
-    one or two coarser levels are added. If there are then still not as many levels as sizes, raises
-    ValueError.
+    one or two coarser levels are added. Raises ValueError if this does not give one level per size.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
