@@ -61,6 +61,6 @@ def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> 
     if missing := [name for name, count in zip(classes, counts) if not count]:
         raise DataError(
             f"LOSS.LOGIT_ADJUSTMENT needs training images of every class, but {len(missing)} "
-            f"classes have none: the first is {missing[0]}"
+            f"classes have none, the first: {missing[0]}"
         )
     return torch.from_numpy(factor * np.log(counts / len(targets))).float()
