@@ -166,9 +166,11 @@ def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
             f"{num_stages} stages"
         )
     names = [[name.strip() for name in part.split(",")] for part in parts]
-    for number, stage in enumerate(names, start=1):
-        if not all(stage):
-            raise ValueError(f"attention {attention!r} has an empty name for stage {number}")
+    for number, part in enumerate(parts, start=1):
+        if not all(names[number - 1]):
+            raise ValueError(
+                f"attention {attention!r} has an empty name for stage {number} ({part!r})"
+            )
     return names + names[-1:] * (num_stages - len(names))
 
 

@@ -28,7 +28,8 @@ def attention_maps(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in one block of an MsViT.
 
-    images (B, c, H, W). stage, block: indices from 0. Negative indices count from the end.
+    images (B, c, H, W): model inputs. stage, block: indices of the stage, and of the block in the
+    stage, from 0. Negative indices count from the end.
     queries: indices of tokens in the stage, where the global tokens come first; None for all.
     valid (B, 2): height and width of each image without its padding; None if no image is padded.
     The result is differentiable if gradients are enabled.
@@ -49,8 +50,9 @@ def attention_maps(
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
     """Return the attention module of a block of an MsViT.
 
-    stage, block: indices from 0. Negative indices count from the end. Raises ValueError if the
-    stage or block does not exist, or if the model is not an MsViT.
+    stage, block: indices of the stage, and of the block in the stage, from 0. Negative indices
+    count from the end. Raises ValueError if the stage or block does not exist, or if the model is
+    not an MsViT.
     """
     if not isinstance(model, MsViT):
         raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")

@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a table with aligned columns, with one line per predicted class.
 
-    An image without predicted classes has a line with the class "none".
+    An image without predicted classes has a line with the class "none". names: class names.
     """
     rows = [("file", "class", "probability")]
     has_target, predictions = peek_target(predictions)
@@ -70,7 +70,8 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
     """Format predictions as CSV: a header, then one line per predicted class.
 
     An unreadable image has one line with the error. An image without predicted classes has one line
-    without a class. If ground-truth classes are known, the last column is `target`.
+    without a class. If ground-truth classes are known, the last column is `target`. names: class
+    names.
     """
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)
