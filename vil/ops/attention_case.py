@@ -1,6 +1,6 @@
-"""The static properties of a local attention call, from which its backend is selected.
+"""The static properties of a local attention call. They decide which backend computes it.
 
-Shapes: B batch, N heads, D head dim, G global tokens, w window.
+Shapes: B batch, N heads, D head dim, G global tokens, w window size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 class Case:
     """The static properties of a `local_attention` call with q (batch, heads, L, head_dim).
 
-    table_bias: whether the bias has a relative position table.
-    global_bias: whether there is a bias toward global tokens.
-    valid: whether the call passes `valid_hw`, because some images are padded.
+    table_bias: whether the call has a relative position bias table.
+    global_bias: whether the call has a learned bias of each head toward each global token.
+    valid: whether the call passes `valid_hw`, the sizes of images that are padded in a batch.
     dropout: whether the dropout probability is above 0.
     needs_grad: whether autograd is enabled.
     """
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def is_layout(self) -> bool:
-        """Whether keys are selected by the `Layout` of a pattern instead of a `Window`."""
+        """Whether the attended keys are defined by a pattern's `Layout` instead of a `Window`."""
         return isinstance(self.window, Layout)
 
     @property
@@ -61,20 +61,20 @@ class Case:
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def _kind(self) -> str:
-        """Describe the window or the pattern in a few words, for the key of `bucket`."""
+        """Describe the window or the pattern in a few words, as a part of the key of `bucket`."""
         window = self.window
         if isinstance(window, Layout):
             return f"pattern {window.pattern} ({window.density:.1f} of the chunks)"
         return f"{window.mask.name.lower()}, {len(window.offsets)} offsets"
 
     def bucket(self) -> str:
-        """Return the key under which the tuned backend for this case is stored.
+        """Return the key of this case in the tuning cache, which stores the fastest backend.
 
-        Similar cases have the same key. The batch size in the key is rounded up to a power of two,
-        at most LARGE_BATCH. Grid sides of more than four chunks are also rounded up to a power of
-        two, so that similar image sizes share a backend. The key contains the number of chunk
-        offsets, not the offsets: random shift attends to one of eight neighbor chunks at each step,
-        and all eight take the same time.
+        Cases that differ only slightly share a key. The batch size in the key is rounded up to a
+        power of two, and LARGE_BATCH stands for all larger ones. Grid sides of more than four
+        chunks are also rounded up to a power of two, so that similar image sizes share a backend.
+        The key contains the number of chunk offsets, but not their values: random shift attends to
+        a different neighbor chunk at each step, and all eight neighbors take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)
@@ -92,5 +92,5 @@ class Case:
 
 
 def next_power_of_2(n: int, exact_to: int = 1) -> int:
-    """Return the smallest power of two that is at least n; n itself if it is at most `exact_to`."""
+    """Return the smallest power of two that is at least n, or n itself if n <= `exact_to`."""
     return n if n <= exact_to else 1 << (n - 1).bit_length()

@@ -1,11 +1,12 @@
 """Registry of the backends of local attention, with their modules and limits.
 
-Importing this package imports neither torch nor a backend, so that commands can list the names.
-`vil.ops.dispatch` selects the backend of a call.
+Importing this package imports neither torch nor a backend, so that commands can list the names
+quickly. `vil.ops.dispatch` selects the backend of a call.
 
-A backend whose backward pass recomputes the scores is a pair of a forward pass in FORWARDS and a
-backward pass in BACKWARDS. All passes have the same interface (see `vil.ops.custom_op`), so every
-forward pass can be combined with every backward pass, under a name like "flex+blocked".
+Some backends recompute the scores in the backward pass. They consist of a forward pass in FORWARDS
+and a backward pass in BACKWARDS. All of these passes have the same interface (see
+`vil.ops.custom_op`), so every forward pass can be combined with every backward pass: "flex+blocked"
+is the forward pass of flex with the backward pass of blocked.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ if TYPE_CHECKING:
 
 
 def no_limits(case: Case) -> list[str]:
-    """Return an empty list: the backend supports every case."""
+    """Return no reasons against the case: the backend supports every case."""
     return []
 
 
 def always_ready() -> list[str]:
-    """Return an empty list: the backend needs no preparation."""
+    """Return no reasons against the backend: it needs no preparation."""
     return []
 
 
 def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[str]]:
-    """Return `limits`, extended to reject every case that is a layout of a pattern."""
+    """Return a function like `limits` that also rejects layouts of patterns.
+
+    limits: a function that takes a case and returns the reasons why it is not supported.
+    """
 
     def unsupported(case: Case) -> list[str]:
         return ["it computes windows, not patterns"] if case.is_layout else limits(case)
@@ -51,15 +55,15 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or only its forward or backward pass.
 
-    The entry uses four keys of `facts`:
+    The dictionary `facts` may have these keys:
     unsupported: a function that takes a case and returns the reasons why it is not supported, or
     the location "module:attribute" of that function. By default, no reasons are returned.
     layouts: whether layouts of patterns are supported. By default, only windows are.
     prepare: the location of a function that gets the backend ready to run, for example by compiling
-    it, and returns the reasons why that failed. By default, no preparation is needed.
-    passes: the names (forward pass, backward pass) of a backend that combines two passes. Then
-    `home`, `unsupported` and `prepare` are locations of factories: functions that take these two
-    names and return the function to use.
+    it. It returns the reasons why it failed. By default, no preparation is needed.
+    passes: (forward pass, backward pass), the names of the two passes of a backend that combines
+    them. With this key, `home`, `unsupported` and `prepare` are locations of factories, which take
+    the two names and return the function to use.
     """
 
     @cached_property
@@ -80,14 +84,14 @@ class Implementation(Entry):
     def prepare(self) -> Callable[[], list[str]]:
         """The function that gets the backend ready to run, once the backend is selected.
 
-        The function returns the reasons why that failed; an empty list if the backend is ready.
+        The function returns the reasons why it failed; an empty list if the backend is ready.
         """
         return self._resolve(self.facts.get("prepare", always_ready))
 
     def reasons_against(self, case: Case) -> list[str]:
-        """Prepare the backend, and return the reasons why it cannot compute a case.
+        """Return the reasons why the backend cannot compute a case; an empty list if it can.
 
-        Returns an empty list if it can. A backend is not prepared for an unsupported case.
+        Prepares the backend, for example by compiling it, unless the case is unsupported anyway.
         """
         return self.unsupported(case) or self.prepare()
 
@@ -107,14 +111,17 @@ class Implementation(Entry):
 class Backend(Implementation):
     """Registry entry of a complete backend, in BACKENDS.
 
-    The entry uses one more key of `facts`, `compiles`: whether the backend calls torch.compile.
-    Such a backend must not run on fake tensors, because torch would cache a failed compilation.
+    Besides the keys of `Implementation`, the dictionary `facts` may have the key `compiles`:
+    whether the backend calls torch.compile. Such a backend must not run on fake tensors, because
+    torch would cache a failed compilation.
     """
 
     @cached_property
     def attend(self) -> Callable:
-        """The function that computes attention, with the arguments of `attend` in
-        `register_backend`."""
+        """A function attend(q, k, v, window, **options) that computes attention.
+
+        The options are num_global, bias, valid_hw, scale and dropout_p.
+        """
         from vil.ops.call import Call
 
         @wraps(self.run)
@@ -144,12 +151,13 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
     """Add a backend of this package to BACKENDS.
 
+    name: the name that users pass as `backend`.
     home: location "module:function", relative to this package, of the function that computes
     attention.
     about: a short description.
     limits: name of the function in the same module that returns the reasons why a case is not
     supported; None if all cases are supported.
-    facts: see `Implementation` and `Backend`.
+    facts: properties of the backend, see `Implementation` and `Backend`.
     """
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
@@ -198,7 +206,7 @@ def register_backend(
     unsupported: Callable[[Case], list[str]] = no_limits,
     about: str = "registered at run time",
 ) -> None:
-    """Register a backend, which `backend=name` then selects and the tuner measures.
+    """Register a custom backend. Users select it with `backend=name`, and the tuner measures it.
 
     attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) that
     returns (B, N, L, D), with the shapes of `vil.ops.local_attention`.

@@ -1,17 +1,17 @@
-"""Attention in the layout of a pattern, computed for a few query chunks at a time.
+"""Attention with a pattern's `Layout`, computed for a few query chunks at a time.
 
 The scores of these query chunks fit into the CPU cache. The method is the same as in blocked.py,
 but a query chunk may have any list of key chunks, see layout_plan.py. The forward pass saves its
 output and the log-sum-exp of the scores of each query. The backward pass recomputes the scores. A
-call is split into parts with a few images and heads each, so that the copies of tokens in chunk
-order take little memory and stay in the cache.
+call is split into parts with a few images and heads each. Tokens are copied to chunk order for one
+part at a time, so that the copies stay in the cache.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W = w*w tokens, S
 displacements between chunks.
-In a group: P query chunks with J key chunks each.
-In a part: b images and n heads.
-In a batch: p query chunks of a group, h = b*n*p query chunks of all images and heads of the part, T
-= G + J*W keys.
+In a `ListGroup`: P query chunks with J key chunks each.
+In a `Part`: b images and n heads.
+In a `Batch`: p query chunks of a group, h = b*n*p query chunks of all images and heads of the part,
+T = G + J*W keys.
 """
 
 import math
@@ -34,7 +34,7 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 class Batch(NamedTuple):
-    """Some query chunks of a group, computed together for the b images and n heads of a `Part`.
+    """p query chunks of a `ListGroup`, computed together for the b images and n heads of a `Part`.
 
     span: range of the p query chunks in the group.
     queries (b*n*p,): indices of the query chunks in the flattened (image, head, chunk) dimensions.
@@ -47,16 +47,16 @@ class Batch(NamedTuple):
     keys: Tensor
 
     def take(self, x: Tensor) -> Tensor:
-        """Select the rows of x for the query chunks of the batch.
+        """Select x[i] for each query chunk i of the batch.
 
-        x has a row for each query chunk of the group. If x has a single row, which applies to all
-        query chunks, it is returned unchanged.
+        x: a tensor whose first dimension is the query chunks of the `ListGroup`. If its length is
+        1, x applies to all query chunks and is returned unchanged.
         """
         return x if len(x) == 1 else x[self.span]
 
 
 class Part(NamedTuple):
-    """Some images and heads of a call, so few that copies of their chunks are small.
+    """Some images and heads of a call, so few that copies of their tokens fit into the CPU cache.
 
     call: the call, restricted to these images and heads. plan: the query chunks of these heads.
     bias: the bias of these heads, see `expand_bias`.
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 
 
 def split_call(call: Call) -> Iterator[Part]:
-    """Split a call into parts with a few images and heads each.
+    """Split a call into `Part`s with a few images and heads each, to limit memory.
 
     Heads with different patterns are in different parts. In a part, q takes at most PART_BYTES, the
     scores of one query chunk at most BATCH_BYTES, and the bias at most BIAS_BYTES, unless a single
@@ -103,8 +103,9 @@ def split_call(call: Call) -> Iterator[Part]:
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
     """Return the bias of n heads as two tensors; None without a bias.
 
-    The first, (n, S, W, W), has the bias of all pairs of tokens in two chunks, at each of S
-    displacements between the chunks. The second, (n, G), has the bias to G global tokens.
+    The first, (n, S, W, W), is the bias of all pairs of tokens in two chunks of W tokens, at each
+    of the S displacements between chunks in `plan.steps`. The second, (n, G), is the bias toward
+    the G global tokens.
     """
     table, to_global = call.bias
     if table is None and to_global is None:
@@ -121,10 +122,7 @@ def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] |
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
-
-    See `vil.ops.custom_op`.
-    """
+    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L)."""
     q, layout, scratch = call.q, call.window, Scratch(call.q)
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q))
     least = torch.finfo(lse.dtype).min
@@ -190,7 +188,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def divide(x: Tensor, layout: Layout) -> Tensor:
-    """Copy row-major tokens (B, N, L, D) to Q contiguous chunks of W tokens, (B, N, Q, W, D)."""
+    """Copy row-major tokens (B, N, L, D) to chunk order: Q chunks of W tokens, (B, N, Q, W, D)."""
     chunks = to_chunks(x, layout).flatten(2, 3)
     return chunks.clone(memory_format=torch.contiguous_format)
 
@@ -201,10 +199,10 @@ def restore(x: Tensor, layout: Layout) -> Tensor:
 
 
 def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the chunks with indices `rows` of the b*n*Q chunks in x (b, n, Q, W, D).
+    """Select chunks of W tokens from x (b, n, Q, W, D). Returns (len(rows), W, D).
 
-    Returns (len(rows), W, D), in the memory of `out` if given. torch.gather is faster than
-    index_select on CPUs.
+    rows: indices of the chunks in the flattened first three dimensions of x.
+    out: a tensor that the result is written to; None for new memory.
     """
     flat = x.flatten(0, 2).flatten(1)
     index = rows[:, None].expand(-1, flat.shape[1])
@@ -213,15 +211,15 @@ def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def put(x: Tensor, values: Tensor, batch: Batch) -> None:
-    """Write values (h, W, ..) of the h query chunks of a batch to x (b, n, Q, W, ..).
+    """Write `values` (h, W, ..) to x (b, n, Q, W, ..) at the h query chunks of a batch.
 
-    x has all Q chunks of b images and n heads, with W tokens each.
+    x has all Q chunks of W tokens, for each of b images and n heads.
     """
     x.flatten(0, 2).index_copy_(0, batch.queries, values)
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), from which the chunks of a batch are gathered."""
+    """Keys or values (B, N, G+L, D), from which each batch copies the chunks that it needs."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.num_global, self.scratch = part.call.num_global, scratch
@@ -245,7 +243,7 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient (b, n, G+L, D) of the keys or values of a part, summed over batches."""
+    """The gradient (b, n, G+L, D) of the keys or values of a `Part`, summed over batches."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.layout, self.num_global = part.call.window, part.call.num_global
@@ -256,7 +254,7 @@ class KVGrad:
         self.chunks = x.new_zeros(b, n, chunks, self.layout.tile, dim, dtype=dtype)
 
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
-        """Add left.mT @ right, the gradient of the T keys or values of each query chunk in a batch.
+        """Add left.mT @ right, the gradient of T keys or values, for each of h query chunks.
 
         left (h, W, T): the gradient of the scores (for keys) or the attention weights (for values).
         right (h, W, D): the queries (for keys) or the gradient of the output (for values).
@@ -270,13 +268,14 @@ class KVGrad:
         flat.index_add_(0, batch.keys, grad.reshape(len(batch.keys), flat.shape[1]))
 
     def write(self, result: Tensor) -> None:
-        """Write the gradient to `result` (b, n, G+L, D), in the order of the keys of the call."""
+        """Write the gradient to `result` (b, n, G+L, D): global tokens, then row-major local
+        tokens."""
         result[:, :, : self.num_global] = self.first
         result[:, :, self.num_global :] = restore(self.chunks, self.layout)
 
 
 class Scores:
-    """The attention scores of a `Part`, computed batch by batch: matmul, bias and mask."""
+    """Computes the attention scores of a `Part` batch by batch: q k^T, plus bias and mask."""
 
     def __init__(self, part: Part, scratch: Scratch) -> None:
         call, self.part, self.scratch = part.call, part, scratch
@@ -287,7 +286,7 @@ class Scores:
         self.added: Tensor | None = None  # to the scores of the current group, see `_added`
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches that together cover all query chunks of the part that have keys."""
+        """Yield batches of the part's query chunks. Query chunks without keys are in no batch."""
         (b, n, num_chunks), tile = self.q.shape[:3], self.part.call.window.tile
         first = torch.arange(b * n, device=self.q.device)[:, None] * num_chunks
         for group in self.part.plan.groups:
@@ -302,21 +301,19 @@ class Scores:
                 yield Batch(group, span, *rows)
 
     def new_rows(self) -> Tensor:
-        """Return a tensor (b, n, Q, W, D) for results of all query chunks, which batches then
-        write.
+        """Return a tensor (b, n, Q, W, D) to which each batch writes its results.
 
-        The tensor is 0 for query chunks without keys, because these are in no batch.
+        It is 0 for query chunks without keys, because these are in no batch, else uninitialized.
         """
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
         return torch.empty_like(self.q) if is_complete else torch.zeros_like(self.q)
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, W, T) of a batch with bias, for h query chunks of W queries and T
-        keys.
+        """Return the scores (h, W, T) of h query chunks with W queries and T keys each.
 
-        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The scores of masked keys
-        are the most negative finite number.
+        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The bias is added, and
+        masked scores are the most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
@@ -334,11 +331,11 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias (n, 1, W, T) that all query chunks of a group share.
+        """Return the bias and mask (n, 1, W, T) that all query chunks of a group share, or None.
 
-        It is for n heads, W queries and T keys. For masked keys, it is the most negative finite
-        number. Returns None without a bias, or if the query chunks differ in the displacements or
-        the masks of their key chunks.
+        For n heads, W queries and T keys. For masked keys, the bias is the most negative finite
+        number. Returns None without a bias, or if the query chunks of the group differ in the
+        displacements or in the masks of their key chunks.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -369,10 +366,9 @@ class Scores:
 
 
 def bias_index(layout: Layout, steps: Tensor) -> Tensor:
-    """Return the indices into the bias table for all pairs of tokens in two chunks, (S, W, W)
-    int64.
+    """Return indices (S, W, W) int64 into the bias table for all pairs of tokens in two chunks.
 
-    steps (S, 2): S displacements between the two chunks, in rows and columns of chunks.
+    steps (S, 2): displacements between the two chunks, in rows and columns of chunks.
     """
     inside = torch.arange(layout.tile)
     rows, cols = inside // layout.size, inside % layout.size
@@ -384,11 +380,11 @@ def bias_index(layout: Layout, steps: Tensor) -> Tensor:
 
 
 class BiasSums:
-    """The gradient of the bias of the n heads of a part, summed over its images and chunks.
+    """The gradient of the bias of n heads, summed over the images and query chunks of a `Part`.
 
     tiles (n, S, W, W): the gradient for all pairs of tokens in two chunks of W tokens, at each of S
     displacements between the chunks; None without a bias table.
-    first (n, G): the gradient of the bias to G global tokens; None without this bias.
+    first (n, G): the gradient of the bias toward G global tokens; None without this bias.
     """
 
     def __init__(self, part: Part) -> None:
@@ -402,7 +398,7 @@ class BiasSums:
         )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of the scores of a batch to the sums.
+        """Sum the gradient of a batch's scores over images and query chunks, and add it.
 
         dscores (h, W, T): the gradient for h query chunks of W queries and T keys.
         """
@@ -423,8 +419,8 @@ class BiasSums:
 class BiasGrad:
     """The gradient of the bias of a call with N heads.
 
-    table (N, entries): the gradient of the relative position bias table. to_global (N, G): the
-    gradient of the bias to G global tokens. Each is None if the call does not have this bias.
+    table (N, entries): the gradient of the relative position bias table; None without a table.
+    to_global (N, G): the gradient of the bias toward G global tokens; None without this bias.
     """
 
     def __init__(self, call: Call) -> None:
@@ -434,7 +430,7 @@ class BiasGrad:
         )
 
     def add(self, sums: BiasSums, part: Part) -> None:
-        """Add the gradient of one part, `sums`, to the gradient of the call."""
+        """Add the gradient `sums` of one part to the gradient of the call."""
         if self.table is not None:
             index = bias_index(part.call.window, part.plan.steps).to(self.table.device)
             self.table[part.heads].index_add_(1, index.flatten(), sums.tiles.flatten(1))
@@ -442,7 +438,6 @@ class BiasGrad:
             self.to_global[part.heads] += sums.first
 
     def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of (bias table, bias to global tokens), each in the dtype of its
-        bias."""
+        """Return the gradients of the bias table and of the bias toward global tokens."""
         grads = (self.table, self.to_global)
         return tuple(g if g is None else g.to(b.dtype) for g, b in zip(grads, self.bias))

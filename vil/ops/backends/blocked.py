@@ -9,8 +9,8 @@ that one batch replaces up to nine.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
 w*w tokens, K offsets.
-In a batch (see chunk_groups.py): b images, n heads, p blocks of M query chunks and J key chunks, h
-= b*n*p blocks of all images and heads, T = G + J*W keys.
+In a batch (see chunk_groups.py): b images, n heads, p blocks (of M query chunks that share J key
+chunks), h = b*n*p blocks of all images and heads, T = G + J*W keys.
 """
 
 from collections.abc import Iterator
@@ -55,8 +55,9 @@ def unsupported(case: Case) -> list[str]:
 def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
     """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
 
-    The log-sum-exp is None if the call does not need it. sizes_only: compute only one batch of each
-    size, which allocates as much memory as the complete call.
+    The log-sum-exp is None if the call does not need it.
+    sizes_only: compute only one batch of each size, to measure the peak memory of the complete call
+    quickly.
     """
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
@@ -94,8 +95,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
     `lse` is used only to find queries without keys, and `out` is not used. The weights are computed
-    with a new softmax. exp(scores - lse) would scale all weights of a query by the rounding error
-    of `lse`, and is slower for scores that are in the cache.
+    with a new softmax instead of exp(scores - lse), which would scale all weights of a query by the
+    rounding error of `lse`, and is slower for scores that are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -126,10 +127,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the first batch of each size.
-
-    The size of a batch is its number of queries, keys, images and heads.
-    """
+    """Yield the first batch of each size: number of queries, keys, images and heads."""
     seen = set()
     for batch in batches:
         group = batch.group
@@ -141,35 +139,34 @@ def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
-    """Return the queries of a batch as (h, M*W, D): h blocks of M chunks of W tokens.
+    """Return the queries of a batch, (h, M*W, D): h blocks of M query chunks of W tokens.
 
-    tiles (B, N, R, C, w, w, D): a tensor in the layout of `to_tiles`.
+    tiles (B, N, R, C, w, w, D): all queries, in the layout of `to_tiles`.
     """
     x = query_tiles(tiles, batch)
     return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
 
 
 class OutputTiles:
-    """An output tensor (B, N, L, D) that batches of query chunks fill one after another."""
+    """Collects the results of the batches in an output tensor (B, N, L, D)."""
 
     def __init__(self, result: Tensor, window: Window) -> None:
         self.result, self.window, self.tiles = result, window, to_tiles(result, window)
 
     def put(self, x: Tensor, batch: Batch) -> None:
-        """Write the results x (h, M*W, D) of a batch with h blocks of M*W queries each."""
+        """Write the results x (h, M*W, D) of a batch: h blocks of M query chunks of W tokens."""
         tiles = query_tiles(self.tiles, batch)
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """Return the output (B, N, L, D). Copies the tiles to the output, unless they are a view of
-        it."""
+        """Return the complete output (B, N, L, D), after the last batch."""
         if is_even(self.window):  # the tiles are a view of it
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), from which the chunks of a batch are gathered."""
+    """Keys or values (B, N, G+L, D), from which each batch copies the chunks that it needs."""
 
     def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
         self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
@@ -178,7 +175,10 @@ class Keys:
         self.tiles = add_halo(tiles, call.window) if halo else tiles
 
     def gather(self, batch: Batch) -> Tensor:
-        """Copy the T keys of each of the h blocks of a batch to (h, T, D), global tokens first."""
+        """Copy the keys of a batch to (h, T, D), global tokens first.
+
+        A batch has h blocks. The query chunks of a block share T keys.
+        """
         chunks = key_rectangles(self.tiles, batch, self.halo)
         lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
         num_keys = self.num_global + len(batch.group.keys) * w * w
@@ -211,9 +211,9 @@ class KVGrad:
             self.tiles = tiles.transpose(3, 4)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add the gradient of the keys (or values) of a batch to the sums.
+        """Add the gradient of the keys (or values) of a batch.
 
-        grad (h, T, D): the gradient of the T keys of each of h blocks.
+        grad (h, T, D): the gradient of the T keys that the query chunks of each of h blocks share.
         """
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
@@ -224,7 +224,7 @@ class KVGrad:
             tile.add_(part)
 
     def close(self) -> Tensor:
-        """Copy all sums to the gradient (B, N, G+L, D), and return it."""
+        """Return the complete gradient (B, N, G+L, D), after the last batch."""
         self.result[:, :, : self.num_global] = self.first
         if not self.in_place:
             tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
@@ -233,7 +233,7 @@ class KVGrad:
 
 
 class Scores:
-    """The attention scores of a call, computed batch by batch: matmul, bias and mask."""
+    """Computes the attention scores of a call batch by batch: q k^T, plus bias and mask."""
 
     def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
         self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
@@ -259,7 +259,8 @@ class Scores:
                 yield from batches(group, images, some, BATCH_BYTES // size)
 
     def queries(self, batch: Batch) -> Tensor:
-        """Return the scaled queries of a batch, (h, M*W, D): h blocks of M*W queries each."""
+        """Return the scaled queries of a batch, (h, M*W, D): h blocks of M query chunks of W
+        tokens."""
         tiles = query_tiles(self.q, batch)
         queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
         torch.mul(tiles, self.call.scale, out=queries)
@@ -268,8 +269,8 @@ class Scores:
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the scores (h, M*W, T) of a batch, with bias.
 
-        queries (h, M*W, D), keys (h, T, D): queries and keys of the batch. Masked scores are the
-        most negative finite number.
+        The batch has h blocks, each of M query chunks of W tokens that share T keys. queries (h,
+        M*W, D), keys (h, T, D). Masked scores are the most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
@@ -286,9 +287,10 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias (n or 1, M*W, T) for n heads, M*W queries and T keys of any block of a
-        group.
+        """Return the bias and mask (n or 1, M*W, T) of a group, which all its blocks share.
 
+        A block has M query chunks of W tokens, which share T keys. n heads, or 1 if there is only a
+        mask.
         tile, first: the bias of local keys and the bias of global keys, as returned by `_bias`. In
         an exact window, `tile` is the most negative finite number for keys outside the window.
         """
@@ -300,12 +302,13 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the bias of n heads for the W queries of a chunk, as two tensors.
+        """Return (local, first), the bias of n heads for the W queries of a chunk.
 
-        The first, (n or 1, W, K, W), has the bias of the W keys in each of K chunks. In an exact
-        window (keys at most w rows and columns away), it is the most negative finite number for
-        keys outside the window. The second, (n or 1, W, G), has the bias of global keys. Returns
-        None if there is neither a bias nor an exact window.
+        local (n or 1, W, K, W): the bias of the W keys in each of K chunks. In an exact window
+        (keys at most w rows and columns away), it is the most negative finite number for keys
+        outside the window.
+        first (n or 1, W, G): the bias of the global keys.
+        Returns None if there is neither a bias nor an exact window.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
         has_bias = table is not None or to_global is not None
@@ -324,9 +327,9 @@ class Scores:
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
     def _real(self) -> Tensor | None:
-        """Return which keys are not padding, (B, N, R, C, w, w, 1) bool, with the halo in R and C.
+        """Return which keys are not padding, (B, N, R, C, w, w, 1) bool; None if no key is padding.
 
-        Returns None if no key needs to be masked.
+        R and C include the halo, the chunks added around the grid.
         """
         window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
@@ -341,7 +344,8 @@ class Scores:
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
     """View the scores (h, M*W, T) of a batch as (images, heads, blocks, M*W, T).
 
-    h is the product of images, heads and blocks. A block has M*W queries and T keys.
+    h is the product of images, heads and blocks. A block is M query chunks of W tokens that share T
+    keys.
     """
     heads = batch.heads.stop - batch.heads.start
     return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
@@ -350,9 +354,9 @@ def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
 class BiasGrad:
     """The gradient of the bias, summed over images and query chunks.
 
-    tile (N, W, K, W): sums for N heads, the W queries of a chunk, and the W keys in each of the
-    chunks at K offsets; None without a bias table.
-    first (N, G): sums for G global keys; None without a bias to global keys.
+    tile (N, W, K, W): the gradient for N heads, the W queries of a chunk, and the W keys in each of
+    the chunks at K offsets; None without a bias table.
+    first (N, G): the gradient of the bias toward G global tokens; None without this bias.
     """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
@@ -364,9 +368,10 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of the scores of a batch to the sums.
+        """Sum the gradient of a batch's scores over images and blocks, and add it.
 
-        dscores (h, M*W, T): the gradient for h blocks with M*W queries and T keys each.
+        dscores (h, M*W, T): the gradient for h blocks, each of M query chunks of W tokens that
+        share T keys.
         """
         if self.tile is None and self.first is None:
             return
@@ -378,9 +383,10 @@ class BiasGrad:
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Add the sums of the current chunk group to `self.tile` and `self.first`.
+        """Add the sums of the current chunk group, `self.sums`, to `self.tile` and `self.first`.
 
-        `self.sums` (N, M*W, T) has these sums for the M*W queries and T keys of a block.
+        `self.sums` (N, M*W, T) is the gradient for the M query chunks of W tokens, and the T keys
+        that they share, of a block, summed over the blocks of the group.
         """
         if self.offset_index is None:
             return
@@ -393,8 +399,10 @@ class BiasGrad:
                 self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
     def result(self) -> LocalBias:
-        """Return the gradients of the bias table (N, (4w-1)**2) and of the bias to global keys (N,
-        G)."""
+        """Return the gradients of the bias table and of the bias toward global tokens.
+
+        They are (N, (4w-1)**2) and (N, G); None for a bias that the call does not have.
+        """
         self._flush()
         table, to_global = self.call.bias
         if table is not None:

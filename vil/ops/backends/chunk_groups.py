@@ -1,5 +1,8 @@
 """Divide query chunks into groups with the same key offsets, and divide groups into batches.
 
+A block is a small rectangle of query chunks that attend to the same key chunks. In most groups, it
+is a single query chunk.
+
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
 In a group: P blocks of M query chunks and J key chunks each.
 In a batch: b images, n heads, p blocks.
@@ -21,15 +24,16 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks, divided into blocks of equal size.
+    """A rectangle of query chunks with the same offsets to their key chunks.
 
-    All blocks have key chunks at the same positions relative to the block.
+    The rectangle is divided into blocks: smaller rectangles of query chunks that attend to the same
+    key chunks.
     first: (row, column) of the first query chunk.
-    count: rows and columns of blocks.
+    count: number of blocks along the rows and columns of the grid.
     side: rows and columns of query chunks in a block.
-    keys: (row, column) of the key chunks of a block, relative to its first query chunk.
-    offset_index[i][j]: index in `Window.offsets` of the offset from query chunk i of a block to its
-    key chunk j.
+    keys: (row, column) of each key chunk of a block, relative to the block's first query chunk.
+    offset_index[i][j]: the offset from query chunk i of a block to its key chunk j, as an index
+    into `Window.offsets`.
     """
 
     first: tuple[int, int]
@@ -40,7 +44,7 @@ class ChunkGroup(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """P, the number of blocks."""
+        """P, the number of blocks in the group."""
         return self.count[0] * self.count[1]
 
     @property
@@ -50,9 +54,9 @@ class ChunkGroup(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Query chunks of some images and heads that are computed together.
+    """Query chunks that are computed together, for some images and heads.
 
-    group: the query chunks, which are a part of a larger `ChunkGroup`.
+    group: the query chunks, a rectangle of blocks within a larger `ChunkGroup`.
     """
 
     group: ChunkGroup
@@ -65,9 +69,10 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
     The interior of the grid is one group, and the chunks along each border form others. If the grid
-    has only two rows (or columns) of chunks, both attend to the same keys and form one block.
-    halo: 1 if the grid has a border of extra chunks, else 0. With this border, every chunk has all
-    neighbors, so there is only one group.
+    has only two rows (or columns) of chunks, both attend to the same keys and are computed together
+    as one block.
+    halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
+    has all neighbors, so there is only one group.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -89,10 +94,11 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 
 
 def halo_size(window: Window, lanes: int) -> int:
-    """Return 1 if the grid gets a border of extra chunks (a halo), else 0.
+    """Return 1 if the grid is to be surrounded by extra chunks (a halo), else 0.
 
-    With a halo, all chunks form one group. A cyclic window always has a halo. Any other window has
-    one if computing the scores of empty chunks takes less time than computing several groups.
+    With a halo, all query chunks form one group. A cyclic window always has a halo. Any other
+    window has one if computing the scores of empty chunks takes less time than computing several
+    groups.
     lanes: number of images times number of heads.
     """
     if window.cyclic:
@@ -113,12 +119,12 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into runs with the same offsets to chunks inside the grid.
+    """Divide the chunks along one axis into runs. In a run, the same offsets stay inside the grid.
 
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
-    halo: 1 if the grid has a halo, so that all offsets are allowed.
-    shared: whether to put both chunks into one block if there are only two.
+    halo: 1 if the grid is surrounded by extra chunks, so that all offsets are allowed, else 0.
+    shared: whether two chunks form one block if they are the only ones.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -135,8 +141,8 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
     """Yield batches that together cover all blocks of a group, for all images and `heads`.
 
-    images: number of images. limit: the largest product of the numbers of blocks, images and heads
-    in a batch. A batch has at least one of each.
+    images: number of images. limit: the largest (number of blocks) * images * heads in a batch. A
+    batch has at least one of each, even if `limit` is 0.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -164,7 +170,7 @@ def add_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def sum_halo(x: Tensor, window: Window) -> Tensor:
-    """Apply the transpose of `add_halo`, for gradients.
+    """Apply the transpose of `add_halo`, for gradients. Returns the tensor without the halo.
 
     In a cyclic window, the halo is added to the chunks that it was copied from. Otherwise it is
     dropped.
@@ -179,10 +185,10 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """View the queries of a batch as a tensor of blocks, from x (B, N, R, C, w, w, D).
+    """View the queries of a batch as blocks of query chunks.
 
-    The view is (b, n, rows of blocks, columns of blocks, rows of chunks in a block, columns of
-    chunks in a block, w, w, D).
+    x (B, N, R, C, w, w, D): all queries, in chunks. The view is (b, n, block rows, block columns,
+    chunk rows in a block, chunk columns in a block, w, w, D).
     """
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
@@ -191,21 +197,22 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return J views of x. View j has key chunk j of every block in the batch.
+    """Return J views of x, one for each of the J key chunks of a block.
 
-    x (B, N, R, C, w, w, D): R and C include the halo. J is the number of key chunks of a block. A
-    view is (b, n, rows of blocks, columns of blocks, w, w, D).
+    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. View j has key chunk j
+    of every block in the batch: (b, n, block rows, block columns, w, w, D).
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return a batch's keys in as few views of x as possible. Do not write to the views.
+    """Return the keys of a batch as a list of views of x, as few as possible. Do not write to them.
 
-    x (B, N, R, C, w, w, D): R and C include the halo. If the key chunks of a block fill a
-    rectangle, there is a single view of all key chunks, in which the rectangles of different blocks
-    overlap in memory. Otherwise there is a view for each key chunk. A view is (b, n, rows of
-    blocks, columns of blocks, rows of key chunks, columns of key chunks, w, w, D).
+    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. A block is a rectangle
+    of query chunks that attend to the same key chunks. If these key chunks form a rectangle too,
+    one view has them all. The key chunks of different blocks then overlap in memory. Otherwise
+    there is a view for each key chunk. A view is (b, n, block rows, block columns, key chunk rows,
+    key chunk columns, w, w, D).
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
@@ -217,10 +224,12 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return a view of x that has, for every block in a batch, a rectangle of key chunks.
+    """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
-    first: (row, column) in x of the first key chunk, for a block whose first query chunk is (0, 0).
-    size: rows and columns of the rectangle; () for a single chunk, without these two dimensions.
+    first: (row, column) of the rectangle's first chunk, relative to the first query chunk of the
+    block, plus the width of the halo in x.
+    size: rows and columns of the rectangle, which become two dimensions of the view; () for a
+    single key chunk without these dimensions.
     """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()

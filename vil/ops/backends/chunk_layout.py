@@ -1,6 +1,6 @@
 """The chunk layout: a grid of tokens that is divided into chunks of w x w tokens.
 
-Chunks at the bottom and right of the grid are zero-padded if they are incomplete.
+Incomplete chunks, at the bottom and right of the grid, are zero-padded.
 
 Shapes: B batch, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
 """
@@ -19,7 +19,7 @@ Values = Callable[[Tensor], Tensor]
 
 
 def is_even(window: Window) -> bool:
-    """Return whether the window size divides both sides of the grid."""
+    """Return whether both sides of the grid are multiples of the window size."""
     return all(side % window.size == 0 for side in window.grid)
 
 
@@ -74,9 +74,10 @@ def _chunk_index(window: Window, device: torch.device) -> Tensor:
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield x (B, N, R, C, ...) rolled by each chunk offset, so that neighbors replace the chunks.
+    """Yield, for each chunk offset, x (B, N, R, C, ...) with each chunk replaced by its neighbor.
 
-    Consecutive offsets with the same row step reuse the same rolled rows.
+    The R x C chunks are rolled with torch.roll. Consecutive offsets with the same row step reuse
+    the rolled rows.
     """
     rows, shifted = 0, x
     for dx, dy in offsets:
@@ -86,7 +87,7 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """Apply the transpose of `roll_neighbors`, for gradients: roll the parts back, and sum them.
+    """Apply the transpose of `roll_neighbors`, for gradients: roll the tensors back, and sum them.
 
     parts: one tensor (B, N, R, C, ...) for each of the offsets.
     """
@@ -100,8 +101,10 @@ def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
     """Compute a softmax over the visible scores of the last dimension, at least in float32.
 
+    visible: bool tensor, False for scores to mask. may_be_empty: whether a query may have no
+    visible scores. Its weights are then 0.
     Masked scores are set to the most negative finite number, because -inf would give NaN gradients
-    in rows without visible scores. If `may_be_empty`, the result is 0 in these rows.
+    for such a query.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
@@ -111,10 +114,10 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
     """Attend to global and local keys under one softmax, for queries (B, N, .., D) in any layout.
 
-    first: a call with scaled q, whose k and v have only the global tokens.
+    first: a call with scaled q, and with only the global tokens in k and v.
     scores (B, N, .., K): scores of the local keys.
     visible (B, N or 1, .., K): whether each local key is visible.
-    values: a function that multiplies the weights of the local keys with v.
+    values: a function that multiplies the attention weights of the local keys with v.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

@@ -55,8 +55,8 @@ def run(call: Call) -> Tensor:
 def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (visible, index) for all pairs of L queries and L keys.
 
-    visible (H or 1, L, L) bool: whether the key is visible to the query, in each of H heads or in
-    all heads. index (L, L) int64: the pair's index into a flattened bias table.
+    visible (H or 1, L, L) bool: whether the query attends to the key, in each of H heads or in all
+    heads. index (L, L) int64: the index into the flattened bias table.
     """
     if isinstance(window, Layout):
         pairs = Pairs.every(window.grid)
@@ -76,10 +76,10 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (visible, index) for all pairs of n rows (axis 0) or n columns (axis 1), (n, n) each.
+    """Return (visible, index) for pairs of positions along one axis of the grid, (n, n) each.
 
-    A pair is visible if the key's chunk is `step` chunks after the query's chunk. index: the pair's
-    row or column in the bias table.
+    The n positions are the rows (axis 0) or the columns (axis 1). visible: whether the key's chunk
+    is `step` chunks after the query's chunk. index: the row (or column) of the bias table.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

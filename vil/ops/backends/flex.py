@@ -1,10 +1,10 @@
 """FlexAttention for windows and layouts: torch's compiled attention with a custom mask and bias.
 
 FlexAttention divides the sequences of queries and keys into blocks. Its BlockMask lists the key
-blocks of each query block. Functions that mask and change single scores are compiled into its
-kernel. In a row-major sequence, the tokens of a 2-D window are scattered: most blocks would have a
-few visible keys among many masked ones, and the kernel would compute all of them. So tokens are
-reordered chunk by chunk, and each chunk is padded to a block:
+blocks of each query block. Two functions, which mask a score and add the bias to it, are compiled
+into its kernel. In a row-major sequence, the tokens of a 2-D window are scattered: most blocks
+would have a few visible keys among many masked ones, and the kernel would compute all of them. So
+tokens are reordered chunk by chunk, and each chunk is padded to a block:
 
     chunks a, b, c, d     row-major order       a a b b | a a b b | c c d d | c c d d
     of 2 x 2 tokens       chunk order           a a a a | b b b b | c c c c | d d d d
@@ -17,8 +17,8 @@ Compilation takes seconds for each shape. Above a limit on the number of shapes,
 scores (L x L) with only a warning. To need fewer shapes, images and heads are one dimension, the
 number of chunks is rounded up to a power of two, and everything else that varies is in tensors of a
 fixed size. For a layout, the chunk size and the largest displacement in the bias table are also
-compiled into the kernel. Above MAX_SHAPES, `unsupported` rejects new shapes, and torch raises an
-error if it is called with one.
+compiled into the kernel. After MAX_SHAPES shapes, `unsupported` rejects further shapes, and torch
+raises an error if it is called with one anyway.
 
 `run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for a
 backward pass of `vil.ops.custom_op`. On CPUs, torch cannot compile `forward`.
@@ -149,13 +149,19 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 
 
 def _most_chunks(window: Window | Layout) -> int:
-    """Return the largest supported number of chunks. It is smaller if patterns differ by head."""
+    """Return the largest supported number of chunks in the grid, which limits the block lists.
+
+    It is smaller if patterns differ by head, because each head then has its own lists.
+    """
     return math.isqrt(MAX_BLOCKS**2 // (window.heads if isinstance(window, Layout) else 1))
 
 
 @torch.compiler.assume_constant_result
 def _missing(device: str, compiler: str) -> list[str]:
-    """Return the requirements of FlexAttention that this machine does not meet, as sentences."""
+    """Return the reasons why FlexAttention cannot run on this machine, such as a missing compiler.
+
+    device: "cpu" or "cuda". compiler: the backend of torch.compile, such as "inductor".
+    """
     reasons = []
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device} is not supported: FlexAttention needs cpu or cuda")
@@ -173,17 +179,17 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Return whether a shape is already compiled, or may still be compiled under the limit.
+    """Return whether a shape is already compiled, or the limit MAX_SHAPES allows to compile it.
 
-    shape: a key of `_shape`.
+    shape: the string that `_shape` returns.
     """
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
 def _limits() -> dict[str, int | bool]:
-    """Return torch settings that limit the number of compilations.
+    """Return torch._dynamo settings that limit the number of compilations.
 
-    Above the limit, torch then raises an error instead of computing all L x L scores. The limit is
+    Above the limit, torch raises an error instead of computing all L x L scores. The limit is
     larger than MAX_SHAPES, because torch also recompiles for other properties, such as whether an
     input requires a gradient.
     """
@@ -193,7 +199,11 @@ def _limits() -> dict[str, int | bool]:
 
 
 def _shape(case: Case, lse: bool) -> str:
-    """Return a string key of all properties of a case, and of `lse`, for which torch recompiles."""
+    """Return a string that identifies the compiled kernel for a case.
+
+    It has all properties of the case for which torch recompiles. lse: whether the kernel also
+    returns the log-sum-exp.
+    """
     window, backward = case.window, case.needs_grad and not lse
     block = block_size(window, case.device, backward)
     first, count = num_first(case.num_global, block), num_blocks(window)
@@ -211,15 +221,18 @@ def _shape(case: Case, lse: bool) -> str:
 
 
 def _lanes(case: Case) -> tuple[int, int]:
-    """Return the first two dimensions of q: (B, N) if patterns differ by head, else (B*N, 1)."""
+    """Return the first two dimensions of FlexAttention's q: images and heads.
+
+    They are (B, N) if patterns differ by head. Otherwise they are merged to (B*N, 1).
+    """
     own_lists = case.is_layout and case.window.heads > 1
     return (case.batch, case.heads) if own_lists else (case.batch * case.heads, 1)
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the output (B, N, L, D) and, if `lse`, the log-sum-exp of the scores (B, N, L).
+    """Return the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
 
-    Without `lse`, the second result is None.
+    The log-sum-exp is None if `lse` is False.
     """
     q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size, lanes = block_size(window, case.device, case.needs_grad), _lanes(case)
@@ -240,7 +253,11 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """Run the compiled `_flex` with `inputs` as its first five arguments. Returns (output, lse)."""
+    """Run the compiled `_flex`. Returns (output, log-sum-exp or None).
+
+    inputs: the arguments (q, k, v, added, blocks) of `_flex`. lse: whether to return the
+    log-sum-exp.
+    """
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
@@ -256,7 +273,10 @@ def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | Non
 
 @functools.cache
 def _compiled(compiler: str) -> Callable:
-    """Wrap `_flex` in `torch.compile`, which compiles and caches a kernel for each shape."""
+    """Wrap `_flex` in `torch.compile`, which compiles and caches a kernel for each shape.
+
+    compiler: the backend of torch.compile, such as "inductor".
+    """
     return torch.compile(_flex, backend=compiler, dynamic=False, fullgraph=True)
 
 
@@ -269,11 +289,12 @@ def _flex(
     lse: bool,
     options: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases `added` (h, S*P + T).
+    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with FlexAttention.
 
     h is images times heads. If patterns differ by head, q, k and v are (B, N, ..) instead of (h, 1,
     ..). Tokens are in blocks of P: M query blocks, S blocks of global keys, M blocks of local keys.
-    T is the number of entries of the bias table.
+    added (h, S*P + T): the bias of each global key, followed by the bias table of T entries.
+    blocks: the window or layout as tensors. lse: whether to return the log-sum-exp.
     options: FlexAttention's kernel options.
     Returns (output, lse): the output in the shape of q and, if `lse`, the log-sum-exp in the same
     shape without D, else None.
@@ -308,9 +329,10 @@ def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Ten
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
     """Return the bias to global keys and the bias table in one tensor; None without a bias.
 
-    The tensor has a row for each image and head: the bias to each global key, padded to sizes[0]
-    entries, then the table of the head, padded to sizes[1] entries. Images do not share rows, so
-    that the kernel does not sum gradients over images.
+    The tensor has a row for each image and head: the bias to each global key, zero-padded to length
+    sizes[0], then the head's table, zero-padded to length sizes[1]. Each image has its own copy of
+    the rows, so that the kernel does not sum gradients over images.
+    images: the number of images.
     """
     table, to_global = bias
     if table is None and to_global is None:

@@ -31,18 +31,19 @@ class WindowBlocks(NamedTuple):
 
     The first S key blocks have the global keys. h is images times heads. The tensor `added` (h, S*P
     + T) has the bias of each global key, followed by the bias table of T entries. The bias of a
-    query and a local key is at index base + (code of the query) - (code of the key).
+    query and a local key is added[:, base + code(query) - code(key)].
 
-    base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
-    chunks are not neighbors.
-    code (P) int32: a number for each position in a chunk.
-    near (S*P + T) bool: whether an entry of `added` belongs to a global key, or to a local key at
-    most w rows and columns away; None if the window is not exact.
+    base (M, S+M) int32: the `base` in this index for each pair of a query block and a key block; -1
+    if no query of the block attends to the key block.
+    code (P) int32: the `code` in this index for each position in a chunk, 4w-1 times the row plus
+    the column.
+    near (S*P + T) bool: for each entry of `added`, whether it is for a global key or for a local
+    key at most w rows and columns away; None if the window is not exact.
     real (h, (S+M)*P) bool: whether a key is not padding.
-    lists: four pairs of tensors (number of blocks, their indices). The first pair lists the key
-    blocks that each query block attends to partly, and the second pair those that it attends to
-    fully. The other two pairs list the query blocks of each key block in the same way, for the
-    backward pass. Tensors that are not needed are None.
+    lists: eight tensors, the arguments of FlexAttention's BlockMask: (count, indices) of the key
+    blocks that each query block attends to partly, and of those that it attends to fully. Then the
+    same two pairs with the query blocks of each key block, for the backward pass. Tensors that are
+    not needed are None.
     """
 
     base: Tensor
@@ -55,16 +56,16 @@ class WindowBlocks(NamedTuple):
 class LayoutBlocks(NamedTuple):
     """A layout as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. The tensor `added` has the bias of each global key,
-    followed by the bias table.
+    The first S key blocks have the global keys. h is images times heads.
 
-    masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block,
-    for H heads with different patterns, or H = 1.
-    tiles (T', W, W) bool: the masks of the layout for chunks of W tokens, then an all-True mask,
-    then all-False masks.
+    masks (H, M, S+M) int32: the mask of each pair of a query block and a key block, as an index
+    into `tiles`, for H heads with different patterns (or H = 1).
+    tiles (T', W, W) bool: the distinct masks of the layout for chunks of W tokens, then an all-True
+    mask, then all-False masks.
     rows, cols (M*P) int32: the position of each query in the grid.
     reach: the largest displacement (rows, columns) in the bias table.
-    real, lists: as in `WindowBlocks`, but with separate lists for each of the H heads.
+    real (h, (S+M)*P) bool: whether a key is not padding.
+    lists: as in `WindowBlocks`, but with separate lists for each of the H heads.
     """
 
     masks: Tensor
@@ -79,7 +80,8 @@ class LayoutBlocks(NamedTuple):
 def block_size(window: Window | Layout, device: str, backward: bool) -> int:
     """Return P, the number of tokens in a block.
 
-    It is the number of tokens in a chunk, rounded up to a multiple of the kernels' block size.
+    It is the number of tokens in a chunk, rounded up to a multiple of the block size of
+    FlexAttention's kernels.
     backward: whether FlexAttention's backward pass also runs.
     """
     step = 16 if device == "cpu" else 128 if backward else 64
@@ -95,15 +97,19 @@ def num_blocks(window: Window | Layout) -> int:
 
 
 def num_first(num_global: int, block: int) -> int:
-    """Return S, the number of blocks for global tokens, of `block` tokens each.
+    """Return S, the number of key blocks that have the global tokens.
 
-    S is at least 1, so that calls without global tokens share a compiled kernel with other calls.
+    block: number of tokens in a block. S is at least 1, so that calls without global tokens share a
+    compiled kernel with other calls.
     """
     return max(1, math.ceil(num_global / block))
 
 
 def has_full(window: Window | Layout, block: int) -> bool:
-    """Return whether pairs of blocks with `block` tokens can be fully visible, without a mask."""
+    """Return whether a query block may attend to all tokens of a key block, without a mask.
+
+    block: number of tokens in a block. False if chunks are padded to blocks, and for exact windows.
+    """
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
     return window.tile == block and not is_exact
 
@@ -111,15 +117,15 @@ def has_full(window: Window | Layout, block: int) -> bool:
 def num_tiles(layout: Layout) -> int:
     """Return the number of masks in `LayoutBlocks.tiles`.
 
-    It is the number of masks of the layout plus an all-True and an all-False mask, rounded up to a
-    power of two.
+    It is the layout's number of distinct masks, plus 2 for an all-True and an all-False mask,
+    rounded up to a power of two.
     """
     return _count_tiles(*to_numbers(layout, 0))
 
 
 @torch.compiler.assume_constant_result
 def _count_tiles(*numbers: int) -> int:
-    """Return `num_tiles` of the layout that `to_numbers` encoded as `numbers`.
+    """Compute `num_tiles` of a layout that `to_numbers` encoded as `numbers`.
 
     torch.compile treats the result as a constant, because it cannot trace how a layout builds its
     lists of chunks.
@@ -129,16 +135,20 @@ def _count_tiles(*numbers: int) -> int:
 
 
 def table_reach(case: Case) -> tuple[int, int]:
-    """Return the largest displacement in a layout's bias table; NO_REACH without a bias table."""
+    """Return the largest displacement (rows, columns) in a layout's bias table.
+
+    Returns NO_REACH without a bias table.
+    """
     return case.window.table_reach if case.table_bias else NO_REACH
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return the widths of the two parts of `added`: for global keys, and for the bias table.
+    """Return the lengths of the two parts of a row of `added`: global bias and bias table.
 
     The first is the number of tokens in the blocks of global keys. The second is the number of
-    entries for the bias table. For windows, it depends only on `block`, the number of tokens in a
-    block, and is large enough for the largest window whose chunks fit into a block.
+    entries of the bias table. For windows, the second is that of the largest window whose chunks
+    fit into a block, so that windows of different sizes share a compiled kernel.
+    block: number of tokens in a block.
     """
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
@@ -150,7 +160,7 @@ def widths(case: Case, block: int) -> tuple[int, int]:
 def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
     """Reorder tokens (B, N, L, ..) to M zero-padded blocks of P = `size` tokens, (B*N, 1, M*P, ..).
 
-    There is a block for each chunk, followed by empty blocks.
+    The first blocks have the tokens of one chunk each. The remaining blocks are zero.
     """
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, num_blocks(window) - x.shape[1]))
@@ -160,7 +170,7 @@ def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
 def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
     """Reverse `to_blocks`: reorder M blocks of P tokens to (B, N, L, ..).
 
-    x: (B*N, 1, M*P, ..) or (B, N, M*P, ..). lead: (B, N).
+    x: (B*N, 1, M*P, ..) or (B, N, M*P, ..). lead: the shape (B, N).
     """
     x = x.flatten(0, 1).unflatten(1, (num_blocks(window), -1))
     x = x[:, : math.prod(window.chunks), : window.tile]
@@ -170,8 +180,10 @@ def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
 def make_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks | LayoutBlocks:
-    """Return a call's window or layout as tensors for FlexAttention. size: P, the tokens in a
-    block."""
+    """Return the window or layout of a case as tensors for FlexAttention.
+
+    size: P, the number of tokens in a block.
+    """
     make = _layout_blocks if case.is_layout else _window_blocks
     return make(case, size, valid_hw, device)
 
@@ -179,9 +191,10 @@ def make_blocks(
 def _window_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks:
-    """Return a window as tensors for FlexAttention. size: P, the number of tokens in a block.
+    """Return the window of a case as tensors for FlexAttention.
 
-    A few small operations build the tensors, so they are not cached for each grid.
+    size: P, the number of tokens in a block. The tensors are not cached, because building them
+    takes only a few small operations.
     """
     window, (first, width) = case.window, widths(case, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
@@ -200,9 +213,10 @@ def _window_blocks(
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.base` (M, S+M) int32, for blocks of `size` tokens.
+    """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks.
 
-    There are M query blocks and S+M key blocks. The base is 0 for blocks that have global keys.
+    size: number of tokens in a block. The base is 0 for key blocks that have global keys, and -1
+    for key blocks that a query block does not attend to.
     """
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
@@ -225,7 +239,10 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 def _layout_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> LayoutBlocks:
-    """Return a layout as tensors for FlexAttention. size: P, the number of tokens in a block."""
+    """Return the layout of a case as tensors for FlexAttention.
+
+    size: P, the number of tokens in a block.
+    """
     masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
     real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
     full = None
@@ -240,7 +257,10 @@ def _layout_blocks(
 def _layout_tensors(
     layout: Layout, num_global: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the fields (masks, tiles, rows, cols) of `LayoutBlocks`. size: tokens in a block."""
+    """Return the fields masks, tiles, rows and cols of a `LayoutBlocks`.
+
+    size: number of tokens in a block.
+    """
     pairs, (first, count) = layout.lists, (num_first(num_global, size), num_blocks(layout))
     full = len(pairs.masks)
     masks = torch.full((layout.heads, count, first + count), full + 1, dtype=torch.int32)
@@ -255,9 +275,10 @@ def _layout_tensors(
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.real` or `LayoutBlocks.real` for blocks of `size` tokens.
+    """Return whether each key is a token, not padding: the field `real` of the blocks.
 
-    It is True for global keys, and for local keys that are not padding.
+    The result (h, tokens of all key blocks) is True for global keys and unpadded local keys. size:
+    number of tokens in a block.
     """
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
@@ -269,7 +290,7 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
-    """Return `WindowBlocks.lists` or `LayoutBlocks.lists`.
+    """Return the field `lists` of a `WindowBlocks` or a `LayoutBlocks`.
 
     seen (H, M, S+M) bool: the pairs of a query block and a key block to compute.
     full (H, M, S+M) bool: the computed pairs that need no mask; None if all of them need one.
@@ -283,7 +304,7 @@ def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
 def _all_real(real: Tensor, count: int) -> Tensor:
     """Return which of `count` key blocks have no padding in any image, (count) bool.
 
-    real: see `WindowBlocks`.
+    real (h, tokens of all key blocks) bool: whether a key is not padding.
     """
     return real.unflatten(1, (count, -1)).all(2).all(0)
 
@@ -292,7 +313,7 @@ def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return (counts, columns) of the True entries in each row of a bool tensor (H, rows, cols).
 
     counts (1, H, rows) int32: the number of True entries. columns (1, H, rows, cols) int32: the
-    column indices of the True entries, followed by unused values. Returns (None, None) for None.
+    column indices of the True entries, then arbitrary values. Returns (None, None) for None.
     """
     if visible is None:
         return None, None
@@ -306,12 +327,13 @@ def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def score_functions(
     blocks: WindowBlocks | LayoutBlocks, added: Tensor | None, size: int, first: int, heads: int
 ) -> tuple[Callable, Callable]:
-    """Return FlexAttention's (mask_mod, score_mod): functions of the image, head, query and key.
+    """Return the functions mask_mod and score_mod that FlexAttention compiles into its kernel.
 
+    added: the biases, see `WindowBlocks`; None without a bias. Then score_mod must not be used.
     size: number of tokens in a block.
     first: number of tokens in the blocks of global keys.
-    heads: size of q's second dimension. Row b * heads + head of `added` and of `blocks.real` is for
-    this head of image b.
+    heads: size of q's second dimension. Row b * heads + n of `added` and of `blocks.real` is for
+    head n of image b.
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -328,7 +350,8 @@ def score_functions(
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a window.
 
-    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    visible: whether the query attends to the key. bias_index: the column of `added` that has their
+    bias. size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
@@ -347,7 +370,8 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a layout.
 
-    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    visible: whether the query attends to the key. bias_index: the column of `added` that has their
+    bias. size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 

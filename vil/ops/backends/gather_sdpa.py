@@ -1,7 +1,7 @@
 """Gather the neighbors of each chunk, then call torch's fused attention once for all chunks.
 
 This backend uses plain tensor operations, so that it can be exported with symbolic grid sizes. It
-stores K copies of k and v, without offsets that are outside the grid for every chunk. It has no
+stores K copies of k and v, one for each offset that is inside the grid for some chunk. It has no
 second derivative, because torch's fused attention has none.
 
 Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.

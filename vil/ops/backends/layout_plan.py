@@ -23,12 +23,12 @@ MIN_EQUAL = 4  # query chunks with equal lists that are worth a group of their o
 class ListGroup(NamedTuple):
     """P query chunks with J key chunks each, which are computed together.
 
-    head: the head of the query chunks; None if all heads have the same pattern.
-    queries (P,), keys (P, J): indices of the query chunks and of their key chunks.
+    head: the head that this group belongs to; None if all heads have the same pattern.
+    queries (P,), keys (P, J): indices of the query chunks, and of the key chunks of each.
     hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
-    nothing is masked.
-    steps (P or 1, J): indices into `Plan.steps`, the displacement of each pair of a query chunk and
-    a key chunk.
+    nothing is masked. The first dimension is 1 if all query chunks have the same mask.
+    steps (P or 1, J): the displacement of each key chunk from its query chunk, as an index into
+    `Plan.steps`. The first dimension is 1 if all query chunks have the same displacements.
     """
 
     head: int | None
@@ -39,7 +39,7 @@ class ListGroup(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The query chunks of a layout, divided into groups.
+    """The query chunks of a layout, divided into groups that are computed together.
 
     steps (S, 2): the distinct displacements between a query chunk and a key chunk, in rows and
     columns of chunks.
@@ -52,7 +52,10 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=64)
 @untraced
 def make_plan(layout: Layout, device: torch.device) -> Plan:
-    """Divide the query chunks of a layout into groups, whose index tensors are on `device`."""
+    """Divide the query chunks of a layout into groups that are computed together.
+
+    device: the device of the groups' index tensors.
+    """
     lists, (rows, cols) = layout.lists, layout.chunks
     steps, step = layout.steps()
     kinds = torch.stack([step, lists.mask], 1)
@@ -75,7 +78,8 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
     """Return `ListGroup.hidden` (P, W, J*W) bool for P query chunks; None if nothing is masked.
 
-    pairs (P, J): the indices in `lists` of the pairs of query chunks with their J key chunks.
+    pairs (P, J): for each query chunk, the indices of its J (query chunk, key chunk) pairs in
+    `lists`.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():
@@ -85,9 +89,10 @@ def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
 
 
 def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Group equal rows of `kinds` (P, n). Yields (row indices, whether the rows are equal).
+    """Group the equal rows of a matrix (P, n). Yields (row indices, whether the rows are equal).
 
-    Rows that occur fewer than MIN_EQUAL times form the last group, in which rows may differ.
+    Rows that occur fewer than MIN_EQUAL times are yielded together as one last group of unequal
+    rows.
     """
     if not kinds.shape[1]:  # chunks without keys
         yield torch.arange(len(kinds)), True

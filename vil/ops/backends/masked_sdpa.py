@@ -1,8 +1,8 @@
-"""Full attention with a dense mask, by torch's fused attention, which stores no scores.
+"""Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
-The mask has an entry for each pair of tokens, so the limits of dense_masked.py on the grid also
-apply here. Training with a bias is not supported, because the fused kernels of torch's
-scaled_dot_product_attention have no gradient for it.
+The fused kernels store no scores, but the mask has an entry for each pair of tokens. So the limits
+of dense_masked.py on the grid size also apply here. Training with a bias is not supported, because
+the fused kernels do not compute its gradient.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -52,10 +52,11 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the attn_mask argument of torch's attention.
+    """Return the argument attn_mask of scaled_dot_product_attention.
 
-    Without a bias, it is `visible` (B or 1, H, L, G+L). With a bias, it is the bias of visible
-    pairs, and -inf for masked ones. index (L, L): indices into the bias table.
+    visible (B or 1, H, L, G+L): whether the query attends to the key. index (L, L): index of each
+    pair of local tokens into the bias table.
+    Without a bias, returns `visible`. With one, returns the bias, with -inf for masked pairs.
     """
     table, to_global = bias
     if table is None and to_global is None:

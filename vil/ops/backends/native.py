@@ -1,12 +1,12 @@
-"""Local attention compiled from C++, for CPUs. It processes blocks whose scores fit into the cache.
+"""Local attention compiled from C++, for CPUs. The scores computed at a time fit into the cache.
 
 The sources are in vil/ops/native, and are compiled at first use. This backend is selected only if
-it is tuned or pinned, so other runs need no compiler.
+it was the fastest in `vil tune`, or if the user requests it, so other runs need no compiler.
 
 There are three differences from `blocked`. Keys are packed once, not for every query chunk. The
-bias, the mask and the softmax are applied in one pass over scores that stay in the cache. Only q,
-k, v and the results have the size of the grid. The forward and backward pass recompute the scores
-in the same way.
+bias, the mask and the softmax are applied in one pass over scores that stay in the cache. No
+intermediate tensor has the size of the grid. The forward and backward pass recompute the scores in
+the same way.
 
 Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
@@ -57,7 +57,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `out` and `lse` are not used. See `blocked.backward` for the reason.
+    `out` and `lse` are not used, because the weights are computed with a new softmax, which is more
+    exact than exp(scores - lse).
     """
     padded = call.valid_hw is not None  # the gradients of padding are not written
     grads = [torch.zeros_like(x) if padded else torch.empty_like(x) for x in call[:3]]
@@ -74,19 +75,18 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def _with_adjacent_channels(x: Tensor) -> Tensor:
-    """Return x, or a contiguous copy of it if the channels of a token are not adjacent."""
+    """Return x if its last dimension has stride 1, else a contiguous copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 class _Tokens(ctypes.Structure):
-    """A tensor (B, N, L, D) as a C structure: its address, and the strides of images, heads and
-    tokens."""
+    """A tensor (B, N, L, D) as a C structure: its address, and the strides of B, N and L."""
 
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 
 
 class _Call(ctypes.Structure):
-    """The C structure `Call` of window.h."""
+    """The C structure `Call` of window.h: the arguments of a pass of the native library."""
 
     _fields_ = [
         *((name, _Tokens) for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")),
@@ -106,10 +106,10 @@ class _Call(ctypes.Structure):
 def _run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
 ) -> None:
-    """Run the forward or backward pass of the native library on the given tensors.
+    """Run the forward or backward pass of the native library, which writes to the given tensors.
 
-    tokens: {field of `_Call`: tensor (B, N, L or G+L, D)}, in addition to q, k and v. others:
-    {field of `_Call`: contiguous float32 tensor for a result, or None}.
+    tokens: inputs and results (B, N, L or G+L, D) besides q, k and v, by field name of `_Call`.
+    others: contiguous float32 results or None, by field name of `_Call`.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -133,7 +133,10 @@ def _run(
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` for a window: (numbers, tensors). There are no tensors."""
+    """Return the fields of `_Call` that describe a window, as two dictionaries: numbers, tensors.
+
+    The second is empty, because a window needs no tensors.
+    """
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
@@ -145,10 +148,10 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` for a layout: (numbers, tensors of its lists).
+    """Return the fields of `_Call` that describe a layout, as two dictionaries: numbers, tensors.
 
-    num_offsets is the largest number of key chunks of a query chunk. masks has a row of bits for
-    each query, followed by unused bytes, because the library reads four bytes at a time.
+    num_offsets is the largest number of key chunks of a query chunk. masks is packed to bits, with
+    some unused bytes after the keys of each query, because the library reads four bytes at a time.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)

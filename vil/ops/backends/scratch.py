@@ -13,27 +13,28 @@ BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """Return the dtype of the scores and sums for inputs like x: at least float32."""
+    """Return the dtype of scores and sums for inputs like x: float32, or float64 for float64."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def split_range(span: slice, size: int) -> list[slice]:
-    """Split a range into parts of at most `size` elements."""
+    """Split a range into consecutive ranges of at most `size` elements."""
     starts = range(span.start, span.stop, size)
     return [slice(start, min(start + size, span.stop)) for start in starts]
 
 
 def even_share(count: int, limit: int) -> int:
-    """Return the part size that divides `count` elements evenly into as few parts as possible.
+    """Return the length of each part if `count` elements are divided evenly into parts.
 
-    A part has at most `limit` elements. The last part may be smaller than the others.
+    There are as few parts as possible with at most `limit` elements (but at least 1). The last part
+    may be shorter than the others.
     """
     parts = -(-count // max(1, limit))
     return -(-count // parts)
 
 
 class Scratch:
-    """Named buffers that all batches of chunks reuse.
+    """Named buffers that are reused for each batch of chunks.
 
     Allocating new memory would take as long as a matmul.
     """
@@ -42,9 +43,9 @@ class Scratch:
         self.like, self.buffers = like, {}
 
     def take(self, buffer: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor in the named buffer.
+        """Return an uninitialized tensor in the memory of the named buffer.
 
-        The tensor overwrites the previous tensor in this buffer with the same dtype.
+        It overwrites the tensor of the same dtype that was taken from this buffer before.
         """
         size, key = math.prod(shape), (buffer, dtype)
         if key not in self.buffers or len(self.buffers[key]) < size:
@@ -52,10 +53,7 @@ class Scratch:
         return self.buffers[key][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a @ b of batched matrices, converted to at least float32.
-
-        The result is in a reused buffer.
-        """
+        """Return the batched matmul a @ b in a reused buffer, converted to at least float32."""
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")

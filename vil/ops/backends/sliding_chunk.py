@@ -1,8 +1,9 @@
-"""Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its rolled neighbors.
+"""Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its neighbors.
 
-`chunk_autograd` uses the backward pass of autograd, which stores all rolled copies of k and v.
-`chunk_handgrad` has a hand-written backward pass, which stores only the inputs of each matmul and
-rolls them again.
+Neighbors are aligned with their chunk by rolling the tensor of all chunks.
+`chunk_autograd` uses autograd for the backward pass, which stores all rolled copies of k and v.
+`chunk_handgrad` has a hand-written backward pass, which stores only the inputs of each matmul, and
+rolls k and v again.
 
 Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
 channels.
@@ -47,9 +48,9 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
 
 
 class HandMatmul(Function):
-    """An autograd function for `scores_autograd(a, b)` or `values_autograd(a, b)`.
+    """An autograd function for `scores_autograd` or `values_autograd` that saves only its inputs.
 
-    It saves only a and b for its backward pass.
+    Its backward pass rolls the inputs again, instead of storing rolled copies.
     """
 
     @staticmethod

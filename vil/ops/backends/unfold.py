@@ -1,10 +1,10 @@
 """The exact window by unfolding: copy the neighbors of every token, then use plain matmuls.
 
 This is a simple implementation for comparisons. It stores (2w+1)**2 copies of k and of v.
-`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Autograd can
-differentiate it twice.
+`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Both can be
+differentiated twice.
 
-Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window, K =
+Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window size, K =
 (2w+1)**2 neighbors of a token, or fewer if the window is larger than the grid.
 """
 
@@ -33,7 +33,11 @@ def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """Compute the result of `unfold_nnf` with two Tensor.unfold views of the padded grid."""
+    """Gather each token's K neighbors like `unfold_nnf`, but with Tensor.unfold.
+
+    x (B, N, X, Y, D). Returns (B, N, L, D, K). reach: rows and columns of neighbors on each side of
+    a token.
+    """
     rows, cols = reach
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
     views = padded.unfold(2, 2 * rows + 1, 1).unfold(3, 2 * cols + 1, 1)
@@ -77,15 +81,15 @@ def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Ten
 
 
 def _steps(reach: int, device: torch.device) -> Tensor:
-    """Return the key position minus the query position of all neighbors along an axis.
+    """Return the displacements of neighbors along an axis: the integers from -reach to reach.
 
-    The values are -reach to reach.
+    A displacement is the key position minus the query position.
     """
     return torch.arange(-reach, reach + 1, device=device)
 
 
 def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Tensor:
-    """Return the bias of each of the K relative positions of neighbors, (N heads, K)."""
+    """Return the bias of each head for the K neighbors of a query, (N, K)."""
     # the table is indexed by query position minus key position
     row, col = (2 * window.size - 1 - _steps(n, table.device) for n in reach)
     index = row[:, None] * (4 * window.size - 1) + col
@@ -97,7 +101,8 @@ def _visible(
 ) -> Tensor:
     """Return whether each neighbor of a token is inside the grid and not padding.
 
-    The result is (B or 1, L, K) bool for K neighbors of each of L tokens.
+    The result is (B or 1, L, K) bool for K neighbors of each of L tokens. reach: rows and columns
+    of neighbors on each side of a token.
     """
     real = torch.tensor([window.grid], device=device)
     if valid_hw is not None:

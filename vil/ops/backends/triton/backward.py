@@ -1,19 +1,20 @@
 """The backward kernels of fused local attention.
 
-They recompute the weights P from the scores and the log-sum-exp of the forward pass. Each result is
-summed by one program in a fixed order, or by a few programs whose partial sums are added
-afterwards. There are no atomics, so repeated runs give bitwise equal results. delta is the sum of
-out * dout over the channels. The gradient of the scores is E = P * (dout values^T - delta). The
-kernels compute:
+They recompute the attention weights P from the scores and the log-sum-exp of the forward pass. Each
+result is summed by one program in a fixed order, or by a few programs whose partial sums are added
+afterwards. There are no atomics, so repeated runs give bitwise equal results. The gradient of the
+scores is E = P * (dout values^T - delta), where delta is the sum of out * dout over the channels.
+The kernels compute:
 
     query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
     key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk, over the
                      queries of all chunks that attend to this chunk
     global_kernel    dk, dv and dbias of the global keys, to which all queries attend
     tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
-    table_kernel     the table's gradient, which is this tile summed by relative position
+    table_kernel     the bias table's gradient: the result of tile_kernel, summed by displacement
 
-tile_kernel and table_kernel are for windows. The gradient of a layout's table is in layout_bias.py.
+tile_kernel and table_kernel are for windows. The gradient of a layout's bias table is in
+layout_bias.py.
 
 Shapes: see forward.py.
 """
@@ -51,7 +52,7 @@ from vil.ops.backends.triton.lists import (
 
 @triton.jit
 def read_stat(LSE, token, exists):
-    """Load the log-sum-exp of queries in base 2.
+    """Load the log-sum-exp of the queries with numbers `token`, converted from base e to base 2.
 
     It is +inf for queries without keys and where `exists` is False, so that their weights are 0.
     """
@@ -61,17 +62,18 @@ def read_stat(LSE, token, exists):
 
 @triton.jit
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
-    """Add the contribution of a block of keys (K, D_PAD) to three sums over a query's keys.
+    """Add a block of K keys to three sums over the keys of Q queries: acc, rest and pull.
 
-    stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. In the following, P (Q, K)
-    are the attention weights, and E is the gradient of the scores.
-    acc: the sum of E keys.
+    score (Q, K), keys and values (K, D_PAD) are of the block. stat, delta (Q,) and grads (Q, D_PAD)
+    are the queries' log-sum-exp, delta and dout. P (Q, K) are the attention weights, and E (Q, K)
+    is the gradient of the scores.
+    acc (Q, D_PAD): the sum of E keys, the gradient of the queries.
     rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the error of
     delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that the other
     kernels read.
-    pull: the sum of P keys. `query_kernel` subtracts rest * pull from acc. `pull` takes one more
-    matmul, and is computed only for float32. In 16 bits, the correction is below the rounding
-    error.
+    pull (Q, D_PAD): the sum of P keys. `query_kernel` subtracts rest * pull from acc. `pull` takes
+    one more matmul, and is computed only for float32. In 16 bits, the correction is below the
+    rounding error.
     """
     weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -85,11 +87,11 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
 
 @triton.jit
 def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
-    """Add the contribution of a block of Q queries to the gradients of a block of K keys.
+    """Add a block of Q queries to the gradients of a block of K keys. Returns (dkeys, dvalues).
 
-    score (K, Q): the scores. stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout.
-    Returns the sums (dkeys, dvalues), (K, D_PAD) each. The gradient of the keys is dkeys times
-    `scale`.
+    score (K, Q): the scores. stat, delta (Q,), grads (Q, D_PAD): the queries' log-sum-exp, delta
+    and dout. dkeys, dvalues (K, D_PAD): the sums so far. The gradient of the keys is dkeys times
+    the `scale` of the scores.
     """
     weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
@@ -108,8 +110,8 @@ def query_kernel(
 ):  # fmt: skip
     """Compute dq and DELTA (B, N, L) of one block of queries.
 
-    DELTA is each query's sum of out * dout over the channels. The kernel loops over the same keys
-    as the forward kernel.
+    DELTA is the sum of out * dout over the channels of each query. The other kernels read it. The
+    kernel loops over the same keys as the forward kernel.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -179,11 +181,11 @@ def key_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
+    """Compute dk and dv of one block of keys of a chunk. Scores are transposed, (keys, queries).
 
     RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk. The
-    gradients of padding are 0. Scores in rows of padding are not masked, because no other row
-    depends on them.
+    gradients of padding are set to 0 at the end. The scores of padding need no mask, because they
+    do not affect the gradients of other keys.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -253,10 +255,11 @@ def global_kernel(
     splits, N, L, G, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the global keys from every `splits`-th block of the queries.
+    """Compute one partial sum of the gradients of the global keys, for one head of one image.
 
-    The results of all splits are stored in float32, and must be summed afterwards: dk, dv (B, N,
-    splits*G, D) and DBIAS (B, N, splits, G).
+    A program sums over every `splits`-th block of queries, beginning with the block of its own
+    number. The partial sums of all programs are stored in float32, and must be added afterwards:
+    dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G).
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -303,10 +306,12 @@ def tile_kernel(
 ):  # fmt: skip
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
-    Each split sums a subset of the (image, chunk) pairs. The queries are Q tokens of each chunk,
-    beginning with token number part*Q. The cells are the keys of one rectangle, `width` wide, which
-    starts at (top, left) relative to the chunk's corner. Relative positions, and thus the bias, are
-    the same for every chunk. Tokens outside the grid contribute nothing.
+    The bias depends only on the positions of the query and the key relative to the query's chunk,
+    so these sums give its gradient. The queries are Q tokens of each chunk, beginning with token
+    number part*Q. The `cells` keys are the tokens of one rectangle, `width` columns wide, which
+    starts at row `top` and column `left` relative to the chunk's first token. Tokens outside the
+    grid contribute nothing. Each of the `splits` programs sums a subset of the (image, chunk)
+    pairs.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -352,9 +357,11 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum TILE (see `tile_kernel`) over splits and by relative position, and add it to DTABLE.
+    """Sum TILE over splits and by displacement, and add it to the bias gradient DTABLE.
 
-    DTABLE (N, (4w-1)**2) float32 has an entry for each relative position.
+    TILE (splits, N, Q, cells): the result of `tile_kernel` for Q queries of a chunk and the keys of
+    one rectangle, whose other arguments are the same. DTABLE (N, (4w-1)**2) float32 has an entry
+    for each displacement, query position minus key position.
     """
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)

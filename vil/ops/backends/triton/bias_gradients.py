@@ -26,8 +26,8 @@ from vil.ops.layout import Layout
 def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
     """Write the gradients of the G global keys and values to the first G tokens of dk and dv.
 
-    Returns the gradient of the bias to global keys, (N, G); None without this bias. tensors: (q, k,
-    v, dout, lse, delta).
+    Returns the gradient of the bias toward global tokens, (N, G); None without this bias.
+    tensors: (q, k, v, dout, lse, delta).
     """
     q, k, v, dout, lse, delta = tensors
     options = launcher.options("global", "keys")
@@ -119,9 +119,10 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis of displacements to 2 * reach + 1 entries. Displacement 0 is in the middle.
+    """Resize an axis of displacements from -n to n so that it goes from -reach to reach.
 
-    Sums of larger displacements are added to the outermost entries. New entries are 0.
+    The sums of displacements beyond `reach` are added to the outermost entries, because the bias
+    table clamps displacements. If n < reach, the new entries are 0.
     """
     far = sums.shape[axis] // 2 - reach
     if far <= 0:

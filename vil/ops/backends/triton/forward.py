@@ -1,4 +1,4 @@
-"""The forward kernel of fused local attention, and the geometry shared with the backward kernels.
+"""The forward kernel of fused local attention, and functions shared with the backward kernels.
 
 A program computes a block of queries of one chunk. The keys of a chunk fill a few rectangles of
 tokens (all nine chunks together are one rectangle), which are clipped to the grid. The kernel reads
@@ -10,9 +10,9 @@ The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
 exponential is a single exp2. LSE, which other backends read, is in base e. Masks cost no
-instruction per score, except for an exact mask without a table. Keys that do not exist get a bias
-vector of -inf, which is fused with the multiplication by the scale. If there is a table, it
-contains the exact mask.
+instruction per score, except for an exact mask without a table: keys that do not exist get a bias
+vector of -inf, whose addition is fused with the multiplication by the scale, and a bias table
+includes the exact mask.
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
@@ -48,7 +48,8 @@ SIZES += ["first_step", "num_steps", "reach_rows", "reach_cols", "span_rows", "s
 def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
     """Return pointers (len(token), D_PAD) to the channels of some tokens of an image and a head.
 
-    tokens: a `Tokens` tuple. token: the token numbers. Offsets are 64-bit, for large tensors.
+    tokens: the tensor to point into, as a `Tokens` tuple. token: the token numbers. Offsets are
+    64-bit, for large tensors.
     """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD).to(tl.int64)
@@ -59,7 +60,8 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
     """Load the channels of some tokens of an image and a head, (len(token), D_PAD).
 
-    tokens: a `Tokens` tuple. token: the token numbers. Channels beyond D are 0.
+    tokens: the tensor to read, as a `Tokens` tuple. token: the token numbers. Channels beyond D are
+    0.
     """
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
@@ -79,7 +81,7 @@ def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.
 
 @triton.jit
 def real_size(VALID_HW, image, X, Y):
-    """Return the numbers of rows and columns of an image that are not padding."""
+    """Return the number of rows and of columns of an image that are not padding."""
     rows, cols = X, Y
     if VALID_HW is not None:
         rows = tl.minimum(tl.load(VALID_HW + 2 * image).to(tl.int32), X)
@@ -89,12 +91,12 @@ def real_size(VALID_HW, image, X, Y):
 
 @triton.jit
 def own_chunk(parts, N, X, Y, w):
-    """Return the chunk and the block that this program computes.
+    """Return the block of queries (or keys) that this program computes, and the chunk it is in.
 
-    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk. x0,
-    y0: first row and column of the chunk. height, width: its size, which is smaller than w at the
-    end of the grid. Consecutive programs compute neighboring chunks, so that the keys they share
-    are in the cache.
+    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk,
+    below `parts`. x0, y0: first row and column of the chunk. height, width: its size, which is
+    smaller than w at the end of the grid. Consecutive programs compute neighboring chunks, so that
+    the keys they share are in the cache.
     """
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
@@ -106,9 +108,9 @@ def own_chunk(parts, N, X, Y, w):
 def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token number `first`.
 
-    x0, y0: first row and column of the chunk. count: its number of tokens. exists: whether the
-    token number is below `count`. Lanes beyond `count` repeat token `first`, so that they read
-    inside the tensor and compute finite numbers, which are not stored.
+    x0, y0: first row and column of the chunk. width: its columns. count: its number of tokens.
+    exists: whether the token number is below `count`. Lanes beyond `count` repeat token `first`, so
+    that they read inside the tensor and compute finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -118,12 +120,13 @@ def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
 
 @triton.jit
 def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr):
-    """Return (first row, first column, width, number of tokens) of rectangle `number` in RECTS.
+    """Return (first row, first column, width, number of tokens) of a rectangle of tokens.
 
-    RECTS (.., 4) int32: first row, end row, first column and end column, relative to the chunk's
-    corner (x0, y0). Rectangles are clipped to a grid of rows x cols. In the exact window, they are
-    also clipped to w rows and columns around the positions row, col of the block's tokens. In a
-    cyclic window, they are not clipped, because `resolve_token` wraps their tokens.
+    RECTS (.., 4) int32: first row, end row, first column and end column of all rectangles, relative
+    to the chunk's first token (x0, y0). number: index of the rectangle. It is clipped to a grid of
+    rows x cols. In the exact window, it is also clipped to w rows and columns around the tokens of
+    the program's block, at positions (row, col). In a cyclic window, it is not clipped, because
+    `resolve_token` wraps its tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -141,8 +144,9 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a rectangle, from token number `first` on.
 
-    top, left: first row and column of the rectangle. count: its number of tokens. exists: whether
-    the token number is below `count`. Lanes beyond `count` get the position of token 0.
+    top, left: first row and column of the rectangle. width: its columns. count: its number of
+    tokens. exists: whether the token number is below `count`. Lanes beyond `count` get the position
+    of token 0.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -152,9 +156,11 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """Return the token number of (row, col), and whether the token exists and is not padding.
+    """Return (token number, exists) of the tokens at (row, col).
 
-    In a cyclic window (MASK -1), positions outside the grid of chunks are wrapped first.
+    The result `exists` is False for tokens outside of rows x cols (the image without padding), and
+    where the argument `exists` is False. In a cyclic window (MASK -1), positions outside the grid
+    of chunks are wrapped first.
     """
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
@@ -166,7 +172,7 @@ def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
 
 @triton.jit
 def key_mask(exists):
-    """Return the bias of keys: 0, or -inf where `exists` is False."""
+    """Return 0 for keys that exist, and -inf for others, to be added to their scores."""
     return tl.where(exists, 0.0, NOTHING)
 
 
@@ -174,13 +180,13 @@ def key_mask(exists):
 def window_bias(
     score, TABLE, row, col, key_row, key_col, w, reach_rows, reach_cols, MASK: tl.constexpr
 ):
-    """Add the bias of the relative position to the scores, and apply the exact mask.
+    """Add the relative position bias to the scores of a window, and apply the exact mask.
 
     In the exact window, scores of keys that are too far from the query become -inf. If there is a
     TABLE, its entries contain this mask.
-    Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
-    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key positions before
-    wrapping, because the bias depends on them.
+    The scores may be (queries, keys) or (keys, queries): row, col are (Q, 1) and key_row, key_col
+    (1, K), or row, col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key
+    positions before wrapping, because the bias depends on them.
     """
     if TABLE is not None:
         score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
@@ -192,9 +198,9 @@ def window_bias(
 
 @triton.jit
 def global_scores(score, TO_GLOBAL, lane, G):
-    """Add the bias of global keys to their scores, and set lanes beyond the G keys to -inf.
+    """Add the bias of global keys to their scores, and set the scores of padding lanes to -inf.
 
-    lane: the number of each key, along either dimension of the scores.
+    lane: the number of each key, along either dimension of the scores. Lanes from G on are padding.
     """
     if TO_GLOBAL is not None:
         score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
@@ -203,11 +209,11 @@ def global_scores(score, TO_GLOBAL, lane, G):
 
 @triton.jit
 def softmax_step(score, values, top, total, acc):
-    """Process one block of keys in the online softmax: score (Q, K), values (K, D_PAD).
+    """Add one block of keys to the online softmax of Q queries: score (Q, K), values (K, D_PAD).
 
     top (Q,): the largest score so far. total (Q,): the sum of exponentials. acc (Q, D_PAD): the sum
-    of weighted values. Both sums are relative to `top`. While `top` of a row is -inf, they are
-    relative to 0. Returns the updated (top, total, acc).
+    of weighted values. Exponents in both sums are relative to `top`, or to 0 for queries whose
+    `top` is still -inf. Returns the updated (top, total, acc).
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -225,10 +231,12 @@ def listed_scores(
     rows, cols, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in listed chunks.
+    """Return (scores, keys, values) of one block of K keys in the key chunks of a layout.
 
-    number: the number of the block. blocks: blocks per chunk. See `list_blocks` for both. row, col:
-    positions of the queries in the grid. place: their positions in the chunk, see `chunk_places`.
+    The scores (Q, K) include bias and mask.
+    number: the number of the block. blocks: blocks per chunk. Both are from `list_blocks`. row,
+    col: positions of the queries in the grid. place: their positions in the chunk, see
+    `chunk_places`.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -251,10 +259,11 @@ def rectangle_scores(
     X, Y, rows, cols, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in a rectangle.
+    """Return (scores, keys, values) of one block of K keys in a rectangle of a window.
 
-    first: number of the block's first token in the rectangle, see `rect_tokens`. row, col:
-    positions of the queries.
+    The scores (Q, K) include bias and mask.
+    first: the block's first token, as a number in the rectangle. count, across: tokens and columns
+    of the rectangle, which starts at (first_row, first_col). row, col: positions of the queries.
     """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
@@ -276,9 +285,10 @@ def forward_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the output and LSE (B, N, L), the log-sum-exp of the scores, of one block of queries.
+    """Compute the output of one block of queries, and LSE (B, N, L), the log-sum-exp of its scores.
 
-    K_GLOBAL: the number of global keys, padded for tl.dot, or 0.
+    parts: blocks of queries per chunk. K_GLOBAL: the number of global keys, rounded up to a size
+    that tl.dot supports; 0 without global keys.
     """
     scale *= LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)

@@ -1,17 +1,17 @@
 """Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file has the limits and the two passes. The passes launch (launch.py) the kernels of forward.py
-and backward.py. The gradients of the biases are in bias_gradients.py. A window and the layout of a
-pattern use the same kernels. The keys of a window are in a few rectangles of tokens, and the keys
-of a layout are in lists of chunks (lists.py, layouts.py).
+This file has the limits of the backend, and the two passes. The passes launch (launch.py) the
+kernels of forward.py and backward.py. The gradients of the biases are in bias_gradients.py. A
+window and the layout of a pattern use the same kernels. The keys of a window are in a few
+rectangles of tokens, and the keys of a layout are in lists of chunks (lists.py, layouts.py).
 
-In addition to inputs, output and gradients, the backward pass mainly allocates two things: delta,
+In addition to inputs, output and gradients, the backward pass mainly allocates two tensors: delta,
 with 4 bytes per query and head, and partial sums of the gradient of a bias table. The partial sums
-take at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients, or the 4 * 64 * 9 * w**2
-bytes per head of one tile of scores if that is more. Example: 8 images of 56 x 56 tokens, 6 heads
-of 64 channels, w 8, bfloat16. The eight tensors take 154 MB, delta 0.6 MB (0.4 %) and the partial
-sums 8.8 MB (6 %). The lists of a layout take up to 28 bytes per pair of chunks and W*W bytes per
-mask.
+take at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients. If a single partial sum
+(64 queries times 9 * w**2 keys in float32, for each head) is larger than that, it is the only one.
+Example: 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8, bfloat16. q, k, v, out and their
+gradients take 154 MB, delta 0.6 MB (0.4 %) and the partial sums 8.8 MB (6 %). The lists of a layout
+take up to 28 bytes per pair of chunks and W*W bytes per mask.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
 w*w tokens of a chunk.

@@ -64,7 +64,7 @@ def current_target() -> str:
 
 @lru_cache(maxsize=1)
 def kernels() -> SimpleNamespace:
-    """Import the kernels and their helpers, and return them as attributes of a namespace."""
+    """Import the kernels and their helper functions. Returns a namespace that has them all."""
     if interpreted():
         from vil.ops.backends.triton.interpreter import repair
 
@@ -75,7 +75,7 @@ def kernels() -> SimpleNamespace:
 
 
 class Launcher:
-    """The arguments that all kernels of a call share: sizes, float32 biases and launch options."""
+    """Launches the kernels of a call with their common arguments: sizes, biases and options."""
 
     def __init__(self, call: Call) -> None:
         q, valid_hw = call.q, call.valid_hw
@@ -93,10 +93,11 @@ class Launcher:
         self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
 
     def options(self, kernel: str, owned: str) -> dict[str, int]:
-        """Return the constants and launch options of a kernel.
+        """Return the constexpr arguments and launch options of a kernel, as keyword arguments.
 
-        kernel: its name in `launches`. owned: "queries" or "keys". Each program computes one block
-        of them, and loops over the blocks of the others.
+        kernel: a name such as "forward", a key of `launches.LAUNCHES["sm_80"]`.
+        owned: "queries" or "keys". Each program computes one block of them, and loops over the
+        blocks of the other.
         """
         launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
         window = self.window
@@ -113,10 +114,12 @@ class Launcher:
         }
 
     def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
-        """Launch one program per block of queries (or keys) of each chunk, for each image and head.
+        """Launch a kernel with one program per block of queries (or keys) of each chunk.
 
-        name: the kernel's name in `launches`. owned: "queries" or "keys", see `options`. tensors,
-        constants: further arguments of the kernel.
+        name: the kernel without "_kernel", such as "forward".
+        owned: "queries" or "keys". Each program computes one block of them, for one image and head,
+        and loops over the blocks of the other.
+        tensors, constants: further positional and keyword arguments of the kernel.
         """
         kernel = getattr(kernels(), f"{name}_kernel")
         options, window = self.options(name, owned), self.window
@@ -130,9 +133,9 @@ class Launcher:
         )  # fmt: skip
 
     def _loop_arguments(self, mirrored: bool) -> tuple:
-        """Return the kernel arguments (RECTS, lists, num_rects) of a window or a layout.
+        """Return the kernel arguments (RECTS, lists, num_rects): what a program loops over.
 
-        mirrored: for kernels that loop over the queries of each key chunk instead of the reverse.
+        mirrored: whether programs compute keys and loop over queries, instead of the reverse.
         """
         if isinstance(self.window, Layout):
             lists = make_lists(self.window, self.device, mirrored)
@@ -142,11 +145,11 @@ class Launcher:
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """Return rectangles that contain the keys of a chunk.
+    """Return rectangles of tokens that contain the keys of the queries in a chunk.
 
     There is a single rectangle if possible, else one for each offset. A rectangle is (first row,
-    end row, first column, end column), relative to the chunk's corner. If `mirrored`, the
-    rectangles contain the queries that attend to the chunk instead.
+    end row, first column, end column), relative to the chunk's first token.
+    mirrored: return the queries that attend to the chunk instead.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))

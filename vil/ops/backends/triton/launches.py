@@ -1,9 +1,9 @@
-"""Block sizes, warps, pipeline stages and registers of the kernels, for each kind of GPU.
+"""Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
-They are chosen from the table of `benchmarks/kernels.py`, by these criteria in order of priority:
-no register spills, matmuls on Hopper have the 64 rows that its fastest instruction needs, three or
-more blocks fit on a multiprocessor, blocks are large. A block of 64 queries reads each key half as
-often as a block of 32. None of the choices has been timed on a GPU.
+They are chosen from the table that `benchmarks/kernels.py` prints, by these criteria in order of
+priority: no register spills, matmuls on Hopper have the 64 rows that its fastest instruction needs,
+three or more thread blocks fit on a multiprocessor, blocks are large. A block of 64 queries reads
+each key half as often as a block of 32. None of the choices has been timed on a GPU.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ HEAD_DIMS = (32, 64, 128)  # padded; each has a column in LAUNCHES
 class Launch(NamedTuple):
     """Launch parameters of a kernel.
 
-    queries, keys: the largest number of queries and of keys in a block. warps, stages: the number
-    of warps and of pipeline stages. registers: the most registers per thread, on NVIDIA GPUs; 0 for
-    no limit.
+    queries, keys: the largest number of queries and of keys in a block.
+    warps, stages: the number of warps and of pipeline stages.
+    registers: the most registers per thread, on NVIDIA GPUs; 0 for no limit.
     """
 
     queries: int
@@ -26,18 +26,24 @@ class Launch(NamedTuple):
     registers: int = 0
 
     def options(self) -> dict[str, int]:
-        """Return the launch options that Triton accepts."""
+        """Return the launch options num_warps, num_stages and maxnreg of Triton."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
 def three(queries: int, keys: int) -> Launch:
-    """Return a launch of four warps. Three such blocks fit into the registers of an SM."""
+    """Return launch parameters with so few registers that three thread blocks fit on an SM.
+
+    queries, keys: the largest number of queries and of keys that a thread block computes at a time.
+    """
     return Launch(queries, keys, registers=168)
 
 
 def four(queries: int, keys: int) -> Launch:
-    """Return a launch of four warps. Four such blocks fit into the registers of an SM."""
+    """Return launch parameters with so few registers that four thread blocks fit on an SM.
+
+    queries, keys: the largest number of queries and of keys that a thread block computes at a time.
+    """
     return Launch(queries, keys, registers=128)
 
 
@@ -92,8 +98,10 @@ def kind_of(target: str) -> str:
 def find_launch(target: str, kernel: str, padded: int, itemsize: int) -> Launch:
     """Return the launch parameters of a kernel.
 
-    target: architecture of the GPU, such as "sm_90". kernel: a key of `LAUNCHES["sm_80"]`. padded:
-    the head dim, rounded up to a power of two. itemsize: bytes per number.
+    target: architecture of the GPU, such as "sm_90".
+    kernel: a name such as "forward", a key of `LAUNCHES["sm_80"]`.
+    padded: the head dim, rounded up to a power of two.
+    itemsize: bytes per element of q.
     """
     column = HEAD_DIMS.index(max(HEAD_DIMS[0], padded))
     return (FLOAT32 if itemsize == 4 else LAUNCHES[kind_of(target)][kernel])[column]

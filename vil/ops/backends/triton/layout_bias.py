@@ -2,9 +2,10 @@
 
 A step is the displacement between the two chunks of a pair. All pairs with the same step have the
 same displacements between their tokens, and thus the same bias. step_kernel sums the gradient of
-scores over all images and pairs of a step into a tile, with an entry for each position in the query
-chunk and each position in the key chunk. displacement_kernel sums the entries of the tiles by the
-displacement of tokens. Each sum has a fixed order, so repeated runs give bitwise equal results.
+scores over all images and pairs of a step into a tile, a matrix with an entry for each position in
+the query chunk and each position in the key chunk. displacement_kernel sums the entries of the
+tiles by the displacement of tokens. Each sum has a fixed order, so repeated runs give bitwise equal
+results.
 
 Shapes: see lists.py. S steps, E pairs of chunks.
 """
@@ -26,10 +27,10 @@ def step_kernel(
     """Sum gradients of scores by step into TILE (splits, num_steps, N, Q, W) float32.
 
     A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
-    steps beginning with `first_step`, and Q queries of each chunk beginning with number part*Q.
-    Each split sums a subset of the pairs of chunks of a step, over all images.
-    lists: the query chunks of the pairs, by step. KEY_CHUNKS (E,): the key chunk of each pair.
-    Tokens outside the grid contribute nothing.
+    steps beginning with number `first_step`, and Q queries of each chunk beginning with number
+    part*Q. Each of `splits` programs sums over a subset of the images and chunk pairs of a step.
+    lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunk of
+    each of these E pairs. Tokens outside the grid contribute nothing.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -84,12 +85,13 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum TILE (see `step_kernel`) over splits and by displacement of tokens, and add it to DTABLE.
+    """Sum TILE over splits and by displacement of tokens, and add it to the bias gradient DTABLE.
 
-    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32 has an entry for each displacement,
-    with 0 in the middle. STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each
-    step (displacement of chunks), with the step (0, 0) in the middle; -1 for none. A displacement
-    of tokens occurs in up to four steps.
+    TILE: the result of `step_kernel` for the same steps and queries. DTABLE (N, 2*span_rows*w - 1,
+    2*span_cols*w - 1) float32 has an entry for each displacement of tokens, with (0, 0) in the
+    middle. STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each step
+    (displacement of chunks), with the step (0, 0) in the middle; -1 if no chunk pair has this step.
+    A displacement of tokens occurs in up to four steps.
     """
     wide = 2 * span_cols * w - 1
     entries = (2 * span_rows * w - 1) * wide

@@ -20,17 +20,19 @@ from vil.utils.transforms import untraced
 
 
 class Lists(NamedTuple):
-    """Lists of chunks, concatenated in tensors.
+    """Lists of chunks, concatenated in tensors, with one element for each of E pairs of chunks.
 
-    They are the key chunks of each query chunk, the query chunks of each key chunk, or the query
-    chunks of each step (displacement between the chunks of a pair).
-    List i of head h has the pairs starts[h * stride + i] to starts[h * stride + i + 1] - 1.
-    stride: the length of a row of starts, 0 if all heads have the same lists.
-    chunks (E,): the chunk of each pair.
-    masks (E,): the index of its mask in tiles; negative if all pairs of its tokens are visible.
-    tiles (T, W, ceil(W / 64)) int64: masks, empty if there are none. A row has a bit for each key
-    of a query token or, in mirrored lists, for each query of a key token.
-    Indices are int32. No field is None, because Triton does not compile None inside a tuple.
+    There are three kinds: the key chunks of each query chunk, the query chunks of each key chunk
+    ("mirrored"), or the query chunks of each step (displacement between the chunks of a pair).
+    starts: list i of head h has the elements starts[h * stride + i] to starts[h * stride + i + 1] -
+    1.
+    stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
+    chunks (E,): the indices of the chunks.
+    masks (E,): the mask of each pair, as an index into `tiles`; negative if all its tokens are
+    visible.
+    tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
+    for each key token or, in mirrored lists, each key token has a bit for each query token.
+    Other tensors are int32. No field is None, because Triton does not compile None inside a tuple.
     """
 
     starts: Tensor
@@ -41,14 +43,14 @@ class Lists(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The pairs of chunks of a layout, sorted by step: the displacement from key to query chunk.
+    """The E pairs of chunks of a layout, sorted by step: query chunk minus key chunk.
 
     lists: the query chunks of each step.
-    keys (E,) int32: the key chunk of each pair.
-    count: the number of steps.
+    keys (E,) int32: the key chunk of each pair, in the same order.
+    count: the number of different steps.
     span: the largest step plus one, in (rows, columns) of chunks.
-    numbers (2*rows - 1, 2*cols - 1) int32: the number of each step, with (0, 0) in the middle; -1
-    if there is no such step.
+    numbers (2*rows - 1, 2*cols - 1) int32, for rows, cols = span: the number of each step, with the
+    step (0, 0) in the middle; -1 if no pair has this step.
     """
 
     lists: Lists
@@ -61,8 +63,10 @@ class Steps(NamedTuple):
 @lru_cache(maxsize=64)
 @untraced
 def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> Lists:
-    """Return the key chunks of each query chunk or, if `mirrored`, the query chunks of each key
-    chunk."""
+    """Return the list of key chunks of each query chunk of a layout.
+
+    mirrored: return the list of query chunks of each key chunk instead.
+    """
     pairs = layout.lists
     lines, chunks = (pairs.key, pairs.query) if mirrored else (pairs.query, pairs.key)
     order, starts, stride = _sort(layout, lines, layout.chunks[0] * layout.chunks[1])
@@ -86,11 +90,12 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
-    """Return (index, reach), to expand a layout's bias table to a table without clamping.
+    """Return (index, reach), to expand a layout's bias table so that kernels need not clamp.
 
-    index: the entry of the bias table for every displacement of tokens in the layout's pairs of
-    chunks, row-major. reach: the largest displacement (rows, columns). Kernels read the expanded
-    table (2*rows + 1, 2*columns + 1).
+    Kernels read the expanded table, which has 2*rows + 1 rows and 2*cols + 1 columns.
+    index: for each entry of the expanded table, row-major, the index of its entry in the bias
+    table.
+    reach: (rows, cols), the largest displacement of tokens in the layout's pairs of chunks.
     """
     steps, w = layout.steps()[0], layout.size
     span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)
@@ -102,9 +107,10 @@ def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reac
 @lru_cache(maxsize=64)
 @untraced
 def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
-    """Return the T masks of a layout on a device, packed into bits.
+    """Return the T distinct masks of a layout, packed into bits: (T, W, ceil(W / 64)) int64.
 
-    All `Lists` of the layout share this tensor.
+    mirrored: transpose the masks, so that each key token has a bit for each query token. The result
+    is cached, so that the `Lists` of a layout share it.
     """
     masks = layout.lists.masks.mT if mirrored else layout.lists.masks
     masks = F.pad(masks, (0, -masks.shape[2] % 64)).unflatten(2, (-1, 64))
@@ -113,10 +119,10 @@ def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
-    """Sort pairs of chunks by head and list. Returns (order, starts, stride).
+    """Sort the pairs of chunks of a layout by head and by list. Returns (order, starts, stride).
 
-    order: the permutation that sorts the pairs. starts, stride: two fields of `Lists`. lines: the
-    number of the list of each pair. count: the number of lists per head.
+    lines: for each pair, the number of its list. count: the number of lists per head.
+    order: the permutation that sorts the pairs. starts, stride: the fields of `Lists`.
     """
     lines = layout.lists.head * count + lines
     sizes = lines.bincount(minlength=layout.heads * count)

@@ -1,8 +1,8 @@
-"""Layouts of patterns in kernels: lists of chunks, the masks of their pairs, and their bias.
+"""Layouts of patterns in kernels: lists of chunks, the masks of chunk pairs, and their bias.
 
-A layout gives each chunk of queries a list of key chunks, of any length (vil/ops/layout.py). A
-program processes its list as one sequence of blocks of tokens, so that the loads of a chunk can
-overlap with the matmuls of the previous chunk.
+A layout gives each query chunk a list of key chunks, of any length (vil/ops/layout.py). A program
+processes its list as one sequence of blocks of tokens, so that the loads of a chunk can overlap
+with the matmuls of the previous chunk.
 
 Shapes: N heads, X rows and Y columns of the grid, w chunk side, W = w*w tokens of a chunk, Q and K
 tokens of a block of queries and of keys, T masks. `lists` is a `Lists` of layouts.py.
@@ -23,10 +23,10 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks) of a list of chunks, whose blocks are numbered over all lists.
+    """Return (first, end, blocks): the range of token blocks in the list of chunks number `line`.
 
-    first: the number of the list's first block. end: the number after its last block. blocks: the
-    number of blocks per chunk. line: the number of the list. A block has BLOCK tokens.
+    Blocks of BLOCK tokens are numbered through all lists of all heads. The list has the blocks from
+    `first` to `end` - 1. blocks: the number of blocks per chunk.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -37,9 +37,9 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, from place `first` on.
 
-    row, col: positions in the grid. place: positions in the chunk, row-major. token: numbers in the
-    grid; 0 for tokens that do not exist. exists: False for tokens beyond the chunk, `rows` or
-    `cols`. Lanes beyond the chunk have the position of its first token.
+    place: positions in the chunk, numbered row by row. row, col: positions in the grid. token:
+    numbers in the grid, row by row; 0 for tokens that do not exist. exists: False for tokens beyond
+    the chunk, `rows` or `cols`. Lanes beyond the chunk have the position of its first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -52,11 +52,12 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, first, token, exists, mask) of one block of tokens in listed chunks.
+    """Return (row, col, first, token, exists, mask) of one block of BLOCK tokens in listed chunks.
 
-    number: the number of the block. blocks: blocks per chunk. See `list_blocks` for both, and
-    `chunk_places` for the positions. first: the place of the first token in its chunk. mask: the
-    index of the mask of the block's pair of chunks.
+    number: the number of the block. blocks: blocks per chunk. Both are from `list_blocks`.
+    row, col: positions in the grid. token: numbers in the grid, row by row. exists: False for
+    padding. first: position of the block's first token in its chunk. mask: the chunk pair's mask,
+    as an index into `lists.tiles`; negative if all its tokens are visible.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -67,17 +68,18 @@ def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def head_table(TABLE, head, reach_rows, reach_cols):
-    """Return a pointer to the displacement (0, 0), in the middle of the bias table of a head."""
+    """Return a pointer to the middle of a head's bias table, the entry of displacement (0, 0)."""
     wide = 2 * reach_cols + 1
     return TABLE + head * (2 * reach_rows + 1) * wide + reach_rows * wide + reach_cols
 
 
 @triton.jit
 def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
-    """Add the bias of the displacement from key to query to the scores.
+    """Add the relative position bias to the scores.
 
-    Queries may be along either dimension of the scores. row, col, key_row, key_col: positions in
-    the grid. Their differences must be at most reach_rows and reach_cols. TABLE: see `head_table`.
+    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col, key_row,
+    key_col: positions of queries and keys in the grid, which broadcast to the scores. They differ
+    by at most reach_rows and reach_cols.
     """
     wide = 2 * reach_cols + 1
     return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
@@ -85,12 +87,12 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
 
 @triton.jit
 def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
-    """Set the scores that the mask of a pair of chunks hides to -inf.
+    """Set scores to -inf where the mask of a pair of chunks is False.
 
     score (len(place), BLOCK): the scores of the tokens at `place` in one chunk, with BLOCK tokens
-    of the other chunk, beginning with place `first`. BLOCK divides 64. mask: the index of the
-    pair's mask in lists.tiles (T, W, ceil(W / 64)) int64; negative if all pairs of its tokens are
-    visible. In a row of the mask, the bits are the tokens of the other chunk.
+    of the other chunk, beginning with position `first`. BLOCK divides 64. mask: the index of the
+    pair's mask in lists.tiles (T, W, ceil(W / 64)) int64; negative if all scores are visible. For
+    each token of the one chunk, the mask has a bit for each token of the other chunk.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

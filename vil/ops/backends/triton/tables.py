@@ -24,11 +24,11 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 
 
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
-    """Return (table, reach): the bias table for kernels, and its largest displacement (rows,
-    columns).
+    """Return (table, reach): the bias table for kernels; its largest displacement (rows, columns).
 
     table: the table of a `LocalBias`. In the exact window, the result is -inf for keys that are too
-    far away. In a layout, it has an entry for each displacement in the layout's pairs of chunks.
+    far away. In a layout, it is expanded to all displacements in the layout's pairs of chunks.
+    Returns None for the table if there is none.
     """
     if isinstance(window, Layout):
         if table is None:
@@ -44,9 +44,10 @@ def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | 
 
 @lru_cache(maxsize=64)
 def exact_mask(size: int, device: torch.device) -> Tensor:
-    """Return the exact mask as a table (entries,): -inf beyond `size` rows or columns, else 0.
+    """Return the exact mask as a bias table: -inf beyond `size` rows or columns, else 0.
 
-    The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
+    The table is flattened, ((4*size - 1)**2,). It is cached, because copying to the device
+    synchronizes and cannot be in a CUDA graph.
     """
     far = torch.arange(1 - 2 * size, 2 * size).abs() > size
     hidden = torch.zeros(len(far), len(far)).masked_fill(far[:, None] | far, -math.inf)
