@@ -29,8 +29,10 @@ class Block(nn.Module):
     """Transformer block: x = x + attn(norm1(x)), then x = x + mlp(norm2(x)).
 
     The MLP has 4C hidden channels and exact GELU.
-    attn: the attention module. drop: dropout rate of the MLP. drop_path: rate of stochastic depth,
-    for both branches. norm_eps: epsilon of the layer norms.
+    attn: the attention module.
+    drop: dropout rate of the MLP.
+    drop_path: rate of stochastic depth, for attention and MLP.
+    norm_eps: epsilon of the layer norms.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class Block(nn.Module):
         return apply_norm_mlp(self.norm2, self.mlp, x, residual=True)
 
     def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
-        """Return the output of the attention branch, which is to be added to x (B, T, C)."""
+        """Return the output of the attention branch for x (B, T, C), to be added to x."""
         return self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
 
     def mlp_branch(self, x: Tensor) -> Tensor:
-        """Return the output of the MLP branch, which is to be added to x (B, T, C)."""
+        """Return the output of the MLP branch for x (B, T, C), to be added to x."""
         return self.drop_path(apply_norm_mlp(self.norm2, self.mlp, x))
 
     def macs(self, grid: Grid) -> int:
@@ -70,8 +72,8 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Calls `vil.ops.mlp.norm_mlp` if a tuned backend may exist and `mlp_weights` finds the
-    parameters. Otherwise calls the modules.
+    Calls `vil.ops.mlp.norm_mlp` if `vil tune` has stored a backend for it and `mlp_weights` finds
+    the parameters. Otherwise calls the modules.
     """
     if CHOICES and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)
@@ -82,8 +84,8 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
 def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
     """Return the parameters of a layer norm and an MLP with exact GELU.
 
-    Returns None if a module computes anything else, has hooks, or has parameters that are not plain
-    tensors.
+    Returns None if the modules compute anything else, have hooks, or have parameters that are not
+    plain tensors.
     """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None
@@ -103,10 +105,10 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
 def build_block(fields: Mapping[str, Any]) -> Block:
     """Build a transformer block from a plain dict.
 
-    fields: "attention", the name of an attention; the arguments of `build_attention` for it; and
-    "drop", "drop_path" and "norm_eps" of `Block`.
-    Raises ValueError for an unknown name or field, suggesting the nearest one, and for a missing
-    field.
+    fields: "attention", a name in the registry `ATTENTIONS`; the arguments that `build_attention`
+    takes for this name; and "drop", "drop_path" and "norm_eps" of `Block`.
+    Raises ValueError for a missing field, and for an unknown name or field (the message suggests
+    the nearest one).
     """
     fields = dict(fields)
     name = fields.pop("attention", None)

@@ -16,9 +16,11 @@ ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 class PackedLinear(nn.Module):
     """A linear layer for inference, optionally followed by an activation. It has no gradients.
 
-    The weights of `linear` (float32 or bfloat16) are reordered once. oneDNN applies the activation,
-    "gelu" (exact) or "relu", to the outputs while they are in the CPU cache. The layer has no
-    parameters, so its weights are not in a state dict: save the state dict of the original model.
+    linear: the layer whose weights (float32 or bfloat16) are copied to oneDNN's memory layout.
+    activation: "gelu" (exact), "relu", or "" for none. oneDNN applies it while the outputs are in
+    the CPU cache.
+    This layer has no parameters, so its weights are not in a state dict: save the state dict of the
+    original model.
     """
 
     def __init__(self, linear: nn.Linear, activation: str = "") -> None:
@@ -51,8 +53,9 @@ class PackedLinear(nn.Module):
 class InParts(nn.Module):
     """Wrapper that applies a module to a few tokens at a time, to save memory.
 
-    The module must map each token separately, as an MLP does. Its activations then stay in the CPU
-    cache. hidden: the largest number of features of a token inside the module.
+    module: a module that maps each token separately, as an MLP does. Its activations then stay in
+    the CPU cache.
+    hidden: the largest number of features of a token inside the module.
     """
 
     def __init__(self, module: nn.Module, hidden: int) -> None:
@@ -74,7 +77,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def can_pack(linear: nn.Module) -> bool:
-    """Whether a module is a plain linear layer on a CPU that oneDNN can compute."""
+    """Whether oneDNN can compute a module: an nn.Linear on a CPU with a supported dtype."""
     return (
         type(linear) is nn.Linear
         and linear.weight.device.type == "cpu"

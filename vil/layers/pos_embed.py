@@ -47,7 +47,7 @@ def square_side(area: int) -> int:
 
 
 def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
-    """Interpolate embeddings along a line, from (1, n, C) to (1, length, C).
+    """Interpolate embeddings of n positions, (1, n, C), to `length` positions, (1, length, C).
 
     rule: the interpolation, a key of RULES.
     """
@@ -57,9 +57,11 @@ def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
 def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> Tensor:
     """Resize a table (old rows * old columns, N) to (new rows * new columns, N).
 
+    old, new: (rows, columns) of the table.
     rule: a key of RULES. "linear" and "bicubic" interpolate the table as an image. "extend" is for
-    relative position tables, which have an entry per distance, with distance 0 in the center. It
-    keeps the entry of each distance, and repeats the outermost entries for larger distances.
+    relative position tables, which have an entry for each displacement, with displacement 0 in the
+    center. It keeps the entry of each displacement, and repeats the outermost entries for larger
+    displacements.
     """
     if rule == "extend":
         rows, cols = (
@@ -77,7 +79,7 @@ def resize_tables(
 ) -> Tensor:
     """Resize a table (old rows * old columns, N) to a different size for each image.
 
-    sizes (B, 2): rows and columns of each image's table.
+    old: (rows, columns) of the table. sizes (B, 2): rows and columns of each image's table.
     Returns (B, new rows * new columns, N). The resized table of each image is at the top left of a
     table of size `new`, or in its center if `centered`. The other entries are undefined. Does not
     synchronize with the device.
@@ -88,11 +90,10 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """Return B matrices (new, old). Matrix i linearly interpolates `old` points to `lengths[i]`
-    points.
+    """Return B matrices (new, old), which interpolate `old` points to lengths[i] points each.
 
-    lengths (B,): at most `new` each. The interpolated points are the first rows of the result or,
-    if `centered`, the middle rows. The other rows are undefined.
+    lengths (B,): at most `new` each. The interpolation is linear. The interpolated points are the
+    first rows of the result or, if `centered`, the middle rows. The other rows are undefined.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
@@ -108,7 +109,9 @@ class AbsoluteEmbedding(nn.Module):
     The embedding of a local token concatenates the embeddings of its row and its column. Each
     global token has its own vector.
 
-    dim: C, which must be even. grid: rows and columns (X, Y) that the embeddings are sized for.
+    dim: C, which must be even.
+    grid: rows and columns (X, Y) that the embeddings are sized for.
+    num_global: G.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
     column embeddings. "crop" uses the first ones, as the original Vision Longformer code for
     detection does, and raises ValueError if the grid has more rows or columns than embeddings.
@@ -148,7 +151,10 @@ class AbsoluteEmbedding(nn.Module):
         return self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the embeddings to another grid, by interpolation or cropping, see `fit`."""
+        """Resize the embeddings to another grid, by interpolation or cropping, see `fit`.
+
+        rule: the interpolation, a key of RULES.
+        """
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
@@ -174,7 +180,8 @@ class AbsoluteEmbedding(nn.Module):
     ) -> Tensor | None:
         """Return a checkpoint's embedding resized to fit a parameter; None if that is impossible.
 
-        leaf, shape: name of the parameter in this module, and its shape. rule: a key of RULES.
+        leaf, shape: name and shape of the parameter in this module. value: the checkpoint's
+        embedding. rule: the interpolation, a key of RULES.
         """
         is_line = leaf in ("x_pos_embed", "y_pos_embed")
         if not is_line or value.ndim != 3 or value.shape[2] != shape[2]:
@@ -188,7 +195,7 @@ class AbsoluteEmbedding(nn.Module):
 
 
 def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Set the parameter `leaf` of a module to a value that may have another shape.
+    """Set the parameter named `leaf` of a module to a value that may have another shape.
 
     dtype and requires_grad do not change.
     """
@@ -215,9 +222,10 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
 
 
 def dense_bias(table: Tensor, grid: Grid) -> Tensor:
-    """Expand a table ((2X-1)*(2Y-1), N) to the bias (N, L, L) of all pairs of query and key.
+    """Expand a table ((2X-1)*(2Y-1), N) to the bias (N, L, L) of all query-key pairs.
 
-    The table entry depends on the query's position minus the key's position.
+    The bias of a pair is the table's entry for the query's position minus the key's position. grid:
+    (X, Y).
     """
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):

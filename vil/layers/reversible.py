@@ -5,13 +5,13 @@ There are two streams, which both start as the input. Each block updates them in
     y1 = x1 + attn_branch(x2)
     y2 = x2 + mlp_branch(y1)
 
-Only the last y1 and y2 are stored. The backward pass subtracts the branches in reverse order to get
-each block's inputs, so the memory does not grow with the number of blocks. It costs one more
-forward pass. The output is the mean of the streams.
+Only y1 and y2 of the last block are stored. The backward pass recomputes the branches in reverse
+order and subtracts them to get each block's inputs, so the memory does not grow with the number of
+blocks. It costs one more forward pass. The output is the mean of the streams.
 
 Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
-section 3. The Rev-MViT of the latter averages the streams before a stage transition. Here they are
-averaged after each stage.
+section 3. The Rev-MViT of the second paper averages the streams before a stage transition. Here
+they are averaged after each stage.
 
 Shapes: B batch, T tokens (global and local), C channels, n blocks.
 """
@@ -48,12 +48,12 @@ CHANGED = (
 def run_reversible(
     blocks: Sequence[Block], x: Tensor, grid: Grid, valid_hw: Valid = None, *, recompute: bool
 ) -> Tensor:
-    """Apply blocks to x (B, T, C) in two streams, and return the mean of the streams (B, T, C).
+    """Apply blocks to x (B, T, C) in two residual streams. Returns their mean (B, T, C).
 
     The streams are at least float32: in bfloat16, recomputed inputs would lose most of their
     digits.
-    recompute: recompute activations in backward instead of storing them. Without gradients, in an
-    export and under torch.func transforms, nothing is recomputed.
+    recompute: recompute activations in the backward pass instead of storing them. It has no effect
+    without gradients, in an export and under torch.func transforms.
     """
     if not len(blocks):
         return x
@@ -72,7 +72,7 @@ def run_reversible(
 
 @dataclass(frozen=True)
 class Call:
-    """Call of n reversible blocks. It has 2n steps, and each step updates one of two streams.
+    """A forward pass of n reversible blocks as 2n steps. Each step updates one of two streams.
 
     Step 2i runs the attention branch of block i, and step 2i + 1 its MLP branch. grid, valid_hw:
     arguments of each block's attention.
@@ -87,9 +87,11 @@ class Call:
         return 2 * len(self.blocks)
 
     def advance(self, streams: list[Tensor], step: int) -> None:
-        """Run a step: add the output of its branch, applied to one stream, to the other stream.
+        """Run a step: add the output of a branch for one stream to the other stream.
 
         streams: a list of two tensors (B, T, C), one of which is replaced.
+        step: from 0 to 2n - 1. An even step adds attn_branch(streams[1]) to streams[0], and an odd
+        step adds mlp_branch(streams[0]) to streams[1].
         """
         block, changed = self.blocks[step // 2], step % 2
         streams[changed] = streams[changed] + self.branch(block, step, streams[1 - changed])
@@ -110,7 +112,7 @@ def _recompute(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def list_trainable(block: Block) -> dict[str, Tensor]:
-    """Return {name: parameter} of the block's parameters that require gradients."""
+    """Return the parameters of a block that require gradients, as {name: parameter}."""
     return {name: p for name, p in block.named_parameters() if p.requires_grad}
 
 
@@ -127,8 +129,9 @@ class ReversibleFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Return both streams after all blocks, each (B, T, C) like x.
 
-        names: for each block, the names of its trainable parameters. parameters: these parameters,
-        block by block.
+        call: the blocks and their arguments.
+        names: for each block, the names of its trainable parameters.
+        parameters: these parameters, block by block.
         """
         ctx.call, ctx.names, ctx.device, ctx.states = call, names, x.device, []
         ctx.autocast = _current_autocast(x.device)
@@ -162,11 +165,10 @@ class ReversibleFunction(torch.autograd.Function):
 
 
 class RecomputedBlock(nn.Module):
-    """Block in the backward pass, which recomputes its branches and collects gradients.
+    """A reversible block in the backward pass. It recomputes activations and collects gradients.
 
     parameters: {name: parameter} of the block's trainable parameters in the forward pass. The
-    attribute `grads` lists their gradients in the same order, None for a parameter that no branch
-    used.
+    attribute `grads` lists their gradients in the same order, None for unused parameters.
     """
 
     def __init__(self, call: Call, block: Block, parameters: dict[str, Tensor]) -> None:
@@ -177,7 +179,7 @@ class RecomputedBlock(nn.Module):
         self.grads: list[Tensor | None] = [None] * len(parameters)
 
     def forward(self, step: int, x: Tensor) -> Tensor:
-        """Return the output of the branch of this step for x (B, T, C)."""
+        """Return the output of the attention branch (even step) or MLP branch (odd step) for x."""
         return self.call.branch(self.block, step, x)
 
     def undo(
@@ -185,8 +187,9 @@ class RecomputedBlock(nn.Module):
     ) -> None:
         """Undo a step: replace the streams and their gradients by their values before the step.
 
-        Also adds the gradients of the block's parameters to `self.grads`. autocast: a function that
-        returns the autocast context of the forward pass.
+        A step is the attention branch (even) or the MLP branch (odd) of the block. Also adds the
+        gradients of the block's parameters to `self.grads`. autocast: a function that returns the
+        autocast context of the forward pass.
         """
         changed, other = step % 2, 1 - step % 2
         x = streams[other].detach().requires_grad_()
@@ -205,7 +208,7 @@ def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 
 def _current_autocast(device: torch.device) -> Autocast:
-    """Return a function that creates a context with the current autocast settings of a device.
+    """Return a function that creates a context with a device's current autocast settings.
 
     The context does not cache cast weights: a weight that was cast without gradients must not be
     reused where gradients are computed.
@@ -220,7 +223,7 @@ def _current_autocast(device: torch.device) -> Autocast:
 def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
     """Return, for each module in the blocks, the attributes that determine its random samples.
 
-    They must be the same in the forward and the backward pass, or the recomputed activations would
+    If they changed between the forward and the backward pass, the recomputed activations would
     differ. The states of torch's generators are not included, because they are restored.
     """
     names = ("training", "progress", "last_redraw")  # random shift; performer
@@ -229,7 +232,10 @@ def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
 
 
 def _generators(device: torch.device) -> list[tuple[Any, tuple]]:
-    """Return (torch module, arguments of its get_rng_state) for the CPU and for the device."""
+    """Return the torch modules that have the random generators of the CPU and of a device.
+
+    Each is a pair (module, arguments of its get_rng_state).
+    """
     if device.type in ("cpu", "meta"):
         return [(torch, ())]
     where = () if device.type == "mps" else (device,)
@@ -249,7 +255,10 @@ def set_rng_states(device: torch.device, states: list[Tensor]) -> None:
 
 @contextmanager
 def restored_rng(device: torch.device) -> Iterator[None]:
-    """Context manager that restores the initial states of torch's generators when it exits."""
+    """Context manager that restores the states of torch's generators at exit.
+
+    device: the device whose generator is restored, in addition to the CPU's.
+    """
     states = get_rng_states(device)
     try:
         yield

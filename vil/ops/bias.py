@@ -1,6 +1,6 @@
 """The learned bias of local attention: by relative position, and toward each global token.
 
-Shapes: N heads, G global tokens, w chunk side, W = w*w, K chunk offsets.
+Shapes: N heads, G global tokens, w chunk side, W = w*w tokens of a chunk, K chunk offsets.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from vil.ops.window import Window
 class LocalBias(NamedTuple):
     """The bias added to the attention scores of local queries. Both fields are optional.
 
-    table (N heads, entries): the bias of local keys, with an entry for each query position minus
-    key position. For a `Window` of size w, there are (4w-1)**2 entries.
-    to_global (N heads, G): the bias of each of the G global keys.
+    table (N heads, entries): the bias toward local keys, with an entry for each relative position
+    (query position minus key position). For a `Window` of size w, there are (4w-1)**2 entries.
+    to_global (N heads, G): the bias toward each of the G global keys.
     """
 
     table: Tensor | None = None
@@ -27,9 +27,10 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """Return the bias of each query of a chunk for the local keys in the chunks at the K offsets.
+    """Look up the relative position bias of each query of a chunk toward its local keys.
 
-    The shape is (N heads, W, K*W) for chunks of W tokens. Returns None without a bias table.
+    The result is (N heads, W, K*W), for W queries and the W keys in each of the chunks at K
+    offsets. It is the same for all chunks. Returns None without a bias table.
     """
     if bias.table is None:
         return None
@@ -38,11 +39,11 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """Return the bias of each query of a chunk for its global and local keys.
+    """Look up the bias of each query of a chunk toward its global and local keys.
 
-    The shape is (N heads, W, G + K*W) for chunks of W tokens: first the G global keys, then the
-    local keys in the chunks at the K offsets of `window`. A missing field of `bias` is treated as
-    0. Returns None if both are missing.
+    The result is (N heads, W, G + K*W), for W queries, first the G global keys, then the W keys in
+    each of the chunks at the K offsets of `window`. If one field of `bias` is None, it counts as 0.
+    Returns None if both are.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

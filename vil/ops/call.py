@@ -16,10 +16,10 @@ Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):
-    """The validated arguments of `vil.ops.local_attention`.
+    """The validated arguments of `vil.ops.local_attention`, which describes them.
 
-    scale: never None. needs_lse: whether the log-sum-exp of the scores is needed, for a backward
-    pass.
+    scale: the factor of q @ k^T, never None. needs_lse: whether the backward pass needs the
+    log-sum-exp of the scores.
     """
 
     q: Tensor
@@ -35,9 +35,10 @@ class Call(NamedTuple):
 
 
 def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
-    """Encode the window and the number of global tokens as a list of integers.
+    """Encode the window or layout and the number of global tokens as a list of integers.
 
-    Torch operators accept them only in this form. `from_numbers` decodes the list.
+    Torch operators can take a list of integers, but not a `Window`. `from_numbers` decodes the
+    list.
     """
     if isinstance(window, Layout):
         kind, own = PATTERN, [window.pattern.number, *(window.max_reach or ())]
@@ -47,7 +48,7 @@ def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
 
 
 def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
-    """Decode the result of `to_numbers`. Returns (window or layout, number of global tokens)."""
+    """Decode the list that `to_numbers` returns: (window or layout, number of global tokens)."""
     rows, cols, size, kind, num_global, *own = numbers
     if kind == PATTERN:
         number, *reach = own
@@ -57,5 +58,5 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
 
 
 def find_pattern(numbers: Sequence[int]) -> Pattern | None:
-    """Return the pattern encoded in the result of `to_numbers`; None if it encodes a window."""
+    """Return the pattern that the list of `to_numbers` encodes; None if it encodes a window."""
     return BY_NUMBER[numbers[5]] if numbers[3] == PATTERN else None

@@ -9,8 +9,8 @@ the same interface:
 
 out is (B, N, L, D). lse (B, N, L) is the log-sum-exp of the scores of each query, in float32
 (float64 for float64 inputs). It is -inf for a query without keys, and arbitrary if the call does
-not need it. Each combination is a torch operator, which torch.compile and torch.export do not trace
-into. It has a FLOP formula for FlopCounterMode.
+not need it. Each combination is a torch operator, into which torch.compile and torch.export do not
+trace. It has a FLOP formula for FlopCounterMode.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
@@ -40,7 +40,8 @@ FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
     """Return the function `unsupported` of the backend that combines two passes.
 
-    The function takes a case and returns the reasons why a pass does not support it.
+    The function takes a case and returns the reasons why the forward or the backward pass does not
+    support it.
     """
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
@@ -59,7 +60,8 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
     """Return the function `prepare` of the backend that combines two passes.
 
-    The function gets both passes ready, and returns the reasons why that failed.
+    The function gets both passes ready, and returns the reasons why it failed; an empty list if
+    both are ready.
     """
     steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
 
@@ -70,8 +72,9 @@ def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Return the function `run` of the backend that combines two passes, which computes a `Call`.
+    """Return the function `run` of the backend that combines two passes.
 
+    `run` takes a `Call` and returns the attention output.
     forward: a key of FORWARDS. backward: a key of BACKWARDS. Declares torch operators, so call it
     only once for each combination.
     """
@@ -92,7 +95,11 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
 def _call(
     tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float, needs_lse: bool = True
 ) -> Call:
-    """Rebuild the `Call` from the arguments of an operator."""
+    """Rebuild the `Call` from the arguments of an operator.
+
+    tensors: q, k, v, the two biases and valid_hw. numbers: the list of `to_numbers`, which encodes
+    the window.
+    """
     q, k, v, table, to_global, valid_hw = tensors
     window, num_global = from_numbers(numbers)
     bias = LocalBias(table, to_global)
@@ -100,7 +107,7 @@ def _call(
 
 
 def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
-    """Return an uninitialized log-sum-exp (B, N, L), without elements if it is not needed."""
+    """Return an uninitialized log-sum-exp (B, N, L); an empty tensor if it is not needed."""
     return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
@@ -176,8 +183,8 @@ def _gradient(backward: str) -> Callable:
 def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
 
-    backend: a key of FORWARDS or BACKWARDS. It determines how much padding is included in the
-    matmuls.
+    name: the operator, such as "vil::blocked_triton".
+    backend: a key of FORWARDS or BACKWARDS. Backends differ in how many empty chunks they compute.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
@@ -197,20 +204,20 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
 
 
 def num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the query-key pairs whose scores are computed for one head of one image.
+    """Count the query-key pairs whose scores a layout computes, for one head of one image.
 
-    Masked pairs are included if their chunks are computed. If patterns differ by head, the count is
-    the mean over heads.
+    Masked pairs are included if other pairs of their chunks are visible. If patterns differ by
+    head, the count is the mean over heads.
     """
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the query-key pairs whose scores are computed for one head of one image.
+    """Count the query-key pairs whose scores a window computes, for one head of one image.
 
-    Pairs with padding are included. halo: 1 if the grid has a border of extra chunks, see
-    `halo_size`, else 0.
+    Padding tokens of incomplete chunks are included. halo: 1 if the grid is surrounded by empty
+    chunks that are computed too (see `halo_size`), else 0.
     """
     return sum(
         group.num_blocks * group.num_queries * window.tile

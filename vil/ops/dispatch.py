@@ -1,8 +1,8 @@
 """Select the backend that computes a call of local attention.
 
-The selection does not change the result. A backend that does not support a case gives its reasons
-as sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. This module measures
-nothing.
+All backends compute the same result. A backend that does not support a case returns the reasons as
+sentences. This module measures nothing: `vil.ops.tuning.tuner` measures the backends, and stores
+the fastest for a case in CHOICES.
 """
 
 import math
@@ -40,7 +40,7 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
 def preferred(case: Case) -> tuple[str, ...]:
-    """Return the backends to select from for a case that is not tuned, best first.
+    """Return the candidate backends for a case that is not tuned, best first.
 
     On a CPU, full attention with a dense mask is up to 3 times as fast as the other backends if the
     window covers much of a small grid.
@@ -62,10 +62,10 @@ def preferred(case: Case) -> tuple[str, ...]:
 
 
 def _preferred_for_layout(case: Case) -> tuple[str, ...]:
-    """Return the backends to select from for a layout that is not tuned, best first.
+    """Return the candidate backends for a layout that is not tuned, best first.
 
-    Full attention with a dense mask comes first, except on a CPU if `is_sparse(case)`. Then
-    `blocked` comes first, because it computes only the chunks of the pattern.
+    Full attention with a dense mask is best, except on a CPU if `is_sparse(case)`. Then `blocked`
+    is best, because it computes only the chunks of the pattern.
     """
     if case.symbolic:
         return ("masked",)
@@ -75,9 +75,10 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Return a one-line description of when a pattern is computed with a dense mask on a CPU.
+    """Describe in one line up to which density a pattern is computed in chunks on a CPU.
 
-    It applies to cases that are not tuned.
+    Above this density, which depends on the number of tokens, full attention with a dense mask is
+    faster. The line applies only to cases that are not tuned.
     """
     rules = [
         f"{name} above a density of {density}"
@@ -90,8 +91,10 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether a layout is computed in chunks, not with a dense mask, on a CPU without
-    tuning."""
+    """Return whether a layout has so few chunk pairs that computing in chunks is best on a CPU.
+
+    Otherwise, full attention with a dense mask is best. Used only for cases that are not tuned.
+    """
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
         return True
@@ -102,10 +105,10 @@ def is_sparse(case: Case) -> bool:
 def choose(case: Case, backend: str = "auto") -> str:
     """Return the name of the backend for a case.
 
-    If `backend` is not "auto", it is the pinned backend. Otherwise it is the tuned backend if that
-    supports the case, or else the first preferred backend that does. Raises ValueError for an
-    unknown name, for a pinned backend that does not support the case, and if no backend supports
-    it. The message lists the choices or the reasons.
+    If `backend` is not "auto", it is used. Otherwise the backend that tuning found to be fastest is
+    used if it supports the case, or else the first preferred backend that does.
+    Raises ValueError if `backend` is an unknown name (the message lists the choices), if it does
+    not support the case, or if no backend does (the message lists the reasons).
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
@@ -122,9 +125,9 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 
 def tuned(case: Case) -> str | None:
-    """Return the tuned backend for a case.
+    """Return the backend that tuning found to be fastest for a case.
 
-    Returns None if no backend is tuned for the case, or if the tuned one does not support it.
+    Returns None if the case is not tuned, or if this backend does not support it.
     """
     if case.symbolic or not CHOICES or is_exporting():
         return None
@@ -136,8 +139,8 @@ def tuned(case: Case) -> str | None:
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """Return {backend: verdict} for all backends.
 
-    A verdict is "chosen", "chosen, tuned", "chosen, pinned" or "could run", or the reasons why the
-    backend does not support the case.
+    A verdict is "chosen", "chosen, tuned", "chosen, pinned" (requested with `backend`), "could
+    run", or the reasons why the backend does not support the case.
     """
     if backend == "auto":
         chosen = tuned(case)

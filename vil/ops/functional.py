@@ -40,23 +40,24 @@ def local_attention(
 
     q (B, N, L, D): local queries, row-major over the grid.
     k, v (B, N, G+L, D): keys and values, global tokens first.
-    window: a `Window` of w x w chunks, or the `Layout` of a pattern. Its grid has X * Y = L tokens.
+    window: which local keys each query attends to: a `Window` of w x w chunks, or the `Layout` of a
+    pattern. Its grid has X * Y = L tokens.
     num_global: G.
-    bias.table (N, window.table_entries): bias of local keys by relative position. A `Window` has
-    (4w-1)**2 entries.
-    bias.to_global (N, G): bias of global keys.
+    bias.table (N, window.table_entries): bias toward local keys by relative position. For a
+    `Window`, there are (4w-1)**2 entries.
+    bias.to_global (N, G): bias toward global keys.
     valid_hw (B, 2): rows and columns of each image that are not padding. No token attends to
     padding.
     scale: factor of q @ k^T, D**-0.5 by default.
     dropout_p: dropout probability of the attention weights.
-    backend: "auto" or a name in `vil.ops.BACKENDS`. The result does not depend on it. The reference
-    implementation is `vil.ops.reference`.
+    backend: "auto" or a name in `vil.ops.BACKENDS`. All backends compute the same result, which
+    `vil.ops.reference` defines.
     valid: deprecated name of `valid_hw`.
 
     Returns (B, N, L, D) in the dtype of q. The output of a query without any key is 0. The softmax
     statistics are computed in fp32 (fp64 for fp64 inputs). Autocast has no effect.
-    Raises ValueError for inconsistent shapes, dtypes or settings, and for a backend that does not
-    support the case.
+    Raises ValueError for inconsistent shapes or dtypes, for values out of range, and for a backend
+    that does not support the case.
     Source: Vision Longformer, arXiv:2103.15358, section 3.2.
     """
     if valid is not None:
@@ -82,8 +83,8 @@ def local_attention(
 def hide_padding(call: Call) -> Call:
     """Return the call with the padding of q, k and v set to zero.
 
-    Masking the weights does not suffice for NaN and infinity, because 0 * NaN is NaN, also in the
-    backward pass.
+    Masking the attention weights is not enough if the padding has NaN or infinity: 0 * NaN is NaN,
+    also in the backward pass.
     """
     if call.valid_hw is None:
         return call
@@ -94,8 +95,10 @@ def hide_padding(call: Call) -> Call:
 
 
 def _no_images(call: Call) -> Tensor:
-    """Return the empty output for a batch of size 0. Its gradients with respect to the inputs are
-    0."""
+    """Return the empty output for a batch of size 0.
+
+    It depends on all inputs, so that their gradients are 0 instead of None.
+    """
     tensors = (call.k, call.v, *(x for x in call.bias if x is not None))
     return call.q + sum(x.sum() for x in tensors) * 0
 

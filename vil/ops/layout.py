@@ -1,8 +1,9 @@
-"""The layout of a pattern on a grid: which key chunks each query chunk attends to, and how.
+"""The layout of a pattern on a grid: which key chunks each query chunk attends to, and their masks.
 
-A pair of chunks is absent, fully visible, or partly visible. A partly visible pair has a mask with
-an entry for each query token and each key token of the two chunks. Equal masks are stored once. At
-the end of the grid, incomplete chunks are padded with tokens that are never visible as keys.
+A pair of chunks is not attended, fully visible, or partly visible. A partly visible pair has a mask
+with an entry for each query token and each key token of the two chunks. Equal masks are stored
+once. At the end of the grid, incomplete chunks are padded with tokens that are never visible as
+keys.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
 chunks, Q = R*C, H heads if their patterns differ, else 1, E pairs of chunks, T masks.
@@ -33,10 +34,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout(ChunkGrid):
-    """A pattern on a grid of tokens. Attention computes it in chunks of w x w tokens.
+    """A pattern on a grid of tokens, divided into chunks of w x w tokens for computation.
 
     grid: rows and columns of tokens.
     size: w. The result of attention does not depend on it.
+    pattern: the rule that defines which keys each query attends to.
     max_reach: the largest displacement (rows, columns) that has a separate entry in the bias table.
     Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default,
     it is the pattern's reach, or the largest displacement in the grid if the pattern has no reach.
@@ -73,7 +75,7 @@ class Layout(ChunkGrid):
 
     @property
     def table_reach(self) -> Reach:
-        """The largest displacement (rows, columns) that has an entry in the bias table."""
+        """The largest displacement (rows, columns) that has its own entry in the bias table."""
         if self.max_reach is not None:
             return self.max_reach
         return self.pattern.reach or (self.grid[0] - 1, self.grid[1] - 1)
@@ -85,10 +87,10 @@ class Layout(ChunkGrid):
         return (2 * top + 1) * (2 * left + 1)
 
     def bias_index(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Return the indices of displacements (rows, cols) into a flattened bias table.
+        """Return the indices into a flattened bias table for displacements (rows, cols).
 
         The table has 2 * reach + 1 rows and columns, with the displacement (0, 0) in the middle.
-        Displacements above `table_reach` are clamped to it.
+        Displacements beyond `table_reach` are clamped to it.
         """
         (top, left) = self.table_reach
         rows, cols = rows.clamp(-top, top), cols.clamp(-left, left)
@@ -104,25 +106,28 @@ class Layout(ChunkGrid):
 
     @property
     def lists(self) -> ChunkLists:
-        """The pairs of query and key chunks to compute. The lists of recently used layouts are
-        cached."""
+        """The pairs of query and key chunks to compute, with their masks; cached for recent
+        layouts."""
         return build_lists(self)
 
     @property
     def density(self) -> float:
-        """The fraction of all pairs of chunks that attention computes, averaged over the heads."""
+        """The fraction of all pairs of chunks that have a visible pair of tokens, averaged over
+        heads."""
         return len(self.lists.query) / (self.heads * math.prod(self.chunks) ** 2)
 
     def count_pairs(self) -> int:
-        """Count the visible pairs of tokens. If patterns differ by head, the count is summed over
-        heads."""
+        """Count the query-key pairs that are visible.
+
+        If patterns differ by head, the count is summed over heads.
+        """
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
 
-        chunks (..): row-major indices of chunks. Tokens that pad incomplete chunks are outside the
-        grid.
+        chunks (..): row-major indices of chunks. For tokens that pad incomplete chunks, the rows or
+        columns are outside the grid.
         """
         inside = torch.arange(self.tile)
         row, col = chunks // self.chunks[1], chunks % self.chunks[1]
@@ -133,7 +138,7 @@ class Layout(ChunkGrid):
         """Return (steps, index): the displacements of the E pairs of chunks in `lists`.
 
         steps (S, 2) int64: the distinct displacements, query chunk minus key chunk, in rows and
-        columns of chunks. index (E,): the index in `steps` of each pair's displacement.
+        columns of chunks. index (E,): the displacement of each pair, as an index into `steps`.
         """
         (_, cols), lists = self.chunks, self.lists
         rows = lists.query // cols - lists.key // cols
@@ -141,10 +146,10 @@ class Layout(ChunkGrid):
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return the masks of n pairs of chunks, (n, W, W) bool.
+        """Compute the masks of n pairs of chunks, (n, W, W) bool.
 
-        A mask is True where a query token (dim 1) attends to a key token (dim 2). head, query, key
-        (n,): the head, query chunk and key chunk of each pair.
+        A mask is True where a query token (dim 1) attends to a key token (dim 2).
+        head, query, key (n,): the index of the head, query chunk and key chunk of each pair.
         """
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
         inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
@@ -163,13 +168,13 @@ class Layout(ChunkGrid):
 
 @dataclass(frozen=True)
 class ChunkLists:
-    """The pairs of query and key chunks that a layout computes, sorted by head, query and key.
+    """The E pairs of query and key chunks that a layout computes, sorted by head, query and key.
 
-    head, query, key (E,) int64: the head, query chunk and key chunk of each pair.
-    mask (E,) int64: the index of the pair's mask in `masks`; FULL if all its W x W pairs of tokens
-    are visible.
+    head, query, key (E,) int64: the index of the head, query chunk and key chunk of each pair.
+    mask (E,) int64: the mask of each pair, as an index into `masks`; FULL if all its W x W pairs of
+    tokens are visible.
     masks (T, W, W) bool: the distinct masks.
-    num_visible: number of visible pairs of tokens.
+    num_visible: number of visible pairs of tokens, summed over heads.
     num_blind: number of tokens that attend to no token, summed over heads.
     """
 
@@ -219,12 +224,12 @@ def build_lists(layout: Layout) -> ChunkLists:
 
 
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the pairs of chunks whose masks must be computed.
+    """Select one pair of chunks for each mask that must be computed.
 
-    Returns (distinct, index): the selected pairs, and for each of `pairs` the index in `distinct`
-    of a pair with an equal mask. If visibility depends only on the displacement, two pairs of
-    chunks have equal masks if they have the same displacement and if the border of the grid
-    truncates their key chunks in the same way.
+    Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of a selected
+    pair with an equal mask. If visibility depends only on the displacement, two pairs of chunks
+    have equal masks if they have the same displacement, and if the border of the grid truncates
+    their key chunks in the same way. Otherwise all pairs are selected.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))
@@ -240,7 +245,8 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return (masks, index): the distinct masks (T, W, W), and the index of each pair's mask.
 
-    The index of a pair of chunks is FULL if all its token pairs are visible, ABSENT if none is.
+    pairs: (head, query chunk, key chunk) of each pair of chunks. The index is FULL if all token
+    pairs are visible, and ABSENT if none is.
     """
     shape = (layout.tile, layout.tile)
     ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}
@@ -262,7 +268,7 @@ def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _packed(tiles: Tensor) -> list[bytes]:
-    """Return the entries of each mask as packed bits, so that equal masks can be found."""
+    """Pack the bits of each mask (n, W, W) to bytes, so that equal masks can be found."""
     return [row.tobytes() for row in np.packbits(tiles.flatten(1).numpy() != 0, axis=1)]
 
 

@@ -1,7 +1,8 @@
 """A layer norm and an MLP, the second half of a transformer block, as one operation.
 
-`norm_mlp` uses PyTorch's operators or a compiled function for CPUs. The compiled function keeps the
-hidden activations of some tokens in the cache and saves only its input for the backward pass.
+`norm_mlp` uses PyTorch's operators, or C++ code for CPUs: the backends "torch" and "native". The
+C++ code keeps the hidden activations of a few tokens in the cache, and saves only its input for the
+backward pass.
 
 Shapes: ... leading dimensions, C channels, F hidden channels.
 """
@@ -46,8 +47,10 @@ class MlpWeights(NamedTuple):
 class MlpCase:
     """The static properties of a `norm_mlp` call, from which its backend is selected.
 
-    tokens: number of tokens of all images. dim, hidden: C and F. dtype: dtype of the matrix
-    multiplications, for example the autocast dtype. needs_grad: whether autograd is enabled.
+    tokens: number of tokens of all images.
+    dim, hidden: the numbers of channels and of hidden channels.
+    dtype: dtype of the matmuls, for example the autocast dtype.
+    needs_grad: whether autograd is enabled.
     """
 
     tokens: int
@@ -58,9 +61,10 @@ class MlpCase:
     needs_grad: bool = True
 
     def bucket(self) -> str:
-        """Return the key under which the tuned backend for this case is stored.
+        """Return the key of this case in the tuning cache, which stores the fastest backend.
 
-        The number of tokens in the key is rounded up to a power of two.
+        The number of tokens in the key is rounded up to a power of two, so that similar cases share
+        a key.
         """
         phase = "training" if self.needs_grad else "evaluation"
         kind = f"{self.dtype} {self.device}".removeprefix("torch.")
@@ -68,7 +72,8 @@ class MlpCase:
         return f"mlp {self.dim}->{self.hidden}, {tokens} tokens, {kind}, {phase}"
 
     def unsupported(self) -> list[str]:
-        """Return the reasons why `native` does not support this case; an empty list if it does."""
+        """Return the reasons why the C++ backend does not support this case; an empty list if it
+        does."""
         half = self.dtype == torch.bfloat16
         checks = {
             f"it needs a CPU, not {self.device}": self.device != "cpu",
@@ -85,16 +90,15 @@ class MlpCase:
 def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
     """Return linear2(gelu(linear1(norm(x)))) for x (..., C), plus x itself if `residual`.
 
-    The norm is over the channels, with `eps` added to their variance, and the GELU is exact. If
-    `vil tune` has measured this shape, the fastest backend is used. Otherwise PyTorch's operators
-    are.
+    The norm is a layer norm over the channels, whose variance gets `eps` added. The GELU is exact.
+    If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
     """
     compute = norm_mlp_native if _is_native(x, weights) else norm_mlp_torch
     return compute(x, weights, eps=eps, residual=residual)
 
 
 def _is_native(x: Tensor, weights: MlpWeights) -> bool:
-    """Whether to compute a call with `native`.
+    """Whether to compute a `norm_mlp` call with the C++ backend.
 
     False under torch.compile, which fuses PyTorch's operators itself.
     """
@@ -114,9 +118,9 @@ def norm_mlp_torch(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool
 def norm_mlp_native(
     x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False
 ) -> Tensor:
-    """Compute `norm_mlp` with compiled code for CPUs.
+    """Compute `norm_mlp` with C++ code for CPUs.
 
-    Under autocast, the multiplications are in the autocast dtype. The output has the dtype of x.
+    Under autocast, the matmuls are in the autocast dtype. The output has the dtype of x.
     """
     half = compute_dtype(x) == torch.bfloat16
     return torch.ops.vil.norm_mlp(x, *weights, eps, half, residual)
@@ -130,21 +134,24 @@ def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a linear layer multiplies x: the autocast dtype if autocast is
-    enabled."""
+    """Return the dtype of a linear layer's matmul: x.dtype, or the autocast dtype if enabled."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def choose_mlp(case: MlpCase) -> str:
-    """Return the backend for a case: the tuned backend if it supports the case, else "torch"."""
+    """Return the backend for a case: "native" if tuning found it fastest and it can run, else
+    "torch"."""
     if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
         return "torch"
     return "native"
 
 
 def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether `native` is the tuned backend in evaluation, for any number of tokens."""
+    """Whether tuning found the C++ backend fastest in evaluation, for any number of tokens.
+
+    dim, hidden: the numbers of channels and of hidden channels. dtype: dtype of the matmuls.
+    """
     case = MlpCase(1, dim, hidden, dtype, needs_grad=False)
     sizes, _, kind = case.bucket().partition(" 1 tokens")
     return any(
@@ -213,7 +220,7 @@ _norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 class _Call(ctypes.Structure):
-    """The C structure `MlpCall` of mlp.h."""
+    """The C structure `MlpCall` of mlp.h: the arguments of a pass of the native library."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
@@ -229,10 +236,10 @@ def _run(
     x: Tensor, weights: MlpWeights, tensors: dict[str, Tensor], eps: float, half: bool,
     residual: bool, *, is_backward: bool,
 ) -> None:  # fmt: skip
-    """Run the forward or backward pass of the native library.
+    """Run the forward or backward pass of the native library, which writes to the given tensors.
 
-    tensors: {field of `_Call`: contiguous tensor}, in addition to x and the weights. half: whether
-    to multiply in bfloat16.
+    tensors: further inputs and results, contiguous, by field name of `_Call`. half: whether to
+    multiply in bfloat16.
     """
     full = {name: w.float().contiguous() for name, w in weights._asdict().items()}
     hidden, dim = weights.weight1.shape
@@ -246,8 +253,10 @@ def _run(
 
 
 def _register_flops(operator: str, num_matmuls: int) -> None:
-    """Register an operator's FLOP formula: `num_matmuls` matmuls of all tokens with a weight (F,
-    C)."""
+    """Register an operator's FLOP formula: `num_matmuls` matmuls of all tokens with a weight.
+
+    The weight is (F, C) or (C, F).
+    """
 
     def flops(x_shape: Sequence[int], *shapes: Any, **kwargs: Any) -> int:
         return 2 * num_matmuls * shapes[2][0] * torch.Size(x_shape).numel()

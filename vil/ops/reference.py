@@ -1,9 +1,9 @@
 """The reference implementation of local attention. Every backend is tested against it.
 
 It is slow and simple. It processes one query at a time, with one softmax over the global keys and
-the keys of the window. In a small cyclic grid, a key can occur several times. Each occurrence is a
-separate key, with the bias of its offset. For a layout, the pattern is evaluated for one query and
-all keys. This file shares no code with the masks of window.py and layout.py.
+the keys of the window. In a small cyclic grid, the same token can be a neighbor at several offsets.
+It is then several keys, each with the bias of its offset. For a layout, the pattern is evaluated
+for one query and all keys. This file shares no code with the masks of window.py and layout.py.
 """
 
 import torch
@@ -17,9 +17,9 @@ from vil.ops.window import Mask, Window
 
 
 def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
-    """Return (row, column, index into the bias table) of each key of the query at (x, y).
+    """Return the keys of the query at row x and column y: a list of (row, column, bias index).
 
-    x, y: row and column of the query.
+    The bias index is an index into the flattened bias table.
     """
     w, (rows, cols), keys = window.size, window.chunks, []
     for dx, dy in window.offsets:
@@ -37,11 +37,10 @@ def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
 
 
 def keys_of_pattern(layout: Layout, x: int, y: int) -> tuple[Tensor, Tensor]:
-    """Return (index, visible) of all L tokens as keys of the query at (x, y).
+    """Return (index, visible) of all L tokens as keys of the query at row x and column y.
 
-    x, y: row and column of the query. index (L,) int64: the index of each key's bias in the bias
-    table. visible (H or 1, L) bool: whether the query attends to the key, for each of H heads or
-    for all heads.
+    index (L,) int64: the index of each key's bias in the flattened bias table. visible (H or 1, L)
+    bool: whether the query attends to the key, in each of H heads or in all heads.
     """
     row, col = (torch.arange(n) for n in layout.grid)
     row, col = row.repeat_interleave(layout.grid[1]), col.repeat(layout.grid[0])
@@ -67,7 +66,7 @@ def attend(
 ) -> Tensor:
     """Compute `vil.ops.local_attention` one query at a time.
 
-    The arguments and the result are the same as in `local_attention`. All computations are in
+    The arguments and the result are the same as in `local_attention`. Scores and sums are in
     float32 (float64 for float64 inputs).
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -1,11 +1,11 @@
 """Replace a window larger than the grid by an equivalent window of the grid's size.
 
-The equivalent window is cheaper. If w >= max(X, Y), the grid is a single chunk, and every query
-attends to all tokens. In a cyclic window, each token then occurs once for each offset, with the
-bias of that offset. Several occurrences of a key in a softmax are equivalent to one occurrence
-whose bias is the log-sum-exp of their biases.
+The smaller window takes less time. If w >= max(X, Y), the grid is a single chunk, and every query
+attends to all tokens. In a cyclic window, all offsets lead to this chunk, so each token occurs
+several times in the softmax, each time with the bias of another offset. This is equivalent to one
+occurrence whose bias is the log-sum-exp of these biases.
 
-Shapes: N heads, X Y grid, w window, s = max(X, Y), the size of the new window.
+Shapes: N heads, X Y grid, w window size, s = max(X, Y), the size of the new window.
 """
 
 import math
@@ -24,9 +24,9 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid.
 
-    Returns `window` unchanged if it is smaller, if its grid is symbolic, or if it is a layout. With
-    dropout, a cyclic window of several offsets is also unchanged, because each occurrence of a key
-    is dropped separately.
+    Returns `window` unchanged if its size is smaller, if its grid is symbolic, or if it is a
+    layout. With dropout, a cyclic window of several offsets is also unchanged, because dropout is
+    applied to each occurrence of a key separately.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
@@ -39,8 +39,10 @@ def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window |
 
 
 def shrink_call(call: Call) -> Call:
-    """Return an equivalent call with the window of `shrink_window` and a bias table of matching
-    size."""
+    """Return an equivalent call whose window is at most as large as the grid.
+
+    The window is from `shrink_window`, and the bias table is changed to match it.
+    """
     window = call.window
     small = shrink_window(window, dropout=call.dropout_p > 0)
     if small == window:
@@ -56,10 +58,7 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Return the case of the call that `shrink_call` returns.
-
-    case: the case of the original call.
-    """
+    """Return the case of the call that `shrink_call` returns for a call with this case."""
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case
@@ -73,11 +72,11 @@ def _square(table: Tensor, size: int) -> Tensor:
 
 
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
-    """Return the bias table (N, (4s-1)**2) of a window of size s in which each key occurs once.
+    """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
 
-    An entry is the log-sum-exp of the biases of a key's occurrences, one for each offset of
-    `window`. Without a `table`, these biases are 0. size: s. q: determines N and the dtype if there
-    is no table.
+    In the cyclic `window`, each key occurs once for each offset. The new bias is the log-sum-exp of
+    the biases of these occurrences, which are 0 without a `table`. size: s. q: determines N and the
+    dtype if there is no table.
     """
     if table is None:
         number = math.log(len(window.offsets))

@@ -26,9 +26,10 @@ CEILING_ULPS = 64.0  # largest bound
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a test call of `local_attention`, and the gradient of its output.
+    """Random inputs of `local_attention`, and the gradient of its output, for tests.
 
-    q and cotangent (the gradient) are (B, N, L, D), k and v (B, N, G+L, D).
+    q and cotangent (the gradient) are (B, N, L, D), k and v (B, N, G+L, D). table and to_global are
+    the fields of a `LocalBias`.
     """
 
     q: Tensor
@@ -46,7 +47,10 @@ class Inputs:
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
-    """Sample standard normal inputs for a case. Equal seeds give equal inputs."""
+    """Sample inputs for a case from a standard normal distribution.
+
+    seed: random seed. Equal seeds give equal inputs.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -74,7 +78,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return {name: copy} of q, k, v and the biases. The copies require gradients."""
+    """Return copies of q, k, v and the biases that require gradients, by name."""
     return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")
@@ -87,8 +91,8 @@ def forward(
 ) -> Tensor:
     """Run a backend, and return its output (B, N, L, D).
 
-    attend: the backend's function. leaves: tensors from `leaves_of`, which replace the tensors of
-    `inputs`.
+    attend: the backend's function. inputs: only its `valid_hw` is used. leaves: q, k, v and the
+    biases, from `leaves_of`.
     """
     bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
     options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)
@@ -97,7 +101,7 @@ def forward(
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Run a backend's function `attend`, and return its results as {name: tensor}.
+    """Run a backend's function `attend`, and return its output and gradients as {name: tensor}.
 
     The output is named "out". If the case needs gradients, they are named "grad of q", "grad of k"
     and so on.
@@ -116,10 +120,11 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
     """Compare backends with the float64 reference. Returns {"backend, tensor": (error, bound)}.
 
-    The error is the `distance` to the reference. The bound is a small multiple of the rounding
-    error of full attention, and at least a few ulps. This rounding error is measured on the same
-    inputs in the case's dtype, with the backend `masked`. If `masked` does not support the case,
-    the reference is used instead.
+    A tensor is the output or a gradient, as named by `run`. The error is the `distance` to the
+    reference. The bound is a small multiple of the rounding error of full attention in the case's
+    dtype, and at least a few ulps. This rounding error is that of the backend `masked` on the same
+    inputs or, if `masked` does not support the case, of the reference in the case's dtype.
+    names: keys of BACKENDS. seed: random seed of the inputs.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))
@@ -143,7 +148,7 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
     """Compare two backends on a case. Returns {tensor: (difference, allowed difference)}.
 
-    name, other: keys of BACKENDS.
+    A tensor is the output or a gradient, as named by `run`. name, other: keys of BACKENDS.
     """
     inputs = make_inputs(case)
     first, second = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))

@@ -8,9 +8,9 @@ from its chunk. These always include the offset (0, 0), which is the query's chu
 Longformer, arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine
 chunks, the query's chunk only, or this chunk and one neighbor, as random shift does (section 3.3).
 
-A mask is computed from two parts: a tile (W, K*W) that is the same for all chunks, and masks of the
-rows and columns of keys that are real tokens. It never has L x L entries, so it is cheap enough to
-compute in each call.
+A mask is computed from two parts: a mask (W, K*W) of the positions in a window, which is the same
+for all chunks, and masks of the rows and columns of keys that are not padding. It never has L x L
+entries, so it is cheap enough to compute in each call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Selects which tokens of the attended chunks are keys of a query.
+    """Which tokens of the attended chunks are keys of a query.
 
     The values are those of the config key SW_EXACT.
     """
@@ -47,8 +47,8 @@ class Mask(IntEnum):
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
     """Return the chunk offsets (rows, columns) that a neighbor mode selects.
 
-    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and one
-    neighbor.
+    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and
+    that one of its eight neighbors.
     """
     if mode == 0:
         return ALL_NINE
@@ -75,7 +75,7 @@ def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
 class ChunkGrid:
     """A grid of tokens that is divided into chunks of w x w tokens.
 
-    grid: its rows and columns (X, Y). size: w.
+    grid: rows and columns (X, Y) of tokens. size: w.
     """
 
     grid: tuple[int, int]
@@ -107,7 +107,8 @@ class Window(ChunkGrid):
     """The window of local attention: which keys each token of a grid attends to.
 
     grid: rows and columns of tokens.
-    size: w, the chunk side. In the exact mask, it is also the largest distance of a key.
+    size: w, the chunk side. With the exact mask, it is also the largest distance of a key from its
+    query, in rows and in columns.
     mask: a `Mask` or its value.
     offsets: (row, column) offsets of the attended chunks, relative to the query's chunk.
 
@@ -179,7 +180,7 @@ class Window(ChunkGrid):
         return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """Return the window without the offsets that lead outside the grid from every chunk."""
+        """Return the window without the offsets that lead outside the grid for every chunk."""
         if self.cyclic or self.mask == Mask.EXACT or self.symbolic:
             return self
         rows, cols = self.chunks
@@ -189,9 +190,9 @@ class Window(ChunkGrid):
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the index of each query-key pair in a flattened bias table, (W, K*W) int64.
 
-        The index is the same for all chunks. A chunk has W queries, and K*W keys in the chunks at
-        the K offsets. The table has 4w-1 rows and columns. The row of a pair is the query's row
-        minus the key's row, plus 2w-1. The column is computed in the same way.
+        The indices are the same for all chunks. A chunk has W queries, whose keys are the W tokens
+        of each of the chunks at K offsets. The table has 4w-1 rows and columns. A pair is in row
+        2w-1 + (query row - key row), and in the column that is computed in the same way.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
@@ -200,7 +201,8 @@ class Window(ChunkGrid):
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return whether each query attends to each key, (B or 1, R, C, W or 1, K*W) bool.
 
-        Each of the R x C chunks has W queries, and K*W keys in the chunks at the K offsets.
+        Each of the R x C chunks has W queries, whose keys are the W tokens of each of the chunks at
+        K offsets.
         valid_hw (B, 2): rows and columns of each image that are not padding.
         """
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
@@ -209,10 +211,10 @@ class Window(ChunkGrid):
         return real & self.reach(device) if self.mask == Mask.EXACT else real
 
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the indices of the K*W tokens in the chunks at `offsets`, (R, C, K*W) int64.
+        """Return the indices of the tokens that each chunk attends to, (R, C, K*W) int64.
 
-        The result has a row of indices for each of the R x C chunks. Positions outside the grid get
-        the index of the nearest token inside it.
+        For each of R x C chunks, these are the W tokens of each of the chunks at K offsets.
+        Positions outside the grid get the index of the nearest token inside it.
         """
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
@@ -221,15 +223,16 @@ class Window(ChunkGrid):
         """Return the mask of the exact window, (W, K*W) bool, which is the same for all chunks.
 
         It is True if a key is at most w rows and w columns away from a query. A chunk has W
-        queries, and K*W keys in the chunks at the K offsets.
+        queries, whose keys are the W tokens of each of the chunks at K offsets.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the positions of a chunk's queries (W, 1) and of their keys (1, K*W).
+        """Return the positions of a chunk's W queries and of their K*W keys.
 
-        Each is a list [rows, columns], relative to the first token of the query's chunk.
+        The positions of queries are [rows (W, 1), columns (W, 1)], those of keys [rows (1, K*W),
+        columns (1, K*W)]. They are relative to the first token of the chunk.
         """
         inside = torch.arange(self.size, device=device)
         lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
@@ -238,10 +241,10 @@ class Window(ChunkGrid):
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """Return whether the rows (axis 0) or columns (axis 1) of `_lines` are real tokens.
+        """Return which rows (axis 0) or columns (axis 1) of the key chunks are not padding.
 
-        The result is (B or 1, R, K, w) bool, for R chunks along the axis and K offsets. It is False
-        outside the grid and for padding.
+        The result is (B or 1, R, K, w) bool, for R query chunks along the axis and their key chunks
+        at K offsets. It is False outside the grid and for padding.
         """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
@@ -252,8 +255,8 @@ class Window(ChunkGrid):
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
         """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, int64.
 
-        The result is (R, K, w), for R query chunks along the axis and K offsets. Numbers may be
-        outside the grid.
+        The result is (R, K, w), for R query chunks along the axis and their key chunks at K
+        offsets. Numbers may be outside the grid.
         """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)

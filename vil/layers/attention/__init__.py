@@ -1,4 +1,4 @@
-"""Registry of the attention modules, with the config keys that set their arguments.
+"""Registry of the attention modules, with the config keys that set their constructor arguments.
 
 Each class is imported when it is first used, so importing this package does not import torch.
 """
@@ -125,7 +125,7 @@ def register_attention(
 
     cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
     given as a string is imported and checked when a module of the class is first built.
-    keys: {constructor argument: config key that sets it}.
+    keys: the config keys of the constructor arguments, {argument: config key}.
     feature: the constructor argument that is set by the letter f of the config key
     MODEL.VIT.MSVIT.ARCH: "f7" sets it to 7.
     about: a short description.

@@ -27,11 +27,12 @@ class AttentionWeights(NamedTuple):
     """Softmax weights of selected queries over their keys.
 
     weights (B, N, Q, G+R): weights of N heads and Q queries. The keys are the G = num_global global
-    tokens, followed by R cells. A cell is a local token or, if the keys are downsampled, a square
-    of `ratio` x `ratio` local tokens. Masked keys have weight 0. The weights of a query sum to 1,
+    tokens, followed by R local keys. Masked keys have weight 0. The weights of a query sum to 1,
     unless all of its keys are masked.
     grid: rows and columns of the local tokens.
-    cells: rows and columns of the R cells.
+    cells: rows and columns of the R local keys.
+    ratio: side of the square of local tokens that a local key stands for; 1 unless keys are
+    downsampled.
     """
 
     weights: Tensor
@@ -44,17 +45,17 @@ class AttentionWeights(NamedTuple):
 class Attention(nn.Module):
     """Base class of the attention modules. A subclass must define:
 
-    - a constructor with the arguments of this class, and `rel_pos` unless
-      `has_relative_bias` is False. It may forward arguments to the base class as **kwargs.
-    - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape: G global, then
-      L local tokens with C = dim channels.
+    - a constructor with the arguments of this class and, unless `has_relative_bias` is False, the
+    argument `rel_pos`. It may forward arguments to the base class as **kwargs.
+    - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape. x has G global
+    tokens, then L local tokens, with C = dim channels.
     - `macs(grid)`.
 
     All other methods and attributes are optional: a subclass overrides those it needs.
 
     grid: rows and columns of the local tokens, for parameters whose size depends on them.
 
-    Raises ValueError if num_heads does not divide dim.
+    Raises ValueError if dim is not a multiple of num_heads.
     """
 
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
@@ -107,8 +108,9 @@ class Attention(nn.Module):
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the attention output (B, N, Q, D) of Q queries, in N heads of D channels.
 
-        q (B, N, Q, D). k, v (B, N, K, D), for K keys. added: biases and masks to add to the scores;
-        None is ignored. In training mode, dropout is applied to the attention weights.
+        q (B, N, Q, D). k, v (B, N, K, D), for K keys.
+        added: biases and masks to add to the scores. None among them is ignored.
+        In training mode, dropout is applied to the attention weights.
         """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
@@ -121,8 +123,9 @@ class Attention(nn.Module):
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the scores (B, N, Q, K), before softmax, of Q queries and K keys in N heads.
 
-        q (B, N, Q, D), k (B, N, K, D): heads of D channels. added: biases and masks to add to the
-        scores; None is ignored. The scores are converted to at least float32 before the additions.
+        q (B, N, Q, D), k (B, N, K, D): heads of D channels.
+        added: biases and masks to add to the scores. None among them is ignored.
+        The scores are converted to at least float32 before the additions.
         """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -161,13 +164,17 @@ class Attention(nn.Module):
         return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
     def macs(self, grid: Grid) -> int:
-        """Count the multiply-accumulates for one image. Biases and softmax are not counted."""
+        """Count the multiply-accumulates for one image, without biases and softmax.
+
+        grid: rows and columns of the local tokens.
+        """
         raise NotImplementedError
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the parameters that depend on the grid to a new grid.
+        """Resize the parameters that depend on the grid.
 
-        rule: the interpolation, a key of `pos_embed.RULES`.
+        grid: rows and columns of the local tokens to resize for. rule: the interpolation, a key of
+        `pos_embed.RULES`.
         """
 
     def resize_weight(
@@ -195,15 +202,16 @@ class Attention(nn.Module):
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Update the module for the current training step. The base class does nothing.
 
-        index: position of this module among the attention modules of the model. Returns a message
-        to log if the behavior of the module changes at this step, otherwise None.
+        progress: the training step.
+        index: position of this module among the attention modules of the model.
+        Returns a message to log if the behavior of the module changes at this step, otherwise None.
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each kind of `vil.ops.local_attention` call that this module makes.
+        """Yield the `Case`s of the `vil.ops.local_attention` calls that this module makes.
 
-        A `Case` describes a call, so that a backend can be selected for it. The base class yields
-        nothing.
+        A `Case` has the static properties of a call, from which a backend is selected or tuned. The
+        base class yields nothing.
         grid: rows and columns of local tokens.
         training: whether to include the calls made in training, in addition to those made in
         evaluation.
@@ -232,12 +240,13 @@ class Attention(nn.Module):
     def min_export_side(self) -> int:
         """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
-        torch.export treats a size of 1 as constant, for example the number of chunks along a side.
+        torch.export treats a dimension of size 1 as constant. A subclass overrides this if its
+        chunks or downsampled keys need a longer side to have a size of 2.
         """
         return 2
 
     def use_2021_rule(self) -> dict[str, Any]:
-        """Replace "auto" arguments with the behavior of the original Vision Longformer code.
+        """Set arguments that are "auto" to the behavior of the original Vision Longformer code.
 
         Called when weights of that code are loaded. Returns {changed argument: new value}.
         """
@@ -251,9 +260,9 @@ class GlobalLocalAttention(Attention):
     """Base class for attention in which global tokens attend to all tokens.
 
     A subclass implements the attention of local tokens in `attend_local`.
-    share_weights: if True, global tokens use the projections of local tokens. If False, they use
-    separate ones: query_global, kv_global and proj_global.
-    rel_pos: if True, a learned bias is added to the scores of global queries.
+    share_weights: whether global tokens use the same projections as local tokens. Otherwise they
+    have separate ones: query_global, kv_global and proj_global.
+    rel_pos: whether a learned bias is added to the scores of global queries.
     """
 
     shown = (*Attention.shown, "rel_pos")
@@ -334,7 +343,7 @@ class GlobalLocalAttention(Attention):
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
     def global_bias(self, grid: Grid) -> Tensor:
-        """Return the learned bias (N, G, G+L) of N heads and G global queries for all G+L keys."""
+        """Return the learned bias (N, G, G+L) of N heads and G global queries toward all keys."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)

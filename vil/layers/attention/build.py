@@ -26,11 +26,13 @@ def build_attention(
 ) -> Attention:
     """Build an attention module by name.
 
-    The module is called as module(x, grid) with x (B, G+L, C), global tokens first, and the grid
+    The module is called as module(x, grid), with x (B, G+L, C), global tokens first, and the grid
     (X, Y). It returns a tensor of x's shape.
 
-    dim: C. rel_pos: learn a relative position bias, for classes with `has_relative_bias`.
-    arguments, by attention (the docstring of its class explains them):
+    name: a name in the registry `ATTENTIONS`, such as "longformer".
+    dim: C. num_heads: number of heads. rel_pos: learn a relative position bias, for classes with
+    `has_relative_bias`.
+    arguments: the other constructor arguments of the class, whose docstring explains them:
       all: num_global=1 (G), qkv_bias=True, attn_drop=0.0, proj_drop=0.0, grid=None (the grid that
         parameters are sized for; some classes require it)
       longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
@@ -40,7 +42,8 @@ def build_attention(
       pattern: pattern="axial | local:2" (a text or a `Pattern`), chunk=8, max_reach=0,
         share_weights=True, backend="auto"
       global: share_weights=True
-    Raises ValueError for an unknown name or argument (with the choices) and for invalid settings.
+    Raises ValueError for an unknown name or argument (the message lists the choices) and for
+    invalid values.
     """
     cls = ATTENTIONS.load(name)
     check_attention(name, cls)
@@ -65,18 +68,18 @@ def build_attention(
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return {name: parameter} of the constructor arguments that are specific to this class.
+    """Return the constructor arguments of a class that not all attention classes have.
 
-    Arguments that all attention classes have are excluded.
+    Returns {name: parameter}.
     """
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
 
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return {name: parameter} of a class's constructor.
+    """Return the constructor arguments of a class as {name: parameter}.
 
-    If the constructor passes **kwargs to a base class, the parameters of the base class's
-    constructor are included.
+    If the constructor passes **kwargs to a base class, the arguments of the base class are
+    included.
     """
     arguments: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(Attention) + 1]:
@@ -94,7 +97,7 @@ def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 def check_attention(name: str, cls: Any) -> None:
     """Raise ValueError unless a class defines what `Attention` requires of a subclass.
 
-    name: the attention's name in the error message.
+    name: the name of the attention in the registry, for the error message. cls: the class.
     """
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ValueError(
@@ -113,9 +116,10 @@ def check_attention(name: str, cls: Any) -> None:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError unless a class defines what `Attention` and its registry entry require.
+    """Raise ValueError unless a class fits `Attention` and its entry in the registry.
 
-    The constructor must have each argument named in the entry's `keys` or `feature`.
+    The class must define what `Attention` requires, and its constructor must have the arguments
+    that the entry names in `keys` and `feature`.
     """
     check_attention(entry.name, cls)
     feature = entry.facts.get("feature")
@@ -126,7 +130,7 @@ def check_entry(cls: Any, entry: Entry) -> None:
 def set_progress(model: nn.Module, progress: TrainStep) -> None:
     """Pass the training step to every attention module. Call this before each forward pass.
 
-    model: the model without wrappers such as DDP.
+    model: the model without wrappers such as DDP. progress: the training step.
     """
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]

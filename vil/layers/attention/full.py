@@ -35,7 +35,8 @@ class FullAttention(Attention):
         if rel_pos:
             if self.grid is None:
                 raise ValueError(
-                    "full attention with rel_pos needs `grid`, for the size of its bias table"
+                    "full attention with rel_pos needs `grid`, which sets the size of its bias "
+                    "table"
                 )
             self.table_size = table_size(self.grid)
             register_relative_bias(self, self.table_size)
@@ -55,8 +56,8 @@ class FullAttention(Attention):
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
 
-        Queries and keys are G global, then L local tokens. valid_hw (B, 2): unpadded rows and
-        columns of B images. With it, the bias depends on the image: (B, N, G+L, G+L).
+        Queries and keys are G global, then L local tokens. If `valid_hw` (B, 2), the unpadded rows
+        and columns of each image, is given, the bias is resized for each image: (B, N, G+L, G+L).
         """
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -71,8 +72,8 @@ class FullAttention(Attention):
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the relative position bias (1, N, L, L) of N heads for pairs of L local tokens.
 
-        valid_hw (B, 2): unpadded rows and columns of B images. With it, the bias depends on the
-        image: (B, N, L, L).
+        If `valid_hw` (B, 2), the unpadded rows and columns of each image, is given, the bias is
+        resized for each image: (B, N, L, L).
         """
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
@@ -84,7 +85,8 @@ class FullAttention(Attention):
         return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the bias table for another grid. rule: a key of `pos_embed.RULES`."""
+        """Resize the bias table for another grid. rule: the interpolation, a key of
+        `pos_embed.RULES`."""
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
             table = resize_table(table, self.table_size, table_size(grid), rule)

@@ -1,6 +1,7 @@
-"""Global memory attention: local tokens attend to the global tokens only.
+"""Attention of local tokens to the global tokens only.
 
-The original Vision Longformer code of 2021 calls it ONLY_GLOBAL.
+The paper calls it global memory attention. The original Vision Longformer code of 2021 calls it
+ONLY_GLOBAL.
 
 Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries.
 """
@@ -16,8 +17,8 @@ from vil.layers.pos_embed import register_relative_bias
 class GlobalOnlyAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens only, and of global tokens to all tokens.
 
-    rel_pos: learn a bias for global queries only, as in the original Vision Longformer
-    code. Raises ValueError if num_global is 0.
+    rel_pos: learn a bias for global queries, but none for local queries, as in the original Vision
+    Longformer code. Raises ValueError if num_global is 0.
     """
 
     unused_2021 = (TABLE,)

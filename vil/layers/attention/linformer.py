@@ -27,7 +27,8 @@ class LinformerAttention(Attention):
     """Attention of every token to f learned linear combinations of all tokens.
 
     num_features: f, which may exceed the number of tokens.
-    share_kv: if True, keys and values share the projection proj_k. If False, values use proj_v.
+    share_kv: whether keys and values share the projection along the token axis, proj_k. Otherwise
+    values use proj_v.
     grid: rows and columns of local tokens that determine the size of the projections. On another
     grid, the forward pass interpolates the projections. Raises ValueError if grid is None.
     """
@@ -40,7 +41,9 @@ class LinformerAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, **common)
         if self.grid is None:
-            raise ValueError("linformer attention needs `grid`, for the size of its projections")
+            raise ValueError(
+                "linformer attention needs `grid`, which sets the size of its projections"
+            )
         self.num_features, self.share_kv = num_features, share_kv
         self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
@@ -57,8 +60,8 @@ class LinformerAttention(Attention):
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
 
-        valid_hw (B, 2): unpadded rows and columns of each image, to which the projections are
-        resized. Returns x's shape.
+        valid_hw (B, 2): unpadded rows and columns of each image. The projections along the token
+        axis are resized to them. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
         q = self.split_heads(self.query(x))  # (B, N, T, D)
@@ -69,7 +72,7 @@ class LinformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
-        """Project kv (B, T, 2C) along the token axis to (keys, values), each (B, f, C).
+        """Project kv (B, T, 2C) from T to f tokens. Returns (keys, values), each (B, f, C).
 
         kv: keys and values of T tokens, concatenated along the channels. Padding tokens must be 0.
         """
@@ -80,10 +83,10 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection `table` resized to a grid with T tokens, (T, f).
+        """Return a projection resized to a grid with T tokens, (T, f).
 
-        If `valid_hw` (B, 2) is given, the table is resized to the unpadded size of each image, (B,
-        T, f).
+        table: the parameter proj_k or proj_v. If `valid_hw` (B, 2), the unpadded rows and columns
+        of each image, is given, the projection is resized for each image: (B, T, f).
         """
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -92,7 +95,8 @@ class LinformerAttention(Attention):
         return resize_projection(table, self.grid, grid, self.num_global)
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the projections to another grid. rule: a key of `pos_embed.RULES`."""
+        """Resize the projections to another grid. rule: the interpolation, a key of
+        `pos_embed.RULES`."""
         for leaf in self.projections:
             table = getattr(self, leaf).detach()
             table = resize_projection(table, self.grid, grid, self.num_global, rule)
@@ -104,7 +108,8 @@ class LinformerAttention(Attention):
     ) -> Tensor | None:
         """Return a checkpoint's projection resized to the grid; None if it cannot be resized.
 
-        The checkpoint's grid is assumed to be square.
+        leaf, shape: name and shape of the parameter in this module. value: the checkpoint's weight,
+        whose grid is assumed to be square. rule: the interpolation, a key of `pos_embed.RULES`.
         """
         if leaf not in self.projections or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
@@ -121,7 +126,8 @@ class LinformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Raise ValueError, because the keys are mixtures of tokens: no token has a weight."""
+        """Raise ValueError, because the keys are linear combinations of tokens: no token has a
+        weight."""
         raise ValueError(
             "linformer attention has no attention map: it attends to mixtures of all tokens, "
             "with weights of both signs"
@@ -138,9 +144,10 @@ def resize_projection(
 ) -> Tensor:
     """Resize a projection of G global tokens and a grid of X x Y tokens, (G + X*Y, f).
 
-    The rows of global tokens do not change. The other rows are interpolated as an image from grid
-    `old` to grid `new`, then scaled by old area / new area, so that sums over tokens keep their
-    magnitude.
+    The weights of global tokens do not change. Those of local tokens are interpolated as an image
+    from grid `old` to grid `new`, then scaled by old area / new area, so that sums over tokens keep
+    their magnitude.
+    num_global: G. rule: the interpolation, a key of `pos_embed.RULES`.
     """
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])
@@ -152,7 +159,8 @@ def resize_projections(
 ) -> Tensor:
     """Resize a projection to the unpadded size of each image: (B, G + X*Y, f) for grid `new`.
 
-    table: (G + X*Y, f) for grid `old`. Rows of padding tokens are undefined in the result.
+    table: the projection (G + X*Y, f) for grid `old`. valid_hw (B, 2): unpadded rows and columns of
+    each image. num_global: G. The result is undefined for padding tokens.
     """
     local = resize_tables(table[num_global:], old, new, valid_hw)
     scale = (old[0] * old[1] / valid_hw.prod(1)).to(table)

@@ -18,9 +18,9 @@ from vil.utils.lookup import lookup
 class AttendedKeys(NamedTuple):
     """The local tokens that one query may attend to.
 
-    keys (K,): indices of local tokens; a token may occur several times. entries (K,): the index of
-    each key's bias in the relative position bias table. visible (N or 1, K) bool: whether the
-    query attends to the key, in each head or in all heads.
+    keys (K,): indices of local tokens; a token may occur several times.
+    entries (K,): for each key, the index of its bias in the relative position bias table.
+    visible (N or 1, K) bool: whether the query attends to the key, in each head or in all heads.
     """
 
     keys: Tensor
@@ -31,7 +31,7 @@ class AttendedKeys(NamedTuple):
 class LocalAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens and to a window or pattern of local tokens.
 
-    A subclass defines `window`, `attended` and `local_macs`. If `rel_pos` is set, the subclass also
+    A subclass defines `window`, `attended` and `local_macs`. If `rel_pos` is True, it also
     registers the relative position bias.
 
     backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
@@ -44,12 +44,11 @@ class LocalAttention(GlobalLocalAttention):
         self.backend = backend
 
     def window(self, grid: Grid) -> Window | Layout:
-        """Return the `Window` or the pattern's `Layout` that defines the keys of each query on a
-        grid."""
+        """Return the `Window` or `Layout` on a grid: which keys each local query attends to."""
         raise NotImplementedError
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the local tokens that the local token with index `query` attends to."""
+        """Return the local keys of one local query. query: its index among the local tokens."""
         raise NotImplementedError
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
@@ -70,7 +69,7 @@ class LocalAttention(GlobalLocalAttention):
     ) -> Tensor:
         """Call `vil.ops.local_attention` with the settings of this module.
 
-        q (B, N, L, D), k, v (B, N, G+L, D). Returns (B, N, L, D).
+        q (B, N, L, D), k, v (B, N, G+L, D), with global tokens first. Returns (B, N, L, D).
         """
         return local_attention(
             q,
@@ -101,7 +100,10 @@ class LocalAttention(GlobalLocalAttention):
     ) -> Case:
         """Return the `Case` that describes a local attention call, to select a backend for it.
 
-        padded: whether the call passes `valid_hw`. call: batch, dtype and device of the call.
+        window: the window or layout of the call.
+        training: whether gradients are computed.
+        padded: whether the call passes `valid_hw`.
+        call: batch, dtype and device of the call.
         """
         case = Case(
             window,
@@ -135,10 +137,10 @@ class LocalAttention(GlobalLocalAttention):
         queries: Tensor,
         valid_hw: Valid,
     ) -> Tensor:
-        """Return the attention weights (B, N, Q, T) of local queries when `bias` is added to the
-        scores.
+        """Return the attention weights (B, N, Q, T) of local queries with a given bias.
 
-        The other arguments are the same as in `local_weights`.
+        bias: the bias to add to the scores; None for no bias. The other arguments are the same as
+        in `local_weights`.
         """
         scores = self.scores(q, k)
         rows = [
@@ -150,10 +152,10 @@ class LocalAttention(GlobalLocalAttention):
     def _weights_of_query(
         self, scores: Tensor, grid: Grid, query: int, bias: LocalBias | None, valid_hw: Valid
     ) -> Tensor:
-        """Convert the scores (B, N, T) of one local query to attention weights (B, N, T).
+        """Return the attention weights (B, N, T) of one local query, from its scores (B, N, T).
 
-        query: index of the query among local tokens. The weights of a key that occurs several times
-        are summed.
+        query: index of the query among local tokens. bias: the bias to add to the scores. If a key
+        occurs several times, its weights are summed.
         """
         num_global, device = self.num_global, scores.device
         local, entries, visible = (x.to(device) for x in self.attended(grid, query))

@@ -27,7 +27,7 @@ from vil.utils.transforms import is_exporting
 class LongformerAttention(LocalAttention):
     """Attention of local tokens to a window and the global tokens, and of global tokens to all.
 
-    window: w, the chunk side in tokens.
+    window: w, the side of a chunk in tokens.
     sw_exact: which tokens of the attended chunks are keys. 1: tokens at most w rows and columns
     away. 0: all tokens. -1: all tokens, and the grid wraps around at its borders. See
     `vil.ops.window.Mask`.
@@ -87,16 +87,18 @@ class LongformerAttention(LocalAttention):
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(self, grid: Grid, mode: int, *, training: bool, **call: Any) -> Case:
-        """Return the `Case` of a local attention call. See `make_case` for the other arguments.
+        """Return the `Case` of a local attention call.
 
-        mode: -1, 0 or 1..8, as returned by `current_mode`.
+        mode: -1, 0 or 1..8, as returned by `current_mode`. training: whether gradients are
+        computed. call: batch, dtype, device and padded, see `make_case`.
         """
         return self.make_case(self.window(grid, mode), training=training, **call)
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each kind of local attention call, see `Attention.backend_cases`.
+        """Yield the `Case`s of local attention calls, see `Attention.backend_cases`.
 
-        For random shift, the case of one neighbor chunk represents those of all eight.
+        With random shift, one of the eight neighbor chunks is enough: all have the same fastest
+        backend.
         """
         modes = (0, 1) if self.mode > 0 else (self.mode,)
         for mode in modes if training else ():
@@ -104,7 +106,7 @@ class LongformerAttention(LocalAttention):
         yield self.case(grid, min(self.mode, 0), training=False, **call)
 
     def current_mode(self) -> int:
-        """Return which chunks a query attends to in this forward pass.
+        """Return which chunks a query attends to in this forward pass, as a number.
 
         -1: the query's chunk. 0: this chunk and its eight neighbors. 1..8: this chunk and the
         neighbor of that number. Raises RuntimeError in training with random shift if `set_progress`
@@ -142,7 +144,7 @@ class LongformerAttention(LocalAttention):
         return f"random shift is over: from epoch {first}, queries attend to all nine chunks"
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the local tokens that the local token with index `query` attends to."""
+        """Return the local keys of one local query. query: its index among the local tokens."""
         local = attended_keys(self.window(grid), *divmod(query, grid[1]))
         row, col, entries = torch.tensor(local).reshape(-1, 3).unbind(1)
         visible = torch.ones(1, len(local), dtype=torch.bool)
@@ -152,7 +154,8 @@ class LongformerAttention(LocalAttention):
     def min_export_side(self) -> int:
         """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
-        The side must have more than one chunk, because torch.export treats a size of 1 as constant.
+        It is the smallest side with two chunks, because torch.export treats a dimension of size 1
+        as constant.
         """
         return self.window_size + 1
 

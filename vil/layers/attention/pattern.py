@@ -39,8 +39,9 @@ class PatternAttention(LocalAttention):
     rel_pos: learn a relative position bias. If max_reach is 0 and the pattern's displacements grow
     with the grid, the table is sized for `grid` and is interpolated on another grid.
 
-    Raises ValueError if the text does not parse, if the pattern has masks for another number of
-    heads or is not defined on `grid`, or if `grid` is None although the table is sized for it.
+    Raises ValueError if the text does not parse, if the pattern differs by head but not for
+    num_heads heads, if it is not defined on `grid`, or if `grid` is None although the bias table is
+    sized for it.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class PatternAttention(LocalAttention):
         if self.rel_pos:
             if self.is_sized and self.grid is None:
                 raise ValueError(
-                    f"the pattern {self.pattern} with rel_pos needs `grid`, for the size of its "
-                    "bias table, or max_reach"
+                    f"the pattern {self.pattern} with rel_pos needs `grid` or `max_reach`, "
+                    "which set the size of its bias table"
                 )
             self.table_size = self._table_size(self.grid or (1, 1))
             register_relative_bias(self, self.table_size)
 
     @property
     def is_sized(self) -> bool:
-        """Whether the size of the bias table depends on a grid."""
+        """Whether the size of the bias table depends on the grid."""
         return self.max_reach is None and self.pattern.reach is None
 
     def window(self, grid: Grid) -> Layout:
@@ -91,8 +92,9 @@ class PatternAttention(LocalAttention):
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. With
-        `valid_hw`, a bias table sized for a grid is resized to the unpadded size of each image.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. If the
+        size of the bias table depends on the grid, it is resized to the unpadded size `valid_hw` of
+        each image.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:
@@ -114,9 +116,9 @@ class PatternAttention(LocalAttention):
         )
 
     def _biases_by_image(self, grid: Grid, valid_hw: Valid) -> list[LocalBias]:
-        """Return the bias of each image, or an empty list if all images have the same bias.
+        """Return the bias of each image; an empty list if all images have the same bias.
 
-        Biases differ if the bias table is sized for a grid and images are padded.
+        Biases differ if the size of the bias table depends on the grid and images are padded.
         """
         if valid_hw is None or not (self.rel_pos and self.is_sized):
             return []
@@ -125,7 +127,7 @@ class PatternAttention(LocalAttention):
         return [self.bias(grid)._replace(table=table.mT) for table in tables]
 
     def bias_table(self, grid: Grid) -> Tensor:
-        """Return the bias table (entries, N), resized if it is sized for another grid."""
+        """Return the bias table (entries, N) for a grid, resized if necessary."""
         table, size = self.local_relative_position_bias_table, self._table_size(grid)
         if not self.is_sized or same_size(size, self.table_size):
             return table
@@ -147,7 +149,7 @@ class PatternAttention(LocalAttention):
             self.table_size = size
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table. `entries` is ignored."""
+        """Return (rows, columns) of this module's relative position table. Ignores `entries`."""
         return self.table_size
 
     @property
@@ -159,14 +161,15 @@ class PatternAttention(LocalAttention):
         return (rows + 1) // 2, (cols + 1) // 2
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each kind of local attention call, see `Attention.backend_cases`."""
+        """Yield the `Case`s of local attention calls, see `Attention.backend_cases`."""
         for needs_grad in (True, False) if training else (False,):
             yield self.make_case(self.window(grid), training=needs_grad, **call)
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return all L local tokens as keys of the local query with index `query`.
+        """Return all L local tokens as possible keys of one local query.
 
-        The field `visible` of the result is True for the keys that the pattern contains.
+        query: its index among the local tokens. In the result, `visible` is True for the keys that
+        the query attends to.
         """
         entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
         return AttendedKeys(torch.arange(len(entries)), entries, visible)
@@ -174,7 +177,7 @@ class PatternAttention(LocalAttention):
     def local_macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of the attention of local queries.
 
-        Only pairs of query and key that the pattern contains are counted.
+        Only query-key pairs of the pattern are counted.
         """
         layout = self.window(grid)
         pairs = layout.count_pairs() // layout.heads + grid[0] * grid[1] * self.num_global

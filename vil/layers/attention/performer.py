@@ -27,10 +27,10 @@ class PerformerAttention(Attention):
     """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
     num_features: number of random features that represent a query or a key.
-    batch_max: the range of the maximum that stabilizes the exponentials of keys. False: the maximum
-    over the image. True: the maximum over the batch, as in the original Vision Longformer code. The
-    output for an image then depends on the other images of the batch. "auto": False, or True once
-    weights of the original code are loaded.
+    batch_max: over what to take the maximum that stabilizes the exponentials of keys. False: over
+    the image. True: over the batch, as in the original Vision Longformer code. The output for an
+    image then depends on the other images of the batch. "auto": False, or True once weights of the
+    original code are loaded.
 
     The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
     the attention weights are never computed.
@@ -71,8 +71,9 @@ class PerformerAttention(Attention):
 
         In epoch e, they are redrawn every 1 + 5e steps, starting with the first step of the epoch.
         They are not redrawn in evaluation or if the module's weights are frozen. All ranks and
-        resumed runs draw the same features. index: position of this module among the attention
-        modules of the model, part of the random seed.
+        resumed runs draw the same features.
+        index: position of this module among the attention modules of the model. It is part of the
+        random seed.
         """
         if not (self.training and self.qkv.weight.requires_grad):
             return
@@ -117,7 +118,9 @@ class RandomFeatureAttention(nn.Module):
     """Attention by random features, at a cost linear in the number of tokens.
 
     All heads share one projection matrix (f, D), a buffer that is saved in the state dict.
-    batch_max: see `PerformerAttention`.
+    num_features: f, the number of random features.
+    batch_max: whether the maximum that stabilizes the exponentials of keys is over the batch
+    instead of the image.
     """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
@@ -129,7 +132,7 @@ class RandomFeatureAttention(nn.Module):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Sample a new projection matrix.
 
-        generator: a CPU generator. None selects torch's global generator.
+        generator: a CPU generator; None for torch's global generator.
         """
         with torch.no_grad():
             draw = orthogonal_gaussian(*self.projection_matrix.shape, generator)
@@ -138,9 +141,9 @@ class RandomFeatureAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         """Return the attention output (B, N, T, D) of q with k, v, all (B, N, T, D).
 
-        real (B, T) bool: True for keys that are not padding. The computation is in float32, or in
-        float64 for float64 inputs, even under autocast, because the features span the range of an
-        exponential.
+        real (B, T) bool: True for keys that are not padding. The computation is in float32 (float64
+        for float64 inputs) even under autocast, because the features are exponentials of a wide
+        range.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):
@@ -179,7 +182,7 @@ class RandomFeatureAttention(nn.Module):
 
 
 def orthogonal_gaussian(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    """Sample Gaussian vectors (count, dim) that are orthogonal within each block of `dim` rows.
+    """Sample Gaussian vectors (count, dim) that are orthogonal in each group of `dim` vectors.
 
     arXiv:2009.14794, section 2.4. The directions are the rows of uniformly distributed orthogonal
     matrices. The lengths are those of independent Gaussian vectors. Sampling runs on the CPU in

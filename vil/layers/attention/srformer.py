@@ -4,8 +4,9 @@ Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the ori
 Longformer code (the 2021 reference), there is an instance norm, and global tokens are not
 downsampled.
 
-Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L, r ratio, R reduced tokens. `valid_hw` (B, 2): unpadded rows and columns of each image.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens, T =
+G+L, r ratio, R reduced tokens (cells of r x r local tokens). `valid_hw` (B, 2): unpadded rows and
+columns of each image.
 """
 
 from typing import Any
@@ -25,13 +26,13 @@ EPS = 1e-5
 class SRAttention(Attention):
     """Attention of every token to the global tokens and to downsampled local tokens.
 
-    Each cell of r x r local tokens is reduced to one key and value.
+    A strided convolution reduces each square of r x r local tokens (a cell) to one key and value.
     ratio: r.
-    ragged: how to treat incomplete cells at the bottom and right. "pad" zero-pads them. "drop"
+    ragged: how to treat incomplete squares at the bottom and right. "pad" zero-pads them. "drop"
     drops their tokens, as in the original Vision Longformer code. "auto" is "pad", or "drop" once
-    weights of the original code are loaded. A map smaller than one cell is always padded.
+    weights of the original code are loaded. A map smaller than one square is always padded.
 
-    The instance norm is skipped if there is only one cell, because it would return zero.
+    The instance norm is skipped if there is only one square, because it would return zero.
     """
 
     shown = (*Attention.shown, "ratio", "ragged")
@@ -63,19 +64,20 @@ class SRAttention(Attention):
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (k, v, mask) of the G global tokens and the R cells of x (B, G+L, C).
+        """Return (k, v, mask) of G global and R downsampled local tokens, from x (B, G+L, C).
 
-        k, v are (B, N, G+R, D). mask: see `reduce`.
+        k, v are (B, N, G+R, D). mask (B, 1, 1, G+R): -inf for keys that are only padding, 0 for
+        others; None if `valid_hw` is None.
         """
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
         return *self.split_parts(kv, 2), mask
 
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
-        """Downsample local tokens x (B, L, C) to R cells, and return ((B, R, C), mask).
+        """Downsample local tokens x (B, L, C) to R tokens. Returns ((B, R, C), mask).
 
-        mask (B, 1, 1, G+R): -inf for cells that are entirely padding, 0 for other keys; None if
-        `valid_hw` is None.
+        mask (B, 1, 1, G+R): for the G global and R downsampled tokens as keys, -inf for those that
+        are only padding, 0 for others; None if `valid_hw` is None.
         """
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
@@ -94,7 +96,7 @@ class SRAttention(Attention):
         return spatial_norm(reduced, real), mask
 
     def cells(self, grid: Grid) -> Grid:
-        """Return the numbers of (rows, columns) of cells to which a grid is downsampled."""
+        """Return the (rows, columns) to which a grid is downsampled."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
         # positive operands only: ONNX rounds negative quotients toward zero
@@ -106,7 +108,7 @@ class SRAttention(Attention):
     ) -> AttentionWeights:
         """Return the attention weights of the given queries. See `Attention.attention_weights`.
 
-        Each key after the global tokens is a cell of `ratio` x `ratio` tokens.
+        After the global tokens, each key stands for a square of `ratio` x `ratio` local tokens.
         """
         q = self.split_heads(self.query(x[:, queries]))
         k, _, mask = self.keys_and_values(x, grid, valid_hw)
@@ -117,7 +119,8 @@ class SRAttention(Attention):
     def min_export_side(self) -> int:
         """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
-        The side must have two complete cells, because torch.export treats a size of 1 as constant.
+        The side must have two complete squares of `ratio` x `ratio` tokens, because torch.export
+        treats a dimension of size 1 as constant.
         """
         return 2 * self.ratio
 
@@ -137,10 +140,10 @@ class SRAttention(Attention):
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
-    """Normalize x (B, R, C) over its R cells, per image and channel, in at least float32.
+    """Normalize x (B, R, C) over its R tokens, per image and channel, in at least float32.
 
-    real (B or 1, R, 1) bool: cells whose mean and variance are used. An image with only one such
-    cell is not normalized.
+    real (B or 1, R, 1) bool: the tokens that are used for the mean and variance. An image with only
+    one such token is not normalized.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     count = real.sum(1, keepdim=True)

@@ -2,8 +2,8 @@
 
 The library is compiled at first use, in about ten seconds, and is stored in $VIL_CACHE/native (see
 `vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy. The
-sources need neither torch's headers nor its libraries. However, all libraries of a process must
-share torch's OpenMP.
+sources need neither torch's headers nor its libraries, except OpenMP: all libraries of a process
+must share torch's copy of it.
 """
 
 import ctypes
@@ -41,13 +41,13 @@ MAX_SECONDS = 300  # of the compiler
 
 @functools.cache
 def capability() -> str:
-    """Return torch's name of the CPU's vector instructions, such as "AVX512"."""
+    """Return torch's name for the CPU's instruction set, such as "AVX512"."""
     return torch.backends.cpu.get_cpu_capability()
 
 
 @torch.compiler.assume_constant_result
 def has_bfloat16() -> bool:
-    """Return whether the CPU has instructions that multiply bfloat16 vectors (AVX512-BF16)."""
+    """Return whether the CPU has instructions for bfloat16 dot products (AVX512-BF16)."""
     return capability() == "AVX512" and "avx512_bf16" in _cpu_flags()
 
 
@@ -67,7 +67,11 @@ def compiler() -> str | None:
 
 @functools.cache
 def path() -> Path:
-    """Return the path of the library, which depends on the sources, the CPU and torch's version."""
+    """Return the path of the compiled library in the cache.
+
+    It contains torch's version, the CPU's instruction set, and a hash of the sources and of the
+    compiler's options.
+    """
     digest = hashlib.sha256()
     for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
         digest.update(part if isinstance(part, bytes) else part.encode())
@@ -77,9 +81,9 @@ def path() -> Path:
 
 @torch.compiler.assume_constant_result
 def obstacle() -> str:
-    """Return why the library can be neither loaded nor compiled on this machine, in a sentence.
+    """Return the known reason why the library cannot be loaded or compiled on this machine.
 
-    Returns "" if no reason is known before compilation.
+    Returns "" if there is none. Compilation may still fail.
     """
     return _obstacle()
 
@@ -97,7 +101,7 @@ def _obstacle() -> str:
 def prepare() -> list[str]:
     """Compile the library if needed, and load it.
 
-    Returns the reasons why that failed; an empty list if it succeeded. The result and the library
+    Returns the reasons why this failed; an empty list if it succeeded. The result and the library
     are cached until the process ends.
     """
     return list(_prepare())
@@ -128,10 +132,11 @@ def load() -> ctypes.CDLL:
 
 
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
-    """Call a function of the library, which is named in FUNCTIONS.
+    """Call a function of the library.
 
-    numbers: the structure that has its arguments. Raises RuntimeError if the function fails, for
-    example because memory cannot be allocated.
+    name: one of FUNCTIONS. numbers: the structure of its arguments. is_backward: whether to run the
+    backward pass. Raises RuntimeError if the function fails, for example because memory cannot be
+    allocated.
     """
     if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
         raise RuntimeError(f"the native library failed: {error.decode()}")
@@ -139,9 +144,10 @@ def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
 
 @contextmanager
 def _built() -> Iterator[Path]:
-    """Yield the path of the library. Compiles it first if needed.
+    """Context manager that returns the path of the library, compiling it first if needed.
 
-    The library is in the cache or, if the cache cannot be written, in a temporary folder.
+    The library is in the cache or, if the cache cannot be written, in a temporary folder that is
+    deleted at exit.
     """
     file = path()
     try:
@@ -165,9 +171,9 @@ def _built() -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process compiles the library, and hold the lock.
+    """Context manager that holds a lock, so that only one process compiles the library.
 
-    The operating system frees the lock if the process ends.
+    folder: the folder of the lock file. The operating system frees the lock if the process ends.
     """
     with (folder / "lock").open("w") as file:
         with suppress(OSError):  # of a file system without locks: each process compiles
@@ -209,7 +215,7 @@ def _options() -> list[str]:
 
 @functools.cache
 def _compiles(options: tuple[str, ...]) -> bool:
-    """Return whether the compiler supports these options. An old compiler may not."""
+    """Return whether the C++ compiler accepts these options. An old compiler may not."""
     command = [compiler() or "", *options, "-E", "-x", "c++", os.devnull]
     try:
         return not subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode
@@ -218,9 +224,9 @@ def _compiles(options: tuple[str, ...]) -> bool:
 
 
 def _openmp() -> list[str]:
-    """Return the path of torch's OpenMP library as a list; empty if torch has none.
+    """Return a list with the path of torch's OpenMP library; empty if torch has none.
 
-    The native library must share its threads.
+    The native library is linked to it, so that both use the same threads.
     """
     folder = Path(torch.__file__).parent
     places = (folder / "lib", folder.parent / "torch.libs")

@@ -1,4 +1,4 @@
-"""The base class of patterns, the token pairs for which patterns are evaluated, and operators.
+"""The base class of patterns, the query-key pairs on which patterns are evaluated, and operators.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ, else 1, w chunk
 side, Q chunks of w x w tokens.
@@ -31,10 +31,11 @@ DENSITY_CHUNK = 8  # of the layout from which `density` is counted
 
 
 class Pairs(NamedTuple):
-    """Pairs of a query and a key, given by their positions in a grid.
+    """Pairs of a query and a key, given by their positions in a grid of tokens.
 
-    The positions are int64 tensors that broadcast to the shape of the pairs. The displacement of a
-    pair is the position of the query minus the position of the key.
+    grid: rows and columns of the grid. The other fields are int64 tensors that broadcast to the
+    shape of the pairs. The displacement of a pair is the position of the query minus the position
+    of the key.
     """
 
     grid: Grid
@@ -65,7 +66,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of_tokens(cls, grid: Grid, query: Tensor, key: Tensor) -> Pairs:
-        """Return the pairs of the tokens with the row-major indices `query` and `key`."""
+        """Return the pairs of the tokens with row-major indices `query` and `key`, elementwise."""
         cols = grid[1]
         return cls(grid, query // cols, query % cols, key // cols, key % cols)
 
@@ -81,9 +82,9 @@ class Pattern:
     """A rule that defines which keys each query of a grid attends to: which pairs are visible.
 
     A subclass defines `visible`. It should be a frozen dataclass whose fields are the arguments of
-    the pattern, so that patterns with equal fields are equal. A pattern has four attributes:
+    the pattern, so that patterns with equal fields are equal. A subclass may set four attributes:
 
-    heads: H. The number of heads if their patterns differ, 1 if all heads have the same pattern.
+    heads: H, the number of heads if their patterns differ; 1 if all heads have the same pattern.
     invariant: whether visibility depends only on the displacement of a pair (query position minus
     key position). The masks of invariant patterns are computed faster.
     reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
@@ -105,25 +106,25 @@ class Pattern:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, without `number`.
+        """Return the attributes to copy or pickle: all except `number`.
 
-        The number identifies the object in this process, so each copy gets a new one.
+        `number` identifies an object in this process, so each copy gets a new one.
         """
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:
-        """Return whether the query of each pair attends to its key, bool.
+        """Return a bool tensor: whether the query of each pair attends to its key.
 
-        The result has the shape of the pairs. If patterns differ by head (H > 1), it has an
-        additional first dimension H.
+        It has the shape of the pairs. If patterns differ by head (H > 1), it has an additional
+        first dimension H.
         """
         raise NotImplementedError
 
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
         """Return whether each query chunk may attend to each key chunk, (H or 1, Q, Q) bool.
 
-        False where no query of the query chunk attends to a key of the key chunk. chunk: side of a
-        chunk in tokens.
+        A pair of chunks must be True if any of its queries attends to any of its keys. chunk: side
+        of a chunk in tokens.
         """
         rows, cols = chunk_distances(grid, chunk)
         if self.reach is None:
@@ -148,10 +149,10 @@ class Pattern:
         return visible.expand(*((self.heads,) if self.heads > 1 else ()), *shape)
 
     def layout(self, grid: Grid, chunk: int = 8) -> Any:
-        """Return the layout of the pattern on a grid: the argument `window` of `local_attention`.
+        """Return the `Layout` of the pattern on a grid, the argument `window` of `local_attention`.
 
-        chunk: side, in tokens, of the chunks in which attention is computed. The result does not
-        depend on it.
+        chunk: side, in tokens, of the chunks in which attention is computed. It affects the speed,
+        not the result.
         """
         return load_object(LAYOUT)(grid, chunk, self)
 
@@ -188,7 +189,7 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """The name under which the class is registered, or else the class name."""
+        """The name that the class is registered under; the class name if it is not registered."""
         from vil.ops.patterns import PATTERNS
 
         cls = type(self)
@@ -253,7 +254,8 @@ class Combination(Pattern):
 class Operator(NamedTuple):
     """An operator that combines two patterns.
 
-    precedence: as in Python. join: the function that combines the results of their `visible`.
+    precedence: as in Python, an operator of higher precedence binds tighter.
+    join: the function that combines the `visible` tensors of the two patterns.
     """
 
     precedence: int
@@ -268,24 +270,25 @@ OPERATORS = {
 
 
 def combine(sign: str, left: Pattern, right: Pattern) -> Pattern:
-    """Return left | right, left & right or left - right. sign: "|", "&" or "-".
+    """Return the combination of two patterns: left | right, left & right or left - right.
 
-    Raises ValueError if both patterns differ by head and their numbers of heads differ.
+    sign: "|", "&" or "-". Raises ValueError if both patterns differ by head, and have different
+    numbers of heads.
     """
     if not isinstance(right, Pattern):
         return NotImplemented
     if left.heads != right.heads and 1 not in (left.heads, right.heads):
         raise ValueError(
             f"patterns of {left.heads} and of {right.heads} heads cannot be combined by {sign}: "
-            "they need the same number of heads, or one of them a single head"
+            "the numbers of heads must be equal, or one of them must be 1"
         )
     return Combination(sign, left, right)
 
 
 def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return (rows, columns): the distances between all pairs of the Q chunks of a grid, in chunks.
+    """Return (rows, columns): the distances between all pairs of the Q chunks of a grid.
 
-    Each is (Q, Q) int64. chunk: side of a chunk in tokens.
+    Each is (Q, Q) int64, in chunks. chunk: side of a chunk in tokens.
     """
     rows, cols = (-(-side // chunk) for side in grid)
     number = torch.arange(rows * cols)
@@ -294,9 +297,9 @@ def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def operands(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the simple patterns that a `Combination` combines, at any depth.
+    """Yield the patterns that a pattern is combined from; the pattern itself if it is not combined.
 
-    Yields the pattern itself if it is not a combination.
+    Operands that are combinations themselves are replaced by their operands.
     """
     if not isinstance(pattern, Combination):
         yield pattern
@@ -308,7 +311,8 @@ def operands(pattern: Pattern) -> Iterator[Pattern]:
 def check_entry(cls: Any, entry: Entry) -> None:
     """Raise ValueError if an entry of the pattern registry is invalid.
 
-    The class or function must be able to make patterns, and the name must be an identifier.
+    cls: the registered object, which must be a function or a `Pattern` subclass that defines
+    `visible`. The entry's name must be an identifier.
     """
     if not entry.name.isidentifier():
         raise ValueError(f"the pattern name {entry.name!r} must consist of letters, digits and _")

@@ -21,10 +21,10 @@ Mask = Tensor | np.ndarray | str | Path
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """Tokens of the grid that attend to all tokens, and to which all tokens attend.
+    """A pattern in which some tokens of the grid attend to all tokens, and all tokens to them.
 
-    tokens: a number n, which selects the first n tokens of the grid (or all of them, if the grid
-    has fewer), or the (row, column) positions of the tokens. These tokens are different from the
+    tokens: these tokens, as a list of (row, column) positions, or as a number n, which selects the
+    first n tokens of the grid (or all of them, if the grid has fewer). They are different from the
     global tokens that a model adds to the grid, which need no pattern.
     """
 
@@ -73,7 +73,8 @@ class TokenMask(Pattern):
     """A pattern given by a mask of token pairs, for grids of L tokens. See `from_mask`.
 
     array (H or 1, L, L) bool: True where a query (row) attends to a key (column), for each head or
-    for all heads. source: the path of the mask's file, or "".
+    for all heads.
+    source: the path of the file that the mask was read from; "" if there is none.
     """
 
     array: Tensor = field(repr=False)
@@ -103,8 +104,9 @@ class ChunkMask(Pattern):
     """A pattern given by a mask of chunk pairs, for grids of Q chunks. See `from_blocks`.
 
     array (H or 1, Q, Q) bool: True where a query chunk (row) attends to a key chunk (column), for
-    each head or for all heads. chunk: side of a chunk in tokens. source: the path of the mask's
-    file, or "".
+    each head or for all heads.
+    chunk: side of a chunk in tokens.
+    source: the path of the file that the mask was read from; "" if there is none.
     """
 
     array: Tensor = field(repr=False)
@@ -138,22 +140,23 @@ class ChunkMask(Pattern):
 
 
 def from_mask(mask: Mask) -> TokenMask:
-    """Return the pattern of a mask that is True where the query (row) attends to the key (column).
+    """Return the pattern that is given by a mask of token pairs.
 
-    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask for each head, or the
-    path of a .npy file with this array. Tokens are numbered row by row. Raises ValueError for
-    another shape or dtype.
+    mask: a bool array (L, L) for grids of L tokens, True where a query (row) attends to a key
+    (column). Or (H, L, L) with a mask for each head, or the path of a .npy file with such an array.
+    Tokens are numbered row by row.
+    Raises ValueError for another shape or dtype.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
     return TokenMask(array, source)
 
 
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
-    """Return the pattern of a mask of chunk pairs.
+    """Return the pattern that is given by a mask of chunk pairs.
 
-    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask for each head, or
-    the path of a .npy file with this array. If blocks[i, j] is True, all queries of chunk i attend
-    to all keys of chunk j. Chunks are numbered row by row.
+    blocks: a bool array (Q, Q) for grids of Q chunks. If blocks[i, j] is True, all queries of chunk
+    i attend to all keys of chunk j. Or (H, Q, Q) with a mask for each head, or the path of a .npy
+    file with such an array. Chunks are numbered row by row.
     chunk: the side of a chunk in tokens.
     Raises ValueError for another shape or dtype.
     """
@@ -165,8 +168,8 @@ def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
 def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
     """Return (mask, source): the mask as a CPU tensor (H or 1, n, n) bool, and its file's path.
 
-    The path is "" for an array. name, expected: the name of the pattern and the allowed shapes, for
-    error messages.
+    The path is "" if `mask` is an array.
+    name, expected: the name of the pattern and the allowed shapes, for error messages.
     """
     source = str(mask) if isinstance(mask, str | Path) else ""
     if source:
@@ -189,5 +192,5 @@ def drop_single_head(visible: Tensor) -> Tensor:
 
 
 def size(grid: Grid) -> str:
-    """Format a grid for messages, such as "7 x 8"."""
+    """Format the size of a grid for messages, such as "7 x 8"."""
     return f"{grid[0]} x {grid[1]}"

@@ -24,9 +24,10 @@ END = "the end"
 
 
 class Token(NamedTuple):
-    """A token of pattern text.
+    """A lexical token of a pattern text.
 
-    kind: number, quoted, word, or sign. column: position in the text, counted from 1.
+    kind: "number", "quoted", "word" or "sign" (an operator or a punctuation mark). text: its
+    characters, with the quotes. column: its position in the pattern text, counted from 1.
     """
 
     kind: str
@@ -35,10 +36,11 @@ class Token(NamedTuple):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern that a text describes.
+    """Return the pattern that a text such as "axial | local:5" describes.
 
-    Raises ValueError, with the position and the nearest name, for a text that does not parse, an
-    unknown name, and arguments that the pattern does not accept.
+    Raises ValueError for a text that does not parse, an unknown name, and arguments that the
+    pattern does not accept. The message has the position in the text and, for an unknown name, the
+    nearest known one.
     """
     return _Parser(text).parse()
 
@@ -46,8 +48,9 @@ def parse_pattern(text: str) -> Pattern:
 def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
     """Build a pattern by calling the class or function that is registered as `name`.
 
-    arguments, options: its positional and keyword arguments. Raises ValueError for an unknown name,
-    for arguments that the class or function does not accept, and if its result is not a pattern.
+    arguments, options: the positional and keyword arguments of the call. Raises ValueError for an
+    unknown name, for arguments that the class or function does not accept, and if its result is not
+    a pattern.
     """
     function = PATTERNS.load(name)
     signature = inspect.signature(function)
@@ -115,7 +118,8 @@ class _Parser:
         return self._checked(token, make_pattern, token.text, *arguments, **options)
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the arguments after a name into (values, {key: value})."""
+        """Parse the arguments after a pattern's name: the values, and the KEY=VALUE pairs as a
+        dict."""
         arguments, options = [], {}
         while self._next().text in (":" if not arguments and not options else ","):
             self.position += 1

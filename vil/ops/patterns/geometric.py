@@ -68,9 +68,10 @@ class Axial(Pattern):
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """A pattern of keys whose row and column distances from the query are multiples of `step`.
+    """A pattern of keys at distances from the query that are multiples of `step`.
 
-    Raises ValueError unless `step` is an integer of at least 1.
+    This holds for the distance in rows and for the distance in columns. Raises ValueError unless
+    `step` is an integer of at least 1.
     """
 
     step: int
@@ -87,8 +88,9 @@ class Dilated(Pattern):
 class Swin(Pattern):
     """A pattern of the keys in the query's window, for non-overlapping windows of w x w tokens.
 
-    window: w. shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows
-    that cross the border of the grid are truncated, as with Swin's attention masks.
+    window: w.
+    shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows that cross
+    the border of the grid are truncated, as with Swin's attention masks.
 
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
@@ -113,7 +115,7 @@ class Swin(Pattern):
         return same_rows & (self._number(pairs.query_col) == self._number(pairs.key_col))
 
     def _number(self, line: Tensor) -> Tensor:
-        """Return the number of the window to which each row (or column) belongs."""
+        """Return the index of the window that has each row (or column) of the grid."""
         return (line - self.shift) // self.window
 
 
@@ -121,12 +123,12 @@ class Swin(Pattern):
 class ChunkWindow(Pattern):
     """The window of Vision Longformer as a pattern. See `vil.ops.window.Window`.
 
-    size: w, the chunk side in tokens.
+    size: w, the side of a chunk in tokens.
     sw_exact: 1 for keys at most w rows and columns away, 0 for all keys of the attended chunks.
     mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for a cyclic window (sw_exact -1). In a cyclic window, a query may attend to a
-    key twice, with different biases, which a pattern cannot express.
+    Raises ValueError for a cyclic window (sw_exact -1), because a pattern cannot express that a
+    query attends to a key twice, with different biases.
     """
 
     size: int
@@ -165,7 +167,7 @@ class ChunkWindow(Pattern):
 def check_count(what: str, value: object) -> None:
     """Raise ValueError unless a value is an integer of at least 1.
 
-    what: the name of the value in the message.
+    what: the noun for the value in the message, such as "dilated: the step".
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")

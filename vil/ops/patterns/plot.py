@@ -12,10 +12,12 @@ INCHES = 4.0  # side of a panel
 def plot_mask(
     mask: Tensor, grid: tuple[int, int], query: tuple[int, int] | None, title: str
 ) -> Figure:
-    """Plot a mask (L, L) or (H, L, L): the keys of one query on the grid, and all pairs.
+    """Plot a mask (L, L) or (H, L, L). Returns a figure with two panels for each head.
 
-    query: (row, column), by default the middle of the grid. The figure has a row of panels for each
-    head.
+    The left panel is the grid, with the keys of one query. The right panel is the mask of all
+    pairs.
+    grid: rows and columns. query: (row, column), by default the middle of the grid. title: the
+    title of the figure.
     """
     masks = (mask if mask.ndim == 3 else mask[None]).numpy()
     row, col = query or (grid[0] // 2, grid[1] // 2)

@@ -1,4 +1,4 @@
-"""Patterns whose pairs are sampled once, with a probability for each pair.
+"""Patterns whose query-key pairs are a random sample.
 
 A hash of (seed, query, key) gives each pair a random number. Any part of the mask can thus be
 computed without the rest, and is the same on every machine.
@@ -47,8 +47,10 @@ def random(density: float, seed: int = 0) -> "Sampled":
 def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of sampled keys. Sampling weights are a Gaussian function of the distance.
 
-    sigma: standard deviation of the distance between query and key, in tokens. density, seed: see
-    `random`. Raises ValueError for a sigma of 0 or less.
+    sigma: standard deviation of the Gaussian, in tokens.
+    density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
+    seed: random seed.
+    Raises ValueError for a sigma of 0 or less, and for another density.
     """
     if not isinstance(sigma, int | float) or not sigma > 0:
         raise ValueError(f"gaussian: sigma must be above 0, got {sigma!r}")
@@ -58,9 +60,10 @@ def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
 def probability(weights: Weights, density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of keys sampled with custom weights.
 
-    weights: function that takes `Pairs` and returns their weights, a nonnegative tensor that
-    broadcasts to the pairs. Pairs are sampled in proportion to their weights. density, seed: see
-    `random`.
+    weights: function that takes `Pairs` and returns their sampling weights, a nonnegative tensor
+    that broadcasts to the pairs.
+    density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
+    seed: random seed.
     """
     return Sampled(weights, density, seed, "")
 
@@ -77,7 +80,7 @@ class Uniform:
 class Gaussian:
     """A function that gives pairs a sampling weight that decreases with their distance.
 
-    sigma: standard deviation in tokens.
+    sigma: standard deviation of the Gaussian, in tokens.
     """
 
     sigma: float
@@ -94,7 +97,7 @@ class Sampled(Pattern):
     weights: function that takes `Pairs` and returns their sampling weights.
     fraction: the fraction of pairs that are sampled.
     seed: random seed.
-    text: the result of str(). If it is "", str() describes the arguments.
+    text: the pattern as text, which str() returns. If it is "", str() describes the other fields.
     """
 
     weights: Weights
@@ -110,10 +113,10 @@ class Sampled(Pattern):
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
 
     def arrival(self, pairs: Pairs) -> Tensor:
-        """Return a random arrival time for each pair, float64. The earliest pairs are the sample.
+        """Return the random number of each pair that decides whether it is sampled, float64.
 
-        Times are exponentially distributed, and the sampling weight is the rate. The time is
-        infinity for weight 0.
+        It is an exponentially distributed arrival time, whose rate is the sampling weight (infinity
+        for weight 0). The pairs with the earliest times are the sample.
         """
         weight = self.weights(pairs).double()
         return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
@@ -123,7 +126,7 @@ class Sampled(Pattern):
 
 
 def uniform(seed: int, query: Tensor, key: Tensor) -> Tensor:
-    """Return a random number in (0, 1) for each pair of indices, float64."""
+    """Return a uniform random number in (0, 1) for each pair of token indices, float64."""
     x = mix(mix(torch.tensor(seed) + query) + key)
     return ((x >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
 
@@ -148,7 +151,10 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the latest arrival time of the sampled pairs of a grid. See `Sampled.arrival`."""
+    """Return the time up to which pairs are sampled: those that arrive later are not.
+
+    See `Sampled.arrival` for the arrival times.
+    """
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:
@@ -157,11 +163,11 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 
 
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
-    """Return the arrival time of the last pair in a sample of exactly `wanted` pairs.
+    """Return the time up to which exactly `wanted` pairs arrive (see `Sampled.arrival`).
 
-    The sample has the earliest pairs. A first pass over all pairs counts their arrival times in
-    bins, see `_bins`. A second pass searches the bin of the last sampled pair. Raises ValueError if
-    fewer than `wanted` pairs have a weight above 0.
+    A first pass over all pairs counts their arrival times in bins. A second pass finds the time of
+    the last sampled pair in its bin. Raises ValueError if fewer than `wanted` pairs have a weight
+    above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
@@ -179,7 +185,7 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
 
 
 def _bins(time: Tensor) -> Tensor:
-    """Return the leading bits of each time as an integer, which is the number of its bin.
+    """Return the number of the histogram bin of each time: its leading bits as an integer.
 
     Positive floats and their bits have the same order.
     """
@@ -187,10 +193,11 @@ def _bins(time: Tensor) -> Tensor:
 
 
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
-    """Return the time at which the expected fraction of pairs that have arrived is `density`.
+    """Return the time up to which a fraction `density` of all pairs is expected to arrive.
 
-    See `Sampled.arrival` for the times. The expected fraction is estimated from the weights of some
-    queries. It is a concave function of time, so Newton's method from below does not overshoot.
+    See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the weights
+    of some queries. It is a concave function of time, so Newton's method from below does not
+    overshoot.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
@@ -213,7 +220,7 @@ def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:
 
 
 def _all(grid: Grid, step: int = 1) -> Iterator[Pairs]:
-    """Yield all pairs of every `step`-th query with the keys, in batches of a few queries."""
+    """Yield the pairs of every `step`-th query with all keys, in batches of a few queries."""
     length = math.prod(grid)
     keys = torch.arange(length)
     for queries in torch.arange(0, length, step).split(max(1, PAIRS_AT_ONCE // length)):

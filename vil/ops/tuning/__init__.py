@@ -1,1 +1,1 @@
-"""Measure all backends on a case, and store the fastest."""
+"""Measure all attention backends on a case, and store the fastest."""

@@ -21,9 +21,10 @@ CHECKED_TOKENS = 257  # an incomplete block in every backend
 
 
 def tune_mlp(case: MlpCase, *, rounds: int = ROUNDS) -> list[Trial]:
-    """Measure the backends on a case, and store the fastest one in CHOICES.
+    """Measure the backends of `norm_mlp` on a case, and store the fastest one in CHOICES.
 
-    Returns usable backends, fastest first, then rejected backends, with a reason.
+    rounds: how often each backend is timed. Returns usable backends, fastest first, then rejected
+    backends with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
@@ -46,7 +47,7 @@ def tune_mlp(case: MlpCase, *, rounds: int = ROUNDS) -> list[Trial]:
 
 
 def reason_against_native(case: MlpCase) -> str:
-    """Return why the native backend is rejected for a case; "" if it is usable.
+    """Return why the C++ backend is rejected for a case; "" if it is usable.
 
     It is rejected if it cannot run the case or if its results are wrong.
     """
@@ -81,7 +82,7 @@ def _autocast(case: MlpCase) -> AbstractContextManager:
 def _candidate(
     compute: Callable, case: MlpCase, x: Tensor, weights: MlpWeights, cotangent: Tensor
 ) -> Candidate:
-    """Return a `Candidate` with a backend's forward pass and, in training, its backward pass."""
+    """Return the passes to time: a backend's forward pass and, in training, its backward pass."""
 
     def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad), _autocast(case):
@@ -94,10 +95,10 @@ def _candidate(
 
 
 def _find_mismatch(case: MlpCase) -> str:
-    """Compare native's output and gradients with float64, and describe the first wrong tensor.
+    """Compare the C++ backend with float64, and describe the first wrong tensor; "" if none is.
 
-    A tensor is wrong if its error is larger than a small multiple of the error of PyTorch's
-    operators. Returns "" if none is wrong.
+    The tensors are the output and the gradients. A tensor is wrong if its error is larger than a
+    small multiple of the error of PyTorch's operators.
     """
     case = replace(case, device="cpu", needs_grad=True)
     x, weights, cotangent = make_tensors(case)

@@ -3,8 +3,9 @@
 Forward and backward passes of all backends are timed in turn, on the actual shape. A backend is
 rejected, with a reason, if it does not support the case, if it needs too much memory, or if its
 output or a gradient is wrong. Results are compared with the reference on a small grid, and with a
-simple backend on the full grid. Only the command `vil tune` and the start of a run (TUNE) measure.
-A forward pass never does. Theano's meta-optimizer of convolutions worked in the same way.
+simple backend on the full grid. Backends are measured only by the command `vil tune` and, with the
+config key TUNE, at the start of a run, never during a forward pass. Theano's meta-optimizer of
+convolutions worked in the same way.
 """
 
 import math
@@ -38,8 +39,8 @@ CHECKED_IMAGES = 2  # to compare full grids
 class Trial:
     """The result of measuring one backend.
 
-    reason: why the backend was rejected, or "". forward, backward: seconds of each pass. bytes:
-    peak memory.
+    name: the backend. reason: why it was rejected, or "".
+    forward, backward: seconds of each pass. bytes: peak memory.
     """
 
     name: str
@@ -60,12 +61,13 @@ def tune(
     rounds: int = ROUNDS,
     max_bytes: float | None = None,
 ) -> list[Trial]:
-    """Measure the named backends (all by default) on a case, and store the fastest in CHOICES.
+    """Measure backends on a case, and store the fastest in CHOICES.
 
+    names: keys of BACKENDS, all by default.
     rounds: how often each backend is timed.
     max_bytes: memory limit for each backend, by default half of the free memory.
     If the batch is large, only some of its images are timed. Returns usable backends, fastest
-    first, then rejected ones. Raises ValueError for an unknown name or device.
+    first, then rejected ones with the reason. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
     names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
@@ -86,15 +88,15 @@ def tune(
 
 
 def spare_bytes(case: Case) -> float:
-    """Return the default memory limit for each backend on the case's device."""
+    """Return the memory that each backend may use by default: half of the device's free memory."""
     return FREE_SHARE * free_bytes(torch.device(case.device))
 
 
 def listing(trials: list[Trial]) -> list[str]:
-    """Format results as a table with a line for each backend.
+    """Format results as the lines of a table, one for each backend.
 
-    A line has the milliseconds of each pass and the peak MiB, or the reason why the backend was
-    rejected.
+    A line has the milliseconds of each pass and the peak memory in MiB, or the reason why the
+    backend was rejected.
     """
     lines = [f"  {'candidate':16} {'ms forward':>11} {'ms backward':>12} {'MiB':>9}"]
     for rank, trial in enumerate(trials):
@@ -105,9 +107,10 @@ def listing(trials: list[Trial]) -> list[str]:
 
 
 def timed_batch(case: Case) -> int:
-    """Return the number of images to time, at least 1.
+    """Return the number of images of the batch to time.
 
-    In total, these images have at most MAX_SCORES attention scores.
+    It is limited so that all of them together have at most MAX_SCORES attention scores, but is at
+    least 1.
     """
     window = case.window
     keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
@@ -129,7 +132,9 @@ def full_precision_matmuls() -> Iterator[None]:
 def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) -> str:
     """Return why a backend is rejected; "" if it is not.
 
-    trial_case: the case with fewer images, which is run to check the results.
+    name: a key of BACKENDS.
+    trial_case: the case with fewer images, on which the backend is run to check its results.
+    max_bytes: memory limit for the backend.
     """
     if reasons := BACKENDS[name].reasons_against(case):
         return "; ".join(reasons)
@@ -144,8 +149,8 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    The passes run on fake tensors. Returns 0 for a backend that does not support fake tensors. If
-    such a backend needs too much memory, timing it fails.
+    The passes run on fake tensors. Returns 0 (unknown) for a backend that does not support fake
+    tensors. If it needs too much memory, the timing fails later.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -162,7 +167,7 @@ def expected_bytes(name: str, case: Case) -> int:
 def find_mismatch(name: str, case: Case) -> str:
     """Describe how a backend's results differ from the reference or from a simple backend.
 
-    Returns "" if they agree.
+    Returns "" if they agree, within the bounds of `vil.ops.testing`.
     """
     # fp32 too: the rounding of half precision would hide small errors
     small = [shrink(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
@@ -190,8 +195,8 @@ def find_mismatch(name: str, case: Case) -> str:
 def shrink(case: Case, dtype: torch.dtype) -> Case | None:
     """Return the case with one image on a small grid, to compare with the slow reference.
 
-    The grid has at most two and a half chunks on each side, and its last chunks are incomplete. The
-    case has two heads, or all heads of a pattern that differs by head. Returns None for a pattern
+    The grid has at most two and a half chunks on each side, so that its last chunks are incomplete.
+    The case has two heads or, if patterns differ by head, all heads. Returns None for a pattern
     that is not defined on the small grid, such as a mask.
     """
     size = case.window.size
@@ -207,10 +212,10 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
 def time_candidates(
     names: list[str], case: Case, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
-    """Time backends in turn.
+    """Time backends in turn. Returns (trials, reasons).
 
-    Returns (trials, reasons): trials with median times, and {name: reason} for backends that
-    failed.
+    names: keys of BACKENDS. rounds: how often each backend is timed.
+    trials: results with median times. reasons: {name: reason} for backends that failed.
     """
     inputs, device = testing.make_inputs(case), torch.device(case.device)
     leaves = testing.leaves_of(inputs)
@@ -229,7 +234,10 @@ def time_candidates(
 def backend_candidate(
     name: str, case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
 ) -> Candidate:
-    """Return a `Candidate` with a backend's forward pass and, in training, its backward pass."""
+    """Return the passes to time: a backend's forward pass and, in training, its backward pass.
+
+    leaves: q, k, v and the biases, from `testing.leaves_of(inputs)`.
+    """
 
     def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad):

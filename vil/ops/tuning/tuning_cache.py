@@ -1,8 +1,8 @@
 """Store the fastest backend of each tuned case in a per-user file.
 
 The fastest backend depends on the machine, the versions and the code. The file is
-$VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected). In
-the file, a bucket is the key of similar cases, from `Case.bucket`:
+$VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected).
+Similar cases share a key, which `Case.bucket` returns ("<bucket>"):
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
@@ -41,7 +41,8 @@ def path() -> Path:
 def machine(device: str) -> str:
     """Return the key of this machine in the cache file.
 
-    It contains the device, the versions of torch and triton, and a hash of the code.
+    It contains the name and settings of the device, the versions of torch and triton, and a hash of
+    the code.
     """
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
@@ -51,7 +52,7 @@ def machine(device: str) -> str:
 
 
 def fingerprint() -> str:
-    """Return a hash of vil/ops and of the source files of registered backends."""
+    """Return a hash of the source files of vil/ops and of backends registered elsewhere."""
     folder = Path(__file__).parents[1]
     files = {str(file) for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")}
     for entry in BACKENDS.values():
@@ -67,15 +68,15 @@ def fingerprint() -> str:
 
 
 def load(device: str) -> int:
-    """Load this machine's fastest backends from the cache file into CHOICES.
+    """Load the fastest backends on this machine from the cache file into CHOICES.
 
-    Returns the number of loaded entries.
+    device: "cpu" or "cuda". Returns the number of loaded cases.
     """
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has tuned backends, but none for this machine, this code and the same --import "
-            "(%s): run vil tune",
+            "%s has tuned backends, but none for this machine, this version of the code and the "
+            "same --import modules (%s): run vil tune",
             path(),
             here,
         )
@@ -85,9 +86,9 @@ def load(device: str) -> int:
 
 
 def save(device: str, trials: dict[str, list[Trial]]) -> bool:
-    """Add this machine's trials to the cache file. Returns whether the file could be written.
+    """Add trials on this machine to the cache file. Returns whether the file could be written.
 
-    trials: {`Case.bucket()`: trials, fastest first}.
+    device: "cpu" or "cuda". trials: {`Case.bucket()`: trials, fastest first}.
     """
     machines = _read()
     entries = machines.setdefault(machine(device), {})
@@ -105,9 +106,9 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """Return {machine: {bucket: entry}} from the cache file.
+    """Return {machine: {bucket: {"backend": name, "trials": [...]}}} from the cache file.
 
-    If the file is missing, returns {}. If it is invalid, also logs a warning.
+    Returns {} if the file is missing or invalid, and logs a warning if it is invalid.
     """
     try:
         content = json.loads(path().read_text(encoding="utf-8"))
@@ -115,7 +116,7 @@ def _read() -> dict[str, dict[str, Any]]:
         entries = [entry for choices in machines.values() for entry in choices.values()]
         if content["format"] == FORMAT and all(type(e["backend"]) is str for e in entries):
             return machines
-        error = "it has another format"
+        error = "its format version is not supported"
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as invalid:
