@@ -61,7 +61,7 @@ class Case:
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def _kind(self) -> str:
-        """Describe the window or the pattern in a few words, as a part of the key of `bucket`."""
+        """Describe the window or the pattern in a few words, for the key that `bucket` returns."""
         window = self.window
         if isinstance(window, Layout):
             return f"pattern {window.pattern} ({window.density:.1f} of the chunks)"

@@ -60,8 +60,7 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
     """Return the function `prepare` of the backend that combines two passes.
 
-    The function gets both passes ready, and returns the reasons why it failed; an empty list if
-    both are ready.
+    The function gets both passes ready. If this fails, it returns the reasons, else an empty list.
     """
     steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
 

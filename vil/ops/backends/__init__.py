@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def no_limits(case: Case) -> list[str]:
-    """Return no reasons against the case: the backend supports every case."""
+    """Return an empty list: the backend supports every case."""
     return []
 
 
 def always_ready() -> list[str]:
-    """Return no reasons against the backend: it needs no preparation."""
+    """Return an empty list: the backend needs no preparation, which could fail."""
     return []
 
 
@@ -60,7 +60,7 @@ class Implementation(Entry):
     the location "module:attribute" of that function. By default, no reasons are returned.
     layouts: whether layouts of patterns are supported. By default, only windows are.
     prepare: the location of a function that gets the backend ready to run, for example by compiling
-    it. It returns the reasons why it failed. By default, no preparation is needed.
+    it. If this fails, the function returns the reasons. By default, no preparation is needed.
     passes: (forward pass, backward pass), the names of the two passes of a backend that combines
     them. With this key, `home`, `unsupported` and `prepare` are locations of factories, which take
     the two names and return the function to use.
@@ -84,21 +84,21 @@ class Implementation(Entry):
     def prepare(self) -> Callable[[], list[str]]:
         """The function that gets the backend ready to run, once the backend is selected.
 
-        The function returns the reasons why it failed; an empty list if the backend is ready.
+        If this fails, the function returns the reasons, else an empty list.
         """
         return self._resolve(self.facts.get("prepare", always_ready))
 
     def reasons_against(self, case: Case) -> list[str]:
         """Return the reasons why the backend cannot compute a case; an empty list if it can.
 
-        Prepares the backend, for example by compiling it, unless the case is unsupported anyway.
+        If the case is supported, this also prepares the backend, for example by compiling it.
         """
         return self.unsupported(case) or self.prepare()
 
     def resolve(self) -> None:
         """Import `run`, `unsupported` and `prepare` now instead of at first use.
 
-        torch.compile cannot trace an import at first use.
+        Call this before torch.compile, which cannot trace an import.
         """
         _ = self.run, self.unsupported, self.prepare
 

@@ -303,7 +303,7 @@ class Scores:
     def new_rows(self) -> Tensor:
         """Return a tensor (b, n, Q, W, D) to which each batch writes its results.
 
-        It is 0 for query chunks without keys, because these are in no batch, else uninitialized.
+        The results of query chunks without keys are 0, because these chunks are in no batch.
         """
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
@@ -346,7 +346,10 @@ class Scores:
         return torch.cat([to_global[:, None, None].expand(*local.shape[:3], -1), local], -1)
 
     def _add_bias(self, scores: Tensor, batch: Batch) -> None:
-        """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch."""
+        """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch.
+
+        It has p query chunks of W queries with T keys each, for each of b images and n heads.
+        """
         if self.part.bias is None:
             return
         table, to_global = self.part.bias

@@ -110,7 +110,7 @@ def halo_size(window: Window, lanes: int) -> int:
 
 
 class _Span(NamedTuple):
-    """The fields of a `ChunkGroup` along one axis of the grid."""
+    """The fields of a `ChunkGroup` for one axis of the grid: rows or columns."""
 
     first: int
     count: int
@@ -119,8 +119,9 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into runs. In a run, the same offsets stay inside the grid.
+    """Divide the chunks along one axis into runs of chunks with the same neighbors.
 
+    All chunks of a run have neighbors inside the grid at the same offsets.
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
     halo: 1 if the grid is surrounded by extra chunks, so that all offsets are allowed, else 0.

@@ -101,8 +101,8 @@ def _obstacle() -> str:
 def prepare() -> list[str]:
     """Compile the library if needed, and load it.
 
-    Returns the reasons why this failed; an empty list if it succeeded. The result and the library
-    are cached until the process ends.
+    If this fails, returns the reasons, else an empty list. The result and the library are cached
+    until the process ends.
     """
     return list(_prepare())
 
