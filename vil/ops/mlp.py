@@ -148,7 +148,7 @@ def choose_mlp(case: MlpCase) -> str:
 
 
 def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether tuning found the C++ backend fastest in evaluation, for any number of tokens.
+    """Whether the C++ backend is the tuned one in evaluation for at least one number of tokens.
 
     dim, hidden: the numbers of channels and of hidden channels. dtype: dtype of the matmuls.
     """

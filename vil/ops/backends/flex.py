@@ -179,7 +179,7 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Return whether a shape is already compiled, or the limit MAX_SHAPES allows to compile it.
+    """Return whether a shape is already compiled, or may be compiled within the limit MAX_SHAPES.
 
     shape: the string that `_shape` returns.
     """

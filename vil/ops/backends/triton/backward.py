@@ -64,10 +64,10 @@ def read_stat(LSE, token, exists):
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     """Add a block of K keys to three sums over the keys of Q queries: acc, rest and pull.
 
-    score (Q, K), keys and values (K, D_PAD) are of the block. stat, delta (Q,) and grads (Q, D_PAD)
-    are the queries' log-sum-exp, delta and dout. P (Q, K) are the attention weights, and E (Q, K)
-    is the gradient of the scores.
-    acc (Q, D_PAD): the sum of E keys, the gradient of the queries.
+    score (Q, K), keys and values (K, D_PAD) are those of the block. stat, delta (Q,) and grads (Q,
+    D_PAD) are the queries' log-sum-exp, delta (the sum of out * dout over the channels) and dout. P
+    (Q, K) are the attention weights, and E (Q, K) is the gradient of the scores.
+    acc (Q, D_PAD): the sum of E keys, the gradient of the queries without the factor `scale`.
     rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the error of
     delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that the other
     kernels read.
@@ -90,8 +90,8 @@ def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
     """Add a block of Q queries to the gradients of a block of K keys. Returns (dkeys, dvalues).
 
     score (K, Q): the scores. stat, delta (Q,), grads (Q, D_PAD): the queries' log-sum-exp, delta
-    and dout. dkeys, dvalues (K, D_PAD): the sums so far. The gradient of the keys is dkeys times
-    the `scale` of the scores.
+    (the sum of out * dout over the channels) and dout. dkeys, dvalues (K, D_PAD): the sums so far.
+    The gradient of the keys is dkeys times the `scale` of the scores.
     """
     weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]

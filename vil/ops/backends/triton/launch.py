@@ -169,7 +169,7 @@ def area(rect: Rectangle) -> int:
 
 @lru_cache(maxsize=256)
 def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
-    """Return the rectangles on the device, (R, 4) int32.
+    """Return R rectangles as a tensor on the device, (R, 4) int32.
 
     The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
     """

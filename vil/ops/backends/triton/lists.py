@@ -16,7 +16,10 @@ NOTHING = tl.constexpr(float("-inf"))
 
 @triton.jit
 def corner(chunk, w, Y):
-    """Return the first row and column of a chunk in the grid."""
+    """Return the first row and the first column of the chunk with index `chunk` (row-major).
+
+    w: side of a chunk. Y: columns of the grid.
+    """
     across = tl.cdiv(Y, w)
     return chunk // across * w, chunk % across * w
 
