@@ -72,8 +72,8 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Calls `vil.ops.mlp.norm_mlp` if `vil tune` has stored a backend for it and `mlp_weights` finds
-    the parameters. Otherwise calls the modules.
+    Calls `vil.ops.mlp.norm_mlp` if tuned backends are loaded and `mlp_weights` finds the
+    parameters. Otherwise calls the modules.
     """
     if CHOICES and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)

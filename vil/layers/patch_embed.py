@@ -14,8 +14,8 @@ from vil.layers.pos_embed import AbsoluteEmbedding, small_normal
 class PatchEmbed(nn.Module):
     """Patch convolution that prepends global tokens and can add an absolute position embedding.
 
-    dim: C.
-    patch: side of a patch in pixels of the input map.
+    in_chans: c. dim: C. num_global: G.
+    patch: side of a patch, in rows and columns of the input.
     position: the position embedding; None for no embedding.
     norm_eps: epsilon of the LayerNorm after the convolution; None for no LayerNorm.
     drop: dropout rate of the tokens.

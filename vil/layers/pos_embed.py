@@ -210,8 +210,8 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     table: (rows, columns) of local_relative_position_bias_table (rows * columns, N); None for no
     table.
     With global tokens, also registers two biases: g2g_relative_position_bias (N, G, G) among global
-    tokens, and g2l_relative_position_bias (2, N, G). Index 0 of the latter is the bias from global
-    queries to local keys, and index 1 the bias from local queries to global keys.
+    tokens, and g2l_relative_position_bias (2, N, G), which has the bias from global queries to
+    local keys at index 0, and the bias from local queries to global keys at index 1.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:

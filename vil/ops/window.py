@@ -47,8 +47,8 @@ class Mask(IntEnum):
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
     """Return the chunk offsets (rows, columns) that a neighbor mode selects.
 
-    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and
-    that one of its eight neighbors.
+    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and the
+    neighbor of that number.
     """
     if mode == 0:
         return ALL_NINE
@@ -191,8 +191,8 @@ class Window(ChunkGrid):
         """Return the index of each query-key pair in a flattened bias table, (W, K*W) int64.
 
         The indices are the same for all chunks. A chunk has W queries, whose keys are the W tokens
-        of each of the chunks at K offsets. The table has 4w-1 rows and columns. A pair is in row
-        2w-1 + (query row - key row), and in the column that is computed in the same way.
+        of each of the chunks at K offsets. The table has 4w-1 rows and columns. A pair's row is
+        2w-1 + (query row - key row), and its column is 2w-1 + (query column - key column).
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1

@@ -46,13 +46,14 @@ class Attention(nn.Module):
     """Base class of the attention modules. A subclass must define:
 
     - a constructor with the arguments of this class and, unless `has_relative_bias` is False, the
-    argument `rel_pos`. It may forward arguments to the base class as **kwargs.
+      argument `rel_pos`. It may forward arguments to the base class as **kwargs.
     - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape. x has G global
-    tokens, then L local tokens, with C = dim channels.
+      tokens, then L local tokens, with C = dim channels.
     - `macs(grid)`.
 
     All other methods and attributes are optional: a subclass overrides those it needs.
 
+    num_global: G, the number of global tokens.
     grid: rows and columns of the local tokens, for parameters whose size depends on them.
 
     Raises ValueError if dim is not a multiple of num_heads.
@@ -108,9 +109,9 @@ class Attention(nn.Module):
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the attention output (B, N, Q, D) of Q queries, in N heads of D channels.
 
-        q (B, N, Q, D). k, v (B, N, K, D), for K keys.
-        added: biases and masks to add to the scores. None among them is ignored.
-        In training mode, dropout is applied to the attention weights.
+        q (B, N, Q, D). k, v (B, N, K, D), for K keys. added: biases and masks to add to the scores;
+        those that are None are skipped. In training mode, dropout is applied to the attention
+        weights.
         """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
@@ -123,9 +124,9 @@ class Attention(nn.Module):
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the scores (B, N, Q, K), before softmax, of Q queries and K keys in N heads.
 
-        q (B, N, Q, D), k (B, N, K, D): heads of D channels.
-        added: biases and masks to add to the scores. None among them is ignored.
-        The scores are converted to at least float32 before the additions.
+        q (B, N, Q, D), k (B, N, K, D): heads of D channels. added: biases and masks to add to the
+        scores; those that are None are skipped. The scores are converted to at least float32 before
+        the additions.
         """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -142,8 +143,7 @@ class Attention(nn.Module):
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
     def hide_padding(self, x: Tensor, valid_hw: Valid, grid: Grid) -> Tensor:
-        """Return x (B, G+L, C) with padding tokens set to 0, so that NaN values in them cannot
-        spread.
+        """Return x (B, G+L, C) with padding tokens set to 0, so that NaN in them cannot spread.
 
         The tokens are G global, then L local ones. valid_hw (B, 2): unpadded rows and columns of
         each image. If it is None, returns x.

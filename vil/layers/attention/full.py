@@ -85,8 +85,10 @@ class FullAttention(Attention):
         return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the bias table for another grid. rule: the interpolation, a key of
-        `pos_embed.RULES`."""
+        """Resize the bias table for another grid.
+
+        rule: the interpolation, a key of `pos_embed.RULES`.
+        """
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
             table = resize_table(table, self.table_size, table_size(grid), rule)

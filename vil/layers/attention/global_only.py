@@ -1,7 +1,6 @@
-"""Attention of local tokens to the global tokens only.
+"""Global memory attention: local tokens attend to the global tokens only.
 
-The paper calls it global memory attention. The original Vision Longformer code of 2021 calls it
-ONLY_GLOBAL.
+The original Vision Longformer code of 2021 calls it ONLY_GLOBAL.
 
 Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries.
 """

@@ -95,8 +95,10 @@ class LinformerAttention(Attention):
         return resize_projection(table, self.grid, grid, self.num_global)
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the projections to another grid. rule: the interpolation, a key of
-        `pos_embed.RULES`."""
+        """Resize the projections for another grid.
+
+        rule: the interpolation, a key of `pos_embed.RULES`.
+        """
         for leaf in self.projections:
             table = getattr(self, leaf).detach()
             table = resize_projection(table, self.grid, grid, self.num_global, rule)
@@ -126,8 +128,7 @@ class LinformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Raise ValueError, because the keys are linear combinations of tokens: no token has a
-        weight."""
+        """Raise ValueError: keys are linear combinations of tokens, so no token has a weight."""
         raise ValueError(
             "linformer attention has no attention map: it attends to mixtures of all tokens, "
             "with weights of both signs"

@@ -39,9 +39,9 @@ class PatternAttention(LocalAttention):
     rel_pos: learn a relative position bias. If max_reach is 0 and the pattern's displacements grow
     with the grid, the table is sized for `grid` and is interpolated on another grid.
 
-    Raises ValueError if the text does not parse, if the pattern differs by head but not for
-    num_heads heads, if it is not defined on `grid`, or if `grid` is None although the bias table is
-    sized for it.
+    Raises ValueError if the text does not parse, if the pattern has masks for a number of heads
+    other than num_heads, if it is not defined on `grid`, or if the bias table is sized for `grid`
+    but `grid` is None.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class PatternAttention(LocalAttention):
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
         k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. If the
-        size of the bias table depends on the grid, it is resized to the unpadded size `valid_hw` of
-        each image.
+        size of the bias table depends on the grid, the table is resized for each image to its
+        unpadded size `valid_hw`.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:

@@ -64,7 +64,7 @@ class SRAttention(Attention):
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (k, v, mask) of G global and R downsampled local tokens, from x (B, G+L, C).
+        """Return (k, v, mask) of the G global and R downsampled local tokens of x (B, G+L, C).
 
         k, v are (B, N, G+R, D). mask (B, 1, 1, G+R): -inf for keys that are only padding, 0 for
         others; None if `valid_hw` is None.

@@ -46,7 +46,7 @@ def register_pattern(name: str, cls_or_home: Any, *, about: str = "") -> None:
 
     cls_or_home: a subclass of `Pattern` or a function that returns a pattern, or the location of
     either as a string "module:attribute". It is called with the arguments in the text:
-    "mine:3,seed=1" calls mine(3, seed=1).
+    "mine:3,seed=1" calls it with (3, seed=1) if its name is "mine".
     about: a short description.
 
     Raises ValueError for a name that is already taken or is not an identifier, and for an object

@@ -142,9 +142,9 @@ class ChunkMask(Pattern):
 def from_mask(mask: Mask) -> TokenMask:
     """Return the pattern that is given by a mask of token pairs.
 
-    mask: a bool array (L, L) for grids of L tokens, True where a query (row) attends to a key
-    (column). Or (H, L, L) with a mask for each head, or the path of a .npy file with such an array.
-    Tokens are numbered row by row.
+    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask for each head, or the
+    path of a .npy file with such an array. It is True where a query (row) attends to a key
+    (column). Tokens are numbered row by row.
     Raises ValueError for another shape or dtype.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
@@ -154,9 +154,9 @@ def from_mask(mask: Mask) -> TokenMask:
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
     """Return the pattern that is given by a mask of chunk pairs.
 
-    blocks: a bool array (Q, Q) for grids of Q chunks. If blocks[i, j] is True, all queries of chunk
-    i attend to all keys of chunk j. Or (H, Q, Q) with a mask for each head, or the path of a .npy
-    file with such an array. Chunks are numbered row by row.
+    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask for each head, or
+    the path of a .npy file with such an array. If entry (i, j) is True, all queries of chunk i
+    attend to all keys of chunk j. Chunks are numbered row by row.
     chunk: the side of a chunk in tokens.
     Raises ValueError for another shape or dtype.
     """

@@ -113,10 +113,10 @@ class Sampled(Pattern):
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
 
     def arrival(self, pairs: Pairs) -> Tensor:
-        """Return the random number of each pair that decides whether it is sampled, float64.
+        """Return a random arrival time for each pair, float64. The earliest pairs are the sample.
 
-        It is an exponentially distributed arrival time, whose rate is the sampling weight (infinity
-        for weight 0). The pairs with the earliest times are the sample.
+        Times are exponentially distributed. The rate of a pair is its sampling weight, so a pair of
+        weight 0 never arrives (infinity).
         """
         weight = self.weights(pairs).double()
         return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
@@ -151,10 +151,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the time up to which pairs are sampled: those that arrive later are not.
-
-    See `Sampled.arrival` for the arrival times.
-    """
+    """Return the arrival time of the last sampled pair, see `Sampled.arrival`."""
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:

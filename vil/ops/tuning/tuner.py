@@ -149,8 +149,8 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    The passes run on fake tensors. Returns 0 (unknown) for a backend that does not support fake
-    tensors. If it needs too much memory, the timing fails later.
+    The passes run on fake tensors. Returns 0 if the backend does not support fake tensors. Its
+    memory is then unknown, and the timing fails later if it is too large.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
