@@ -41,7 +41,7 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
 
     A dataset must take exactly three positional arguments: root, split and transform. All other
     arguments must be keyword-only. If the dataset is a class, it must subclass ImageDataset and
-    define the abstract methods of that class.
+    define the abstract methods of that class. entry: the dataset's entry in DATASETS.
     """
     name = entry.name
     if not callable(dataset):
@@ -109,15 +109,16 @@ def register_dataset(
     """Register a dataset under a name, for use in DATA.TRAIN and DATA.TEST.
 
     Args:
-        dataset: a subclass of ImageDataset, or a function that returns an instance. A string
-            "module:attribute" names either of them and is imported at first use. The dataset is
-            called as dataset(root, split, transform, **kwargs), where kwargs are those items of
-            DATA.KWARGS that it has as keyword-only arguments.
-        about: one line for lists of datasets.
-        numbered: the labels are integers without names, and the dataset takes `num_classes`.
+        dataset: a subclass of ImageDataset, a function that returns an instance, or the import path
+            "module:attribute" of either, which is imported at first use. It is called as
+            dataset(root, split, transform, **kwargs). kwargs are the items of DATA.KWARGS that
+            match its keyword-only arguments.
+        about: one-line description, shown in lists of datasets.
+        numbered: whether the labels are integers without class names. Such a dataset must have the
+            keyword-only argument `num_classes`.
 
-    Raises ValueError if the name is taken, if it ends like a path in FILES, or if the signature
-    breaks these rules.
+    Raises ValueError if the name is taken or ends in a file suffix of FILES, such as ".csv", or if
+    the dataset breaks these rules.
     """
     if suffix := file_suffix(name):
         raise ValueError(
@@ -130,12 +131,12 @@ def register_dataset(
 def build_dataset(
     name: str, root: str | Path, split: str, transform: Callable | None = None, **own: Any
 ) -> "ImageDataset":
-    """Build one split, "train", "val" or "test", of the dataset that is registered as `name`.
+    """Build the split "train", "val" or "test" of a dataset.
 
-    If the name has an ending listed in FILES, it is instead a path below root: of a folder if it
-    ends in "/", otherwise of a file. A path that ends in .yaml selects a TSV dataset, which uses
-    this file for all splits. own: keyword arguments that are specific to this dataset. Raises
-    ValueError if the result is not an ImageDataset.
+    name: a registered name, or the path below root of a file with a suffix of FILES, such as
+    "x.csv", or of a folder that ends in "/". The path of a .yaml file selects a TSV dataset that
+    uses this file for all splits. own: keyword arguments of this dataset, besides those of all
+    datasets. Raises ValueError if the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 
@@ -166,13 +167,12 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the name in DATASETS of the dataset that `name` selects. If `name` is a path, FILES
-    maps its ending to the dataset. Otherwise `name` is returned unchanged."""
+    """Return the registered name of the dataset that reads `name`. For a path such as "x.csv", this
+    is the dataset listed in FILES for the file suffix. Any other name is returned unchanged."""
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 
 
 def file_suffix(name: str) -> str:
-    """Return the ending of a dataset's name, such as ".csv", if FILES has it. Otherwise return
-    ""."""
+    """Return the file suffix of a dataset's name, such as ".csv", if FILES lists it, else ""."""
     return next((suffix for suffix in FILES if name.lower().endswith(suffix)), "")

@@ -1,8 +1,8 @@
-"""Read images with 2 or 4 to 16 channels (bands), and convert them to RGB for display.
+"""Read images with 2 channels or 4 to 16 channels (bands), and convert them to RGB for display.
 
-PIL has no image type with an arbitrary number of bands, so these images are tensors. Images with
-one channel (gray) or three (RGB) are PIL images in RGB, which the transforms convert to gray if
-one channel is requested.
+PIL has no image type with an arbitrary number of bands, so these images are tensors. Gray and RGB
+images, with one or three channels, are read as PIL images in RGB. The transforms then convert them
+to gray if the model takes one channel.
 
 Shapes: C channels, H W image size.
 """
@@ -60,8 +60,9 @@ def read_npy(
 ) -> BandImage:
     """Read an image from an .npy file that contains an array (H, W, C), or (H, W) for one channel.
 
-    channels: required C. value_range: see `to_bands`. Raises ValueRangeError if the array has
-    another shape or number of channels, or if the range of its values is unknown.
+    channels: required number of channels. value_range: see `to_bands`. Raises ValueRangeError if
+    the array has another shape or number of channels, or if value_range is empty for a dtype that
+    has no default range.
     """
     array = np.load(source, allow_pickle=False)
     array = array[..., None] if array.ndim == 2 else array
@@ -82,10 +83,9 @@ def from_pages(
 ) -> BandImage:
     """Convert the pages of an image file to a BandImage.
 
-    A single page (H, W) or (H, W, C) has the channels of its PIL mode. If there are several pages,
-    each page (H, W) is a band. channels: required number of channels. value_range: see `to_bands`.
-    mode: PIL mode of the first page, for error messages. Raises ValueRangeError if the number of
-    channels differs.
+    pages: either one array (H, W) or (H, W, C), or several arrays (H, W), each of which becomes a
+    band. channels: required number of channels. value_range: see `to_bands`. mode: PIL mode of the
+    first page, for error messages. Raises ValueRangeError if there is another number of channels.
     """
     if len(pages) == 1:
         pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]
@@ -104,8 +104,9 @@ def to_bands(
 
     8-bit values are not changed. Other values are scaled from value_range (low, high) to float32 in
     0..1. An empty value_range means 0..65535 for 16 bits and 0..1 for floats. NaN and Inf become 0.
-    channels: required C. source: origin of the array, for error messages. Raises ValueRangeError if
-    C differs, or if the range of the values is unknown.
+    channels: required number of channels. source: how error messages describe the array, such as
+    "pages of a file". Raises ValueRangeError if C differs from `channels`, or if value_range is
+    empty for a dtype that has no default range.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(
@@ -122,7 +123,8 @@ def to_bands(
 
 
 def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
-    """Scale an array whose values have more than 8 bits from a value range to float32 in 0..1."""
+    """Scale an array with more than 8 bits per value from value_range (low, high) to float32 in
+    0..1. An empty value_range selects the default of the dtype."""
     real = np.isfinite(array)
     if not real.any():
         raise ValueRangeError("no pixel has a finite value")

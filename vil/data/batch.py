@@ -18,8 +18,8 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of B classification samples. `indices` are for looking up sample names, and stay on
-    the CPU when the batch is moved to a device."""
+    """A batch of B classification samples. `indices` are the dataset indices of the samples, for
+    looking up their names. They stay on the CPU when the batch is moved to a device."""
 
     images: Tensor  # (B, c, H, W) float32, c channels
     targets: Tensor  # (B,) int64, or (B, K) float32 after mixing

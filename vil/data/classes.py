@@ -27,7 +27,7 @@ def classes_of_split(
 
     Args:
         names: the sorted classes that occur in this split.
-        train: path of the training split.
+        train: path of the training split, a file or folder.
         read: function that reads the class list of a split from its path.
 
     If the path `train` does not exist (evaluation only), logs a warning and returns `names`. Raises
@@ -138,8 +138,8 @@ def read_class_mapping(
 
 
 def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
-    """Return {name: numbers of the classes with this name}. A class "a(b)" is listed under "a(b)"
-    and under "a"."""
+    """Return {name: class numbers that the name selects}. A class called "a(b)" is listed under
+    "a(b)" and under "a"."""
     columns = {}
     for column, name in enumerate(classes):
         for end in [len(name), *(i for i, character in enumerate(name) if character == "(")]:

@@ -26,9 +26,9 @@ class LoadableDataset(Protocol):
     """The interface that the loaders need from a dataset, for any kind of target.
 
     `__getitem__` raises OSError if an image cannot be read. The loaders count these errors and
-    continue. Any other exception stops the run. An optional attribute `groups` (N,) int64 assigns
-    each of the N samples to a group. Training batches then hold samples of a single group as far as
-    possible.
+    continue. Any other exception stops the run. The optional attribute `groups` (N,) int64 has a
+    group number for each of the N samples, such as 0 for landscape and 1 for portrait images. Each
+    training batch then has samples of a single group, as far as possible.
     """
 
     classes: list[str]
@@ -63,9 +63,9 @@ class ImageDataset(Dataset, ABC):
     "labels"     (N, K) float32, 0 or 1      (K,) float32      names of the K labels
     "numbers"    (N, K) float32              (K,) float32      names of the K numbers
 
-    splits: names of the splits that a subclass can open. weights (N,) float32: weights of the
-    samples; None if all are equal. split_groups (N,) int64: group number of each sample, or -1 for
-    a sample without a group; None if there are no groups. Samples of a group belong in one split.
+    splits: names of the splits that a subclass can open. weights (N,) float32: sample weights; None
+    if all are equal. split_groups (N,) int64: group number of each sample, or -1 for a sample
+    without a group; None if there are no groups. All samples of a group must be in the same split.
     """
 
     collate = staticmethod(collate)

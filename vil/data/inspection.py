@@ -37,7 +37,8 @@ class ImageStats(NamedTuple):
 
 
 class StatsBatch(NamedTuple):
-    """Statistics of a batch of images, with their indices, and the images that cannot be read."""
+    """Statistics of the readable images of a batch, their dataset indices, and the images that
+    cannot be read."""
 
     rows: list[tuple[ImageStats, int]]
     bad_samples: tuple[BadSample, ...]

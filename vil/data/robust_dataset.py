@@ -41,9 +41,10 @@ class RobustDataset(Dataset):
         return None, reports
 
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
-        """Collate (sample, reports) pairs to a batch with the dataset's `collate`.
+        """Collate (sample, reports) pairs into a batch with the wrapped dataset's `collate`.
 
-        Samples that are None are left out. The reports of all pairs are passed on to `collate`.
+        Samples that are None are omitted. The reports of all pairs are passed to that `collate`
+        too.
         """
         samples = [sample for sample, _ in rows if sample is not None]
         return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))

@@ -115,8 +115,10 @@ def train_batches(
     Args:
         n: number of samples.
         repeats: see `epoch_order`. The copies of a sample get different augmentations.
-        groups: (n,) the group of each sample; `group_batches` then reorders each epoch.
-        balance: (n,) the class of each sample; `balanced_order` is then the order of an epoch.
+        groups: (n,) group number of each sample. If given, each epoch is reordered by
+            `group_batches`.
+        balance: (n,) class number of each sample. If given, each epoch has the order of
+            `balanced_order` instead of `epoch_order`.
     """
     global_batch = batch_size * world
     order_epoch = None

@@ -30,7 +30,8 @@ def assign_parts(
 
     targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: the share of each of the P
     parts; they sum to 1. groups: (N,) int64, the group of each sample; None if each sample is a
-    group. If every group has a single label, a label of at least P groups occurs in every part.
+    group. If every group has a single label, each label that occurs in at least P groups occurs in
+    every part.
     """
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -104,10 +105,10 @@ def _assign_groups(
 def _group_labels(
     groups: np.ndarray, labels: np.ndarray, order: Sequence[int], num_groups: int
 ) -> tuple[list[dict[int, int]], dict[int, list[int]]]:
-    """Count the labels of groups. groups, labels: the group and the label of each pair.
+    """Count the labels of each group. groups, labels: group and label of each (sample, label) pair.
 
-    Returns ([{label: samples of the group that have it}], {label: groups that have it, in the given
-    order}).
+    Returns ([{label: number of samples} of each group], {label: groups that have it}). The groups
+    of a label are sorted as in `order`, a permutation of all groups.
     """
     labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
     for group, label in zip(groups.tolist(), labels.tolist()):

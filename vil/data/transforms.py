@@ -66,10 +66,15 @@ def train_transform(
     Args:
         use_timm: use timm's transform, the only one with auto_augment and random erasing (re_*).
         finetune: only resize to image_size / crop_pct, crop and flip. Ignored with use_timm.
+        crop_pct: with finetune, image_size as a fraction of the resized shorter side.
+        scale, ratio: ranges of the area (as a fraction of the image) and of the aspect ratio of the
+            random resized crop.
         hflip, vflip, gray_scale, gaussian_blur, re_prob: probabilities.
         color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
             the jitter. One number s stands for (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
+        re_mode, re_count: fill mode, and maximum number of erased rectangles, of timm's
+            RandomErasing.
         channels: number c of channels of the result. For 1, the augmented RGB image is converted to
             gray. For 2 or more than 3, only crops, flips and random erasing are applied, and all
             other augmentations are ignored.
@@ -153,8 +158,8 @@ def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) ->
 
 
 def erasing(probability: float, mode: str, count: int) -> Callable:
-    """Return timm's random erasing, a transform of a normalized tensor. count: maximum number of
-    erased rectangles."""
+    """Return timm's random erasing, a transform of a normalized tensor. mode: how to fill the
+    rectangles, "const", "rand" or "pixel". count: maximum number of rectangles."""
     return RandomErasing(probability, mode=mode, max_count=count, num_splits=0, device="cpu")
 
 

@@ -117,8 +117,8 @@ def stop_workers(iterators: Iterable[object] = STARTED) -> None:
 def worker_errors() -> Iterator[None]:
     """Turn torch's RuntimeError for a dead worker into a DataError with advice.
 
-    Run all code inside the block while workers are alive. torch raises the error from a signal
-    handler, so any line may raise it.
+    While workers are alive, all code must run inside this `with` block, because torch raises the
+    error from a signal handler and therefore in any line.
     """
     try:
         yield

@@ -32,8 +32,8 @@ class ConcatImageDataset(ImageDataset):
             self.weights = np.concatenate([weights_or_ones(dataset) for dataset in datasets])
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Find the sample at `index` of the concatenation. Returns (number of the dataset, index in
-        this dataset)."""
+        """Find the sample at `index` of the concatenation. Returns (index of the dataset, index of
+        the sample in that dataset)."""
         number = int(np.searchsorted(self.ends, index, side="right"))
         return number, index - int(self.ends[number]) + len(self.datasets[number])
 
@@ -61,5 +61,5 @@ class ConcatImageDataset(ImageDataset):
 
 
 def weights_or_ones(dataset: ImageDataset) -> np.ndarray:
-    """Return the weights (N,) float32 of a dataset's samples; ones if it has no weights."""
+    """Return the sample weights (N,) float32 of a dataset; ones if it has no weights."""
     return np.ones(len(dataset), np.float32) if dataset.weights is None else dataset.weights

@@ -29,9 +29,9 @@ class Fake(ImageDataset):
     ):
         """Create a dataset of n images of size x size pixels. root is not used.
 
-        target_type: with "labels" or "numbers", the targets are the one-hot vectors of the hues.
-        channels: 1 or 3 for RGB images, otherwise the number of bands. The bands repeat the RGB
-        channels.
+        target_type: "class" for class numbers as targets, "labels" or "numbers" for one-hot vectors
+        of the classes. channels: 1 or 3 for RGB images, otherwise the number of bands. The bands
+        repeat the RGB channels.
         """
         super().__init__(split, transform)
         self.channels = channels

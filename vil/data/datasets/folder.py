@@ -142,10 +142,10 @@ def image_files(folder: Path, channels: int = 3) -> list[str]:
 def warn_of_skipped(
     folders: Sequence[Path], files: Sequence[Sequence[str]], endings: Sequence[str]
 ) -> None:
-    """Log one warning about all entries of class folders that are not images.
+    """Log one warning about all files and folders in class folders that are not images.
 
     files: the image names in each of the `folders`. endings: the file extensions of images. Hidden
-    entries are ignored.
+    files and folders are ignored.
     """
     skipped = [
         entry.path

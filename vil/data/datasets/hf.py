@@ -1,8 +1,8 @@
 """Images in a folder that the Hugging Face library `datasets` wrote with `save_to_disk`.
 
-The library reads its Arrow files itself, because it knows their versions. It maps the files into
-memory, so workers share them. A spawned worker opens them again. N is the number of images of a
-split.
+The Arrow files are read with that library, because their format depends on its version. They are
+memory-mapped, so that forked workers share them; a spawned worker opens them again. N is the number
+of images of a split.
 """
 
 import io
@@ -61,15 +61,17 @@ class HuggingFace(ImageDataset):
         weights.
 
         Args:
-            image_column: default: the only column of the type Image.
-            label_column: default: the only column of a type in LABEL_TYPES[target_type], where
-                earlier types have priority; if there are several, the one called label or labels.
-                A ClassLabel column has one class per name, including names without images.
-            group_column, weight_column: columns for `split_groups` and `weights`.
+            image_column: name of the image column. Default: the only column of type Image.
+            label_column: name of the label column. Default: the only column whose type is in
+                LABEL_TYPES[target_type], in this order of preference; of several such columns, the
+                one called label or labels. A ClassLabel column has one class per name, including
+                names without images.
+            group_column, weight_column: names of the columns with the values of `split_groups` and
+                `weights`, see `ImageDataset`. Default: none.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: other folders that may contain images that are stored by path.
+            extra_roots: folders, besides the dataset's own, in which images stored by path may lie.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -119,8 +121,8 @@ class HuggingFace(ImageDataset):
         return [",".join(texts) for texts in read_texts(rows, name)]
 
     def _check_images(self, where: Location, extra_roots: Sequence[Root]) -> None:
-        """Raise DataError if a row has neither the bytes nor the path of an image, or if a path is
-        not that of a file below the folder or one of extra_roots. Does not read the bytes."""
+        """Raise DataError if a row has neither the bytes nor the path of an image, or if the path
+        is not a file below the dataset's folder or one of extra_roots. Does not read the images."""
         from pyarrow import compute
 
         cells = self.rows.data.column(self.column)
@@ -179,8 +181,9 @@ def load(folder: Path) -> Mapping[str, Any]:
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:
-    """Return the key in `loaded` of the split "train", "val" or "test". all_rows: use the key "",
-    if there is one, for every split. Raises DataError if the split is missing or empty."""
+    """Return the key in `loaded` of the split "train", "val" or "test". loaded: {key: dataset} from
+    `load`. all_rows: if the dataset has no splits (key ""), use all rows for every split. Raises
+    DataError if the split is missing or empty."""
     names = [name for name in NAMES[split] if name in loaded]
     if "" in loaded and (split == "train" or all_rows):
         names = [""]
@@ -204,10 +207,11 @@ def find_column(
 ) -> str:
     """Return the name of the image or label column.
 
-    noun: "image" or "label". given: the name that the user set, or None to find the column by its
-    type. types: groups of allowed types, of which the first group that occurs is used. Raises
-    ValueError if `given` does not exist. Raises DataError if its type is not allowed, or if no
-    column or several columns have an allowed type.
+    features: {column: its feature type}. noun: "image" or "label". given: the name that the user
+    set, or None to find the column by its type. types: lists of allowed types, in order of
+    preference; a later list is used only if no column has a type of the earlier lists. Raises
+    ValueError if `given` does not exist. Raises DataError if the type of this column is not allowed
+    or, without `given`, if no column or several columns fit.
     """
     columns = {name: type_of(feature) for name, feature in features.items()}
     known = [name for names in types for name in names]
@@ -247,8 +251,8 @@ def class_names(feature: Any) -> list[str]:
 
 
 def read_texts(rows: Any, column: str) -> list[list[str]]:
-    """Return the values of each row as a list of texts. A missing value becomes "", and so does a
-    negative number in a ClassLabel column."""
+    """Return the values of a column as one list of texts per row. Missing values, and negative
+    numbers in a ClassLabel column, become ""."""
     names, is_list = class_names(rows.features[column]), hasattr(rows.features[column], "feature")
 
     def text(value: Any) -> str:
@@ -261,8 +265,8 @@ def read_texts(rows: Any, column: str) -> list[list[str]]:
 
 
 def undecoded(rows: Any, column: str) -> Any:
-    """Return a dataset of the image column only, whose images are not decoded: {"bytes": ...,
-    "path": ...}."""
+    """Return a dataset of only the image column, with a dict {"bytes": ..., "path": ...} for each
+    image instead of the decoded image."""
     from datasets import Image as ImageType
 
     return rows.select_columns([column]).cast_column(column, ImageType(decode=False))

@@ -85,8 +85,8 @@ def images_at(path: str, channels: int = 3) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """A batch of `vil predict`. An item of `samples` is (tensor, (height, width) before the
-    transform, index). `bad_samples` reports the images that could not be read."""
+    """A batch of `vil predict`. An item of `samples` is (tensor, (height, width) of the image
+    before the transform, index). `bad_samples` reports the images that could not be read."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]
@@ -104,8 +104,9 @@ class Images(Protocol):
 
 
 class ImageList:
-    """A list of unlabeled images. value_range: for images with more than 8 bits, the values (low,
-    high) that become 0 and 255, see `to_rgb`. channels: see `read_image`."""
+    """A list of unlabeled images, which are decoded when they are read. value_range: for images
+    with more than 8 bits, the values (low, high) that become 0 and 255, see `to_rgb`. channels: see
+    `read_image`."""
 
     def __init__(
         self, images: Sequence[ImageSource], value_range: Sequence[float] = (), channels: int = 3
@@ -128,7 +129,7 @@ class ImageList:
 
 class TransformedImages(Dataset):
     """A dataset that applies `transform` to each of the `images`. An item is (transformed image,
-    (height, width) before the transform)."""
+    (height, width) of the image before the transform)."""
 
     collate = PredictionBatch
 

@@ -68,7 +68,7 @@ class Table(ImageDataset):
             images: folder below root to which the paths in the table are relative.
             all_rows: if there is no column `split`, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: other folders that may contain images.
+            extra_roots: folders outside of root that may contain images.
             channels: see `read_image`.
 
         Raises ValueError for a column that the table lacks. Raises DataError for an invalid table,
@@ -113,9 +113,10 @@ class Table(ImageDataset):
         self._check_files((root, *extra_roots), lines)
 
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
-        """Read the required and optional columns of all rows as texts, and set `where`.
+        """Read all rows as texts, and set `where`, the line numbers for error messages.
 
-        Returns (paths, {optional column: its texts}, [the texts of each of the `columns`]).
+        Returns (paths, {optional column in the table: its texts}, [texts of each label column]).
+        columns: names of the label columns.
         """
         rows = read_rows(self.path, separator)
         required = {path_column, *columns}
@@ -174,7 +175,8 @@ class Table(ImageDataset):
         self.where.refuse(torn, problem, given["group"])
 
     def _check_files(self, roots: Sequence[Root], lines: Sequence[int]) -> None:
-        """Raise DataError if images of this split are missing, or not below one of the roots."""
+        """Raise DataError if an image of this split is missing, or is not below one of the roots.
+        lines: the table's line number for each image."""
         names = [os.fsdecode(name) for name in self.names]
         paths = [path_below(self.images, name, self.path, roots) for name in names]
         missing = [not path.is_file() for path in paths]

@@ -1,5 +1,5 @@
-"""Convert the label texts of a table or of another source to targets: a class, several labels or
-numbers per row.
+"""Convert the label texts of a table or another dataset to targets. A row has one class, several
+labels, or several numbers.
 
 Shapes: R rows, K labels or numbers.
 """
@@ -23,9 +23,11 @@ is_integer = re.compile(r"[+-]?\d+").fullmatch
 
 
 class Location(NamedTuple):
-    """The source of rows, for error messages: the path of a table, and the number of each row in
-    it. unit: what `lines` counts, "line" or "row". Sources other than tables have a name for each
-    row instead of a number, and can set `noun`, the word for rows in messages."""
+    """The file and position of each row, for error messages.
+
+    path: the file. unit: "line" or "row", what `lines` counts. lines: for each row, its number in
+    the table, or its name if the rows are not from a table. noun: what messages call the rows.
+    """
 
     path: Path
     unit: str
@@ -36,7 +38,7 @@ class Location(NamedTuple):
         """Raise DataError if any row is wrong. The message counts these rows and quotes the first.
 
         wrong: (rows,) bool. problem: the end of a sentence about the wrong rows, such as "have no
-        path". texts: the cell of each row that the message quotes.
+        path". texts: for each row, the text that the message quotes.
         """
         rows = np.flatnonzero(wrong)
         if len(rows):
@@ -60,9 +62,9 @@ def read_targets(
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
     cells: the texts of each label column. names: names of these columns if the user listed them,
-    otherwise []. is_train: (R,) bool; if `classes` is empty, the classes are the labels of these
-    rows. separator, text_labels: see `Table`. name: name of the label column if `names` is empty.
-    Raises DataError for an invalid label.
+    otherwise []. where: position of each row, for error messages. is_train: (R,) bool, the training
+    rows; if `classes` is empty, the classes are their labels. separator, text_labels: see `Table`.
+    name: name of the label column if `names` is empty. Raises DataError for an invalid label.
     """
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)
@@ -131,7 +133,8 @@ def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
 
 
 def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> None:
-    """Raise DataError unless all labels are texts or all are integers. sets: labels of each row."""
+    """Raise DataError unless all labels are texts or all are integers. sets: labels of each row.
+    texts: for each row, the text that the message quotes."""
     kinds = [{_kind(label) for label in labels} for labels in sets]
     counts = Counter(itertools.chain.from_iterable(kinds))
     if not counts or set(counts) in ({"text"}, {"integer"}):

@@ -38,7 +38,7 @@ ENCRYPTED = 99  # the zip format's compression method for AES-encrypted members
 
 
 class Archive:
-    """An archive file and its M members for which wanted(name, size) is true.
+    """An archive file, and those M members for which the function wanted(name, size) is true.
 
     Members are in the order of the file. `names` (M,) contains their names as bytes. `fields` (M,)
     is a structured array of the values that `read` needs for each member, such as its offset. A
@@ -76,9 +76,8 @@ class Archive:
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
         """Yield (name, size in bytes, is_plain, row) for each member of the archive.
 
-        is_plain is False for a member that must not be read, such as a link. row: the values that
-        `read` needs, of the types in `dtype`. Raises DataError if the file is not a complete
-        archive.
+        is_plain is False for a member that must not be read, such as a link. row: the member's item
+        of `fields`, as a tuple. Raises DataError if the file is not a complete archive.
         """
         raise NotImplementedError
 

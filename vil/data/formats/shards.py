@@ -60,8 +60,8 @@ class TarShards:
 
 
 class Samples(NamedTuple):
-    """The images of all samples, and lists of their names, the texts of their labels, and their
-    JSON objects ({} for a label that is not JSON)."""
+    """The samples of all shards: their images, names, label texts, and the JSON objects of their
+    labels (`records`, with {} for a label that is not JSON)."""
 
     images: TarShards
     names: list[str]
@@ -94,15 +94,15 @@ class Shards(ArchiveDataset):
 
         Args:
             files: path of a tar, or of several: {000..003} is a range, and * and ? are wildcards.
-            image_member, label_member: extensions of the image, such as jpg, and of the label, if
-                samples have several.
+            image_member, label_member: file extensions of the image, such as jpg, and of the label,
+                such as cls. Required if samples have several images or labels.
             labelmap: file below root with one class per line, see `read_labelmap`. Default:
                 classes.txt in the folder of the shards. If that does not exist, the classes are the
                 sorted labels of the training samples.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
-            extra_roots: other folders that may contain the files, with all links resolved.
+            extra_roots: folders, besides root, that may contain the files after links are resolved.
             channels: see `read_image`.
 
         Raises DataError for missing or invalid shards, and if a sample has no image, several, or
@@ -202,9 +202,9 @@ def read_samples(
     members: tuple[str | None, str | None],
     channels: int,
 ) -> Samples:
-    """List the samples of all shards and read their labels. members: extensions of the image and
-    of the label, where None means any. Raises DataError unless each sample has exactly one image
-    and a valid label."""
+    """List the samples of all shards and read their labels. source: the path for error messages.
+    members: file extensions of the image and of the label; None allows any. Raises DataError unless
+    each sample has exactly one image and a valid label."""
     image, endings = members[0], extensions(channels)
     labels, ignored = (members[1],) if members[1] else LABELS, []
 
@@ -254,7 +254,8 @@ def read_samples(
 
 
 def group_members(archive: TarArchive) -> dict[str, dict[str, int]]:
-    """Return {key of a sample: {extension: index of the member}}."""
+    """Return {key of a sample: {file extension: index of the member}}. The key is the member's path
+    up to the first dot of its file name."""
     samples: dict[str, dict[str, int]] = {}
     for member, name in enumerate(archive.names):
         key, extension = split_name(os.fsdecode(name))

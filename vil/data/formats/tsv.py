@@ -55,7 +55,10 @@ class Tsv(ImageDataset):
         extra_roots: Sequence[str] = (),
         channels: int = 3,
     ):
-        """Read the yaml, the labels and the positions of the rows. channels: see `read_image`.
+        """Read the yaml, the labels and the positions of the rows.
+
+        yaml: path of the yaml below root; default: {split}.yaml. extra_roots: folders, besides
+        root, that may contain the files. channels: see `read_image`.
 
         If num_classes is None and there is no labelmap, the number of classes is taken from the
         dataset of train.yaml. If there is no train.yaml, or if `yaml` is given, the number is the
@@ -112,7 +115,8 @@ class Tsv(ImageDataset):
         return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
-        """Return the first column of the sample's row; the file and line if it cannot be read."""
+        """Return the first column of the sample's row or, if that cannot be read, its file and line
+        number."""
         row = int(self.rows[index])
         try:
             return self.keys.key(row)
@@ -147,8 +151,8 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Open the files of a TSV dataset. Returns (images, labels, keys); several of the three may be
-    the same file.
+    """Open the files of a TSV dataset. Returns the files (images, labels, keys), some of which may
+    be the same file.
 
     files: {key of the yaml: path}. Raises DataError if the numbers of rows differ.
     """
