@@ -134,9 +134,9 @@ def build_dataset(
     """Build the split "train", "val" or "test" of a dataset.
 
     name: a registered name, or the path below root of a file with a suffix of FILES, such as
-    "x.csv", or of a folder that ends in "/". The path of a .yaml file selects a TSV dataset that
-    uses this file for all splits. own: keyword arguments of this dataset, besides those of all
-    datasets. Raises ValueError if the result is not an ImageDataset.
+    "x.csv", or of a folder, such as "x/". The path of a .yaml file selects a TSV dataset that uses
+    this file for all splits. own: keyword arguments of this dataset, besides those of all datasets.
+    Raises ValueError if the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 

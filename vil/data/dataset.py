@@ -27,8 +27,8 @@ class LoadableDataset(Protocol):
 
     `__getitem__` raises OSError if an image cannot be read. The loaders count these errors and
     continue. Any other exception stops the run. The optional attribute `groups` (N,) int64 has a
-    group number for each of the N samples, such as 0 for landscape and 1 for portrait images. Each
-    training batch then has samples of a single group, as far as possible.
+    group number for each of the N samples, such as 0 for tall and 1 for wide images. Each training
+    batch then has samples of a single group, as far as possible.
     """
 
     classes: list[str]

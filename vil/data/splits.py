@@ -124,8 +124,8 @@ def join_groups(*keys: np.ndarray) -> np.ndarray:
     """Return the group (N,) int64 of each sample. Samples that share a key, directly or through a
     chain of other samples, are in one group.
 
-    keys: arrays (N,) int64. A key below 0 equals no other key. A group's number is the index of its
-    first sample.
+    keys: arrays (N,) int64, each with one key per sample. A key below 0 equals no other key. A
+    group's number is the index of its first sample.
     """
     parents = list(range(len(keys[0])))
 

@@ -102,7 +102,7 @@ def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
         for line, length in zip(position.param_grid, grid):
             if length > line:
                 raise ConfigError(
-                    f"{name}.embed.position has {line} embeddings, which cannot be cropped to "
+                    f"{name}.embed.position has {line} embeddings, too few to be cropped to "
                     f'{length}: use resize="interpolate" (MODEL.VIT.POS_RESIZE)'
                 )
     work = 0
@@ -142,7 +142,7 @@ def _check_training(model: MsViT) -> None:
         if isinstance(drops, float) and drops > 0:
             raise ConfigError(f"{name} has dropout, which cannot be streamed: call model.eval()")
         if getattr(module, "mode", 0) > 0:
-            raise ConfigError(f"{name} shifts randomly in training mode: call model.eval()")
+            raise ConfigError(f"{name} uses random shift in training mode: call model.eval()")
 
 
 def _check_head(model: MsViT, outputs: Sequence[str]) -> None:

@@ -47,8 +47,8 @@ class Dtypes(NamedTuple):
 
 @dataclass
 class StageCosts:
-    """The memory costs of one stage on a grid (X, Y). row_bytes: bytes in a row of its input map.
-    counted: cache of measured bytes."""
+    """The memory costs of one stage on a grid (X, Y). row_bytes: bytes of one row of the map that
+    the stage reads. counted: cache of the peak bytes that were counted for strips."""
 
     stage: Stage
     grid: tuple[int, int]
@@ -67,7 +67,8 @@ class StageCosts:
         return count * self.grid[1] * self.stage.embed.proj.out_channels * dtype.itemsize
 
     def heights(self, index: int) -> list[int]:
-        """Return the possible strip heights of block `index`, in rows and in ascending order."""
+        """Return the strip heights, in rows, that the planner can choose for block `index`, in
+        ascending order."""
         attn, (rows, cols) = self.blocks[index].attn, self.grid
         if isinstance(attn, FullAttention):
             most = max(1, min(rows, MAX_QUERIES // cols))
@@ -79,8 +80,8 @@ class StageCosts:
     def embed(self, source: Cost, copies: int = 1) -> Cost:
         """Return the cost of reading the tokens after the patch embedding of this stage.
 
-        source: cost of the input map. copies: number of copies of the input rows in memory while
-        they are read; 0 if they are a view of the caller's image.
+        source: cost of reading the input map. copies: number of copies of the input rows in memory
+        while they are read; 0 if they are a view of the caller's image.
         """
         embed, height = self.stage.embed, min(embed_height(self.stage), self.grid[0])
         pixels = height * embed.patch * self.row_bytes
@@ -101,7 +102,8 @@ class StageCosts:
     def block(self, index: int, height: int, source: Cost, collects: bool) -> Cost:
         """Return the cost of reading the tokens after block `index`, in strips of `height` rows.
 
-        source: cost of the block's input. collects: whether global tokens attend to the strips.
+        source: cost of reading the block's input. collects: whether global tokens attend to the
+        strips.
         """
         block, first = self.blocks[index], self.dtypes.embedded if not index else None
         if isinstance(block.attn, FullAttention):
@@ -120,7 +122,7 @@ class StageCosts:
 
     def collect(self, index: int, source: Cost) -> Cost:
         """Return the cost of block `index` if only its global tokens are computed. source: cost of
-        the block's input."""
+        reading the block's input."""
         attn, size = self.blocks[index].attn, self.dtypes.qkv.itemsize
         height = min(embed_height(self.stage), self.grid[0])
         tokens = min(part_size(attn.dim, self.dtypes.tokens), self.grid[1] * height)
@@ -134,10 +136,11 @@ class StageCosts:
         return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
-        """Return the distinct sizes (rows with neighbors, rows of queries) of a block's strips.
+        """Return the distinct sizes of a block's strips for which memory must be counted. A size is
+        (rows of the strip and its neighbors, rows of the strip).
 
-        The first and the last two strips may be smaller than the others. They matter only if they
-        are small grids, for which another backend may be selected.
+        The first and the last two strips may be smaller than the others. Such a smaller size is
+        included only if another attention backend may be selected for so few tokens.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)
@@ -165,7 +168,8 @@ class StageCosts:
         return max(self.counted[inside], self.counted[outside])
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
-        """Return the peak bytes of attention on `rows` rows with neighbors; 0 without a window."""
+        """Return the peak bytes of attention on a strip and its neighbors, `rows` rows together.
+        Returns 0 for an attention without a window."""
         if not isinstance(attn, LongformerAttention):
             return 0
         return attention_bytes(

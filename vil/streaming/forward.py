@@ -152,9 +152,9 @@ class PreparedStream:
         journal: Journal | None = None,
         progress: Report = lambda share: None,
     ) -> StreamResult:
-        """Run a plan and return its outputs. folder: where tokens are stored on disk; needed only
-        if the plan does so. journal: record from which to resume. progress: called with the
-        fraction of the work that is done."""
+        """Run a plan and return its outputs. folder: for tokens on disk; required only if the plan
+        stores any there. journal: record of an interrupted pass, from which to resume. progress:
+        called with the fraction of the work that is done."""
         maps = {name: self.into.get(name) for name in self.shapes}
         device = self.image.device
         for name, target in maps.items():

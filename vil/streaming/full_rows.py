@@ -1,10 +1,10 @@
 """Run a block of full attention in strips of query rows.
 
-The queries of a strip attend to the keys of the full image, part by part. The keys and values of a
-part are not stored, but recomputed for each strip.
+The queries of a strip attend to the keys of the full image, K keys at a time. Keys and values are
+not stored, but recomputed for each strip.
 
 Shapes: X Y grid, N heads, D head dim, C = N*D channels, G global tokens, Q queries of a strip, K
-keys of a part.
+keys that are processed at once.
 """
 
 import torch
@@ -96,7 +96,8 @@ class FullRows(StripRows):
 
 
 def keys_of_part(attn: FullAttention, num_queries: int, most: int) -> int:
-    """Return the number of keys to process at once. most: upper limit of that number."""
+    """Return the number of keys to process at once, so that the scores fit into SCORE_BYTES.
+    num_queries: queries that attend to them. most: upper limit of the number of keys."""
     bias = 4 if attn.rel_pos else 1  # its indices and values, per head or not
     return max(1, min(most, SCORE_BYTES // (4 * bias * attn.num_heads * max(1, num_queries))))
 

@@ -1,7 +1,7 @@
 """Compute the global tokens of a block, which attend to all tokens of the image.
 
 Their keys arrive strip by strip, and their output is complete only after the last strip. So the
-next block must wait for the end of the pass. This is a barrier between two passes over the image.
+next block needs another pass over the image, which must wait for the end of this one (a barrier).
 
 Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip.
 """
@@ -38,8 +38,8 @@ class GlobalRows:
         """Let the global tokens attend to the local tokens (T, C) of a strip. Every token of the
         image must be added exactly once.
 
-        kv (T, 2C): keys and values of the tokens, used unless the attention has separate weights
-        for global queries. size: maximum number of tokens to process at once.
+        kv (T, 2C): keys and values of the tokens, used unless the attention has separate
+        projections for global queries. size: maximum number of tokens to process at once.
         """
         attn = self.block.attn
         for part in parts(len(tokens), size):

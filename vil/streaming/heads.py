@@ -16,9 +16,9 @@ from vil.streaming.tokens import part_size, parts
 class Head:
     """The final norm, the pooling and the head of a model, applied to the tokens of its last stage.
 
-    names: the requested outputs, of which only "logits" and "pooled" are computed here. If the
-    model pools, they are vectors (K,) and (d,) in `results` after `finish`. Otherwise they are
-    maps, whose rows are passed to the functions in `writers` {name: writer}.
+    Computes "logits" and "pooled" if they are in `names`, the requested outputs. If the model
+    pools, they are vectors (K,) and (d,) in `results` after `finish`. Otherwise they are maps, and
+    their rows are passed to the functions in `writers` {name: writer}.
     """
 
     def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:

@@ -1,8 +1,8 @@
 """Open image files as arrays whose rows are read on demand.
 
-An .npy file is mapped into memory. A .zarr file, and a tiled or compressed .tif file, is read in
-chunks, which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per
-channel when the first rows are read. The decoded image is in Pillow's memory.
+An .npy file is memory-mapped. A .zarr file, and a tiled or compressed .tif file, is read in chunks,
+which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per channel
+when the first rows are read, and holds the decoded image in memory.
 """
 
 from collections.abc import Iterator

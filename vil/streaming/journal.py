@@ -20,16 +20,16 @@ SAVE_SECONDS = 1.0  # between two records within a pass
 
 
 class Journal:
-    """A journal that records nothing. `FileJournal` is the one that can be resumed."""
+    """A journal that records nothing. Use `FileJournal` to be able to resume."""
 
     def state_of(self, number: int) -> State | None:
-        """Return the recorded state of pass `number`, or None if there is no record of this pass.
-        The item "strip" is the next strip to compute, or None if the pass is complete."""
+        """Return the recorded state of pass `number`, or None if this pass has no record.
+        state["strip"] is the next strip to compute, or None if the pass is complete."""
         return None
 
     def save(self, number: int, describe: Callable[[], State]) -> None:
-        """Record the state of pass `number` after a strip. An implementation may skip some of the
-        calls. describe: function that returns the state."""
+        """Record the state of pass `number` after a strip. A subclass may record only some of the
+        strips. describe: function that returns the state."""
 
     def complete(self, number: int, state: State) -> None:
         """Record that pass `number` is complete. state: its final state."""

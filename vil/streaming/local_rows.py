@@ -139,13 +139,14 @@ class LocalRows(StripRows):
 
 
 def chunk_side(attn: Attention) -> int:
-    """Return the chunk side w of an attention, which is the smallest strip height in rows. If the
-    attention has no window, return SIDE."""
+    """Return the smallest strip height of an attention, in rows: its chunk side w or, if it has no
+    window, SIDE."""
     return attn.window_size if isinstance(attn, LongformerAttention) else SIDE
 
 
 def window_of(attn: Attention, grid: tuple[int, int]) -> Window | None:
-    """Return the window of an attention on a grid (X, Y); None if it has only global keys."""
+    """Return the window of an attention on a grid (X, Y); None if its queries attend only to global
+    tokens."""
     return attn.window(grid) if isinstance(attn, LongformerAttention) else None
 
 

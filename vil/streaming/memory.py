@@ -65,8 +65,8 @@ def strip_bytes(
     """Return the peak bytes of a strip of local attention, excluding its input and the tensors
     inside the attention operator.
 
-    rows: (rows with the neighbors, rows of queries). cols: Y. dtype: of the tokens. collects:
-    whether global tokens attend to the strip.
+    rows: (rows of the strip and its neighbors, rows of the strip). cols: Y. dtype: of the tokens.
+    collects: whether global tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2

@@ -34,8 +34,8 @@ class Passes:
 
     shapes, dtypes: of the stages, from the planner. writers: {index of a stage: function that
     writes the rows of its map}. head: computes the logits and pooled features; None if they are not
-    requested. stores: creates the tensors for stored tokens. journal: record from which the passes
-    resume. progress: called with the fraction of the work that is done.
+    requested. stores: creates the tensors for stored tokens. journal: record from which interrupted
+    passes resume. progress: called with the fraction of the work that is done.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Passes:
         return rows, x_global
 
     def _rows_read(self, index: int) -> int:
-        """Return the number of rows of a stage's map that the next stage reads. For the last stage,
-        return the number of all rows."""
+        """Return the number of rows of a stage's map that the next stage reads; for the last stage,
+        all rows."""
         if index == len(self.plan.stages) - 1:
             return self.plan.stages[index].grid[0]
         below = self.model.stages[index + 1]
@@ -225,8 +225,8 @@ class Passes:
             self.journal.save(self.number, describe)
 
     def _flush_taps(self) -> None:
-        """Write the rows of the stage maps that no pass has read. The next stage does not read the
-        last rows if they do not fill a patch."""
+        """Write the rows of the stage maps that no pass has read: the last rows, if they do not
+        fill a patch of the next stage."""
         for tap, read in reversed(self.taps):
             height = embed_height(self.model.stages[0])
             for first in range(read, tap.rows, height):

@@ -1,8 +1,8 @@
 """Choose the strip heights of each stage, and where its tokens are stored, for a memory limit.
 
-Without a limit, every block would use its highest strips. The planner reduces the height of the
-strips that need the most memory until everything fits. If that is not enough, it moves stored
-tokens to disk, those of the largest stage first.
+Each block starts with its maximum strip height. The planner then reduces the height of the strips
+that need the most memory until everything fits. If that is not enough, it moves stored tokens to
+disk, those of the largest stage first.
 
 Shapes: X Y grid of a stage, G global tokens.
 """
@@ -30,10 +30,10 @@ class StageShape:
     """Properties of a stage's computation that do not depend on the image size.
 
     stored: whether its tokens are stored between passes. num_stored: number of passes that store
-    them: one per block, except a last block of local attention, and one for the embedding if the
-    first block has full attention. collects: whether the global tokens after the last block are
-    needed. only_global: whether the last block's local tokens are not needed. has_full: whether any
-    block has full attention.
+    them. This is one per block, minus one if the last block has local attention, plus one for the
+    embedding if the first block has full attention. collects: whether the global tokens after the
+    last block are needed. only_global: whether the last block's local tokens are not needed.
+    has_full: whether any block has full attention.
     """
 
     stored: bool
@@ -50,7 +50,7 @@ class StageShape:
 
 
 def shape_of(model: MsViT, index: int, outputs: Sequence[str]) -> StageShape:
-    """Return the StageShape of stage `index` if these outputs are computed."""
+    """Return the StageShape of stage `index` for a pass that computes `outputs`."""
     stage, spec = model.stages[index], model.specs[index]
     is_last = index == len(model.stages) - 1 and needs_head(outputs)
     full = [isinstance(block.attn, FullAttention) for block in stage.blocks]
@@ -75,7 +75,7 @@ def is_cyclic(attn: torch.nn.Module) -> bool:
 
 
 class Planner:
-    """A planner of streaming a model, for one image size and one set of outputs.
+    """A planner of streamed forward passes, for one model, image size and set of outputs.
 
     size: (H, W) in pixels. dtype: of the image's strips. copies: number of copies of a strip's
     pixels in memory while it is read; 0 if they share the memory of the image. given: outputs for
@@ -169,7 +169,8 @@ class Planner:
         return max(peaks)
 
     def _final_bytes(self, heights: Sequence[int]) -> int:
-        """Return the bytes needed to normalize and pool a part of the last stage's tokens.
+        """Return the bytes needed to normalize and pool as many of the last stage's tokens as the
+        head processes at once.
 
         heights: strip heights of the last stage's blocks.
         """
@@ -184,8 +185,8 @@ class Planner:
 
     def with_strips(self, num_chunks: int, *, on_disk: bool = False) -> StreamPlan:
         """Return a plan whose strips have at most `num_chunks` rows of chunks, or 8 * num_chunks
-        rows if the attention has no chunks. Its limit and peak bytes are 0, because memory is not
-        counted. on_disk: whether tokens are stored on disk."""
+        rows if the attention has no chunks. Its `memory` and `peak_bytes` are 0, because memory is
+        not counted. on_disk: whether tokens are stored on disk."""
         heights = [
             [
                 min(num_chunks * chunk_side(block.attn), costs.heights(b)[-1])

@@ -53,8 +53,8 @@ class StripRows(RowSource):
     """A base class of sources that compute their rows in strips of `height` rows. The last strip
     may have fewer rows.
 
-    A subclass defines `compute`. If only a part of a strip has been read, the strip is stored for
-    the next read. on_strip: called with the number of rows after a strip is computed.
+    A subclass defines `compute`. A strip of which only some rows have been read is stored for the
+    next read. on_strip: called after each computed strip, with its number of rows.
     """
 
     height: int

@@ -1,9 +1,9 @@
-"""Compute softmax attention over keys that arrive in parts.
+"""Compute softmax attention over keys that are added K at a time (online softmax).
 
-The parts are merged with a running maximum and a running sum of exponentials (online softmax,
-arXiv:1805.02867). The sums are float64, so that the result does not depend on the number of parts.
+Keys are merged with a running maximum and a running sum of exponentials (arXiv:1805.02867). The
+sums are float64, so that the result does not depend on K.
 
-Shapes: N heads, Q queries, D head dim, K keys of a part.
+Shapes: N heads, Q queries, D head dim, K keys that are added at once.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class OnlineSoftmax:
-    """The attention of queries to keys that are added part by part.
+    """The attention of queries to keys that are added a few at a time.
 
     q (N, Q, D): queries. scale: factor by which q @ k^T is multiplied.
     """

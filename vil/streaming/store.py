@@ -16,7 +16,8 @@ from vil.utils.errors import ConfigError, SaveError, os_error_as
 
 
 class Stores:
-    """A factory of the stores of all stages. folder: for files on disk; None if there are none."""
+    """A factory of the tensors in which stages store tokens. folder: for tensors on disk; None if
+    all are in memory."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self.folder, self.device = folder, device
@@ -24,9 +25,9 @@ class Stores:
     def make(
         self, index: int, plan: StagePlan, channels: int, dtype: torch.dtype
     ) -> list[StoredRows]:
-        """Create the stores of a stage. Its passes write to them in turn.
+        """Create the tensors of a stage. Its passes write to them in turn.
 
-        In memory, a pass overwrites the tokens that it reads, so one store is enough, except for
+        In memory, a pass overwrites the tokens that it reads, so one tensor is enough, except for
         full attention. On disk, each pass writes to another file than it reads, so that it can
         resume from any strip after an interruption. Raises SaveError if the disk is full.
         """

@@ -1,4 +1,4 @@
-"""Run the token-wise layers of a block on parts of the tokens that fit into a cache.
+"""Run the token-wise layers of a block on slices of the tokens, so that activations stay small.
 
 Shapes: T tokens, C channels, F output features.
 """
@@ -16,7 +16,8 @@ PART_BYTES = 1 << 24  # of the activations of an MLP for a part of the tokens
 
 
 def part_size(channels: int, dtype: torch.dtype) -> int:
-    """Return the number of tokens in a part. An MLP needs about 9C numbers per token."""
+    """Return the number of tokens for which an MLP's activations fit into PART_BYTES. An MLP needs
+    memory for about 9C values per token."""
     return max(1, PART_BYTES // (9 * channels * dtype.itemsize))
 
 
@@ -25,8 +26,8 @@ _sizes_only = ContextVar("sizes_only", default=False)
 
 @contextmanager
 def sizes_only() -> Iterator[None]:
-    """Inside the `with` block, make `parts` return only the first and the last part. This is enough
-    to count memory."""
+    """Inside the `with` block, make `parts` return only the first and the last slice, which is
+    enough to count peak memory."""
     token = _sizes_only.set(True)
     try:
         yield
@@ -35,7 +36,7 @@ def sizes_only() -> Iterator[None]:
 
 
 def parts(count: int, size: int) -> Iterator[slice]:
-    """Divide `count` tokens into parts of at most `size`, returned as slices."""
+    """Return slices that divide `count` tokens into ranges of at most `size` tokens."""
     starts = range(0, count, size)
     if _sizes_only.get():
         starts = sorted({*starts[:1], *starts[-1:]})
@@ -43,8 +44,8 @@ def parts(count: int, size: int) -> Iterator[slice]:
 
 
 def map_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
-    """Apply a function that maps tokens (T, C) to (T, F), to parts of at most `size` tokens. The
-    function must process each token independently."""
+    """Apply a function to x (T, C), at most `size` tokens at a time. Returns (T, F). The function
+    must process each token independently."""
     out = None
     for part in parts(len(x), size):
         y = function(x[part])

@@ -103,9 +103,9 @@ def read_lists(
 ) -> tuple[list[str], np.ndarray]:
     """Return the classes and the targets of rows that each have a list of texts.
 
-    items: per row, one text for a class, K texts for numbers, or any number of texts for labels.
-    name: name of the numbers; if K > 1, they are called <name>_0, <name>_1, ... The other arguments
-    and the result are those of `read_targets`.
+    items: the texts of each row: one text if target_type is "class", K texts if it is "numbers",
+    any number of texts if it is "labels". name: name of the numbers; if K > 1, they are called
+    <name>_0, <name>_1, ... The other arguments and the result are those of `read_targets`.
     """
     own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
     shown = [", ".join(texts) for texts in items]
