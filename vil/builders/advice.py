@@ -1,4 +1,4 @@
-"""Suggest better numbers of loader workers and threads for a slow run."""
+"""Suggest other numbers of data loader workers and CPU threads for a slow run."""
 
 import os
 

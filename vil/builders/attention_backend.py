@@ -108,13 +108,14 @@ def select_attention_backends(
     """Select the same backends of attention and MLPs on all ranks, log them, and write them to
     `folder`.
 
-    If `resuming`, uses the backends stored in `folder`. If not, or if none are stored, uses those
-    that `vil tune` found fastest for this user. For attention calls that still have no backend, all
-    backends are timed if MODEL.VIT.MSVIT.TUNE and `training` are set.
+    If `resuming`, uses the backends stored in `folder`. If there are none, or if this is a new run,
+    uses those that `vil tune` found fastest for this user. If both MODEL.VIT.MSVIT.TUNE and
+    `training` are set, all backends are timed for attention calls that still have none.
 
-    tune: on a CPU, time only the compiled backend and the one that would otherwise be selected.
-    say: function that logs a line. Raises ConfigError if the config names a backend that cannot
-    run.
+    training: whether to select backends for training too, not only for evaluation. tune: on a CPU,
+    time two backends for these calls: the compiled one, and the one that is used without tuning.
+    folder: folder of the run. say: function that logs a line. Raises ConfigError if the config
+    names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
@@ -156,10 +157,12 @@ def select_attention_backends(
 
 
 def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
-    """Set the backend of each attention module to one that supports images of all sizes.
+    """Set the backend of each attention module to one that supports images of all sizes, for a
+    detector.
 
-    This is the backend selected for INPUT.IMAGE_SIZE or, if that one does not support large token
-    grids, the backend selected for a large grid. A backend named in the config is not changed.
+    This is the backend selected for INPUT.IMAGE_SIZE. If it does not support large token grids, it
+    is the backend that would be selected for a large grid. A backend named in the config is not
+    changed.
     """
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
@@ -209,11 +212,12 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 def _tune_missing(
     requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
 ) -> None:
-    """Time backends for each attention call that has no backend in CHOICES. Store the fastest one
-    in CHOICES and in this user's tuning cache.
+    """Time backends for each attention call that has no entry in CHOICES, the selected backends.
+    Store the fastest one there and in this user's tuning cache.
 
-    names: backends to time in addition to the one that would be selected; a call that none of them
-    supports is skipped. If empty, all backends are timed. say: function that logs a line.
+    names: backends to time in addition to the one that is used without tuning. A call that none of
+    them supports is skipped. If `names` is empty, all backends are timed. say: function that logs a
+    line.
     """
     found = {}
     for request in requests:

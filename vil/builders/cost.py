@@ -1,4 +1,4 @@
-"""Count the parameters of each part of a model, and its multiply-accumulates (MACs) per image."""
+"""Count the parameters and the multiply-accumulates (MACs) per image of each stage of a model."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ from vil.models.vision_longformer import MsViT
 
 
 class CostRow(NamedTuple):
-    """Cost of one part of a model, such as a stage. Fields that do not apply are empty.
+    """Cost of a stage, of the head, or of a full model, as named by `part`. Fields that do not
+    apply are empty.
 
     attention: number of blocks and their attention type, such as "2 x longformer". tokens: grid of
     local tokens + number of global tokens, such as "14 x 14 + 1". width: channels. macs:
@@ -28,7 +29,8 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return one row per stage and one for the head of an MsViT, or one row for any other model.
+    """Return the cost of each stage and of the head for an MsViT, or of the full model for any
+    other.
 
     size: (height, width) of the image in pixels. A model that is not an MsViT must be on the meta
     device.
@@ -37,7 +39,7 @@ def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
 
 
 def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
-    """Return one row per stage, followed by one for the head, with the MACs from `MsViT.macs`.
+    """Return the cost of each stage, followed by that of the head, with the MACs from `MsViT.macs`.
 
     size: (height, width) of the image in pixels.
     """
@@ -53,7 +55,7 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return a list with a single row for a model, which must be on the meta device.
+    """Return the cost of a full model, as a list of one row. The model must be on the meta device.
 
     size: (height, width) of the image in pixels.
     """

@@ -87,10 +87,10 @@ def build_test_loaders(
 ) -> dict[str, EvalLoader]:
     """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
-    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.<key>.
-    bad_file: text file to which the names of unreadable images are appended. max_batch: a batch has
-    DATALOADER.BSZ images, but at most `max_batch`. If it is None, all ranks together load
-    DATALOADER.BSZ images.
+    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST,
+    or in DATA.VAL if key is "VAL". bad_file: text file to which the names of unreadable images are
+    appended. max_batch: maximum batch size of a rank, which is otherwise DATALOADER.BSZ. If it is
+    None, the batches of all ranks together have DATALOADER.BSZ images.
     """
     if datasets is None:
         names = cfg.DATA[key]
@@ -146,7 +146,7 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict of those items of DATA.KWARGS that the dataset `name` accepts.
+    """Yield those items of DATA.KWARGS that the dataset `name` accepts, as a dict.
 
     taken: names of the arguments that the dataset accepts. Build the dataset inside the `with`
     block: a TypeError there, such as for a wrong argument value, is raised as a ConfigError.
@@ -159,7 +159,8 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes, or the key is auto.
+    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes, or DATA.NUM_CLASSES is
+    auto.
 
     name: name of the dataset in the error message.
     """

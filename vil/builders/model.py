@@ -117,7 +117,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
     """Group config keys by the attention types that read them. Returns {names of attention types:
-    keys that are read by these types and no others}."""
+    keys that exactly these types read}."""
     readers: dict[str, list[str]] = {}
     for name, entry in ATTENTIONS.items():
         for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
@@ -195,7 +195,7 @@ def prepare_for_training(
 ) -> TrainedModel:
     """Move the model to the device, then shard and compile it if the config says so.
 
-    Also creates a moving average of the weights if OPTIM.EMA is set. Call this function before
+    Also creates a moving average of the weights if OPTIM.EMA is above 0. Call this function before
     building the optimizer, because sharding replaces the parameters.
     """
     model = move_to_device(cfg, model, device)

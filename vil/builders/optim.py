@@ -63,7 +63,8 @@ class ScaledLr(NamedTuple):
 
 def scaled_lr(cfg: CfgNode) -> ScaledLr:
     """Return OPTIM.LR and SOLVER.MIN_LR, scaled from OPTIM.LR_REFERENCE_BATCH images per step to
-    the config's number of images per step. They are not scaled if that key is 0."""
+    the config's number of images per step. If OPTIM.LR_REFERENCE_BATCH is 0, they are not scaled.
+    """
     optim, final = cfg.OPTIM, cfg.SOLVER.MIN_LR
     if not optim.LR_REFERENCE_BATCH:
         return ScaledLr(optim.LR, final)

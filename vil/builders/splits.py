@@ -102,8 +102,9 @@ def _divide(
 def _check_groups(
     dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
 ) -> None:
-    """Raise DataError if a class of the targets has images in fewer than `least` groups. If images
-    can have several labels, only log a warning. groups: the group of each target."""
+    """Raise DataError if a class has images in fewer than `least` groups. If images can have
+    several labels, only log a warning. targets: of the images to divide. groups: the group of each
+    of them. what: text with which messages begin."""
     classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
     pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(classes))
@@ -124,7 +125,8 @@ def _check_groups(
 def _check_classes(
     classes: Sequence[str], targets: np.ndarray, parts: np.ndarray, count: int, what: str
 ) -> None:
-    """Raise DataError if a class has no images in one of the `count` parts."""
+    """Raise DataError if a class has no images in one of the `count` parts. parts: the part of each
+    image. what: text with which error messages begin."""
     for part in range(count):
         missing = np.setdiff1d(targets, targets[parts == part]).tolist()
         if missing:

@@ -13,7 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """Return those keyword arguments of a component that config keys set, as {argument: value}.
+    """Return the keyword arguments of a component whose values come from config keys, as {argument:
+    value}.
 
     entry: the component's registry entry, which maps its arguments to config keys.
     """

@@ -1,7 +1,7 @@
 """Read configs of the original 2021 code, which use other names and spellings, and which contain
 keys that were set at run time.
 
-Old files need no changes. Warnings list the keys that are dropped or read differently.
+Old files need no changes. Warnings list the keys that are dropped or converted.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config of the 2021 code sets LN_EPS. That code ignored the key, but vil
-    applies it.
+    """Log a warning if a config of the 2021 code sets LN_EPS, which that code ignored and vil
+    applies.
 
     sources: {key: source of its value} for all keys that are set.
     """

@@ -157,7 +157,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
     """Set TASK to the task that another key, such as DETECTION.MODEL, implies. TASK is not changed
-    if it was set after that key, or in the same source (a file or the command line)."""
+    if it is set later than that key, or by the same file or command line."""
     last = {setting.key: index for index, setting in enumerate(settings)}
     explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():

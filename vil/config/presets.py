@@ -31,16 +31,17 @@ def read_preset(name: str) -> list[Setting]:
 
 
 def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a preset, without those that must not be combined with `others`, the
-    settings of files and the command line. See DEPENDENT."""
+    """Return the settings of a preset, without keys that depend on a key in `others`, the settings
+    of files and the command line. DEPENDENT lists these keys."""
     keys = {setting.key for setting in others}
     dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}
     return [setting for setting in preset if setting.key not in dropped]
 
 
 def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
-    """Return a title, followed by one line for each key of a preset. The line has the key's value
-    in `cfg` and, if another source sets it, also the preset's value and that source.
+    """Return a title, followed by one line for each key of a preset. The line shows the key's value
+    in `cfg`. If another source overrides the preset, it also shows that source and the preset's
+    value.
 
     cfg, sources: the result of `vil.config.load_config` with this preset.
     """

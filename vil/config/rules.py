@@ -1,5 +1,5 @@
-"""Rules for the allowed values of config keys. Each rule has a sentence that describes the values,
-for error messages and the manual."""
+"""Rules for the allowed values of config keys. Each rule describes these values in a sentence, for
+error messages and the manual."""
 
 import difflib
 import re
@@ -21,10 +21,10 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
 
     def proposal(self, value: Any) -> str | None:
-        """Return the item of `choices` that is most similar to the first invalid name in a value.
+        """Return the allowed name that is most similar to the first invalid name in a value.
 
         The value can have several names, in a tuple or joined by "," or "/". Returns None if all
-        names are valid, or if none of the choices is similar.
+        names are valid, or if none of the `choices` is similar.
         """
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words = [word for word in names_in(text) if word not in self.choices]

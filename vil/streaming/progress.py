@@ -47,8 +47,8 @@ class WorkDone:
         self.share = 0.0
 
     def watch(self, rows: StripRows, work: float) -> None:
-        """Add `work` to the current pass. It counts as done in proportion to the rows of `rows`
-        that are computed."""
+        """Add `work` to the current pass. It counts as done in proportion to the number of rows
+        that the row source `rows` has computed."""
         self.planned += work
         of_row = work / rows.rows  # a function that holds `rows` would keep its buffers alive
         rows.on_strip = lambda count: self._advance(of_row * count)

@@ -171,7 +171,7 @@ def position_lines(position: AbsoluteEmbedding, grid: tuple[int, int]) -> tuple[
 
 
 class TappedRows(RowSource):
-    """A row source that passes all rows that are read from another source to `write`."""
+    """A wrapper of a row source that also passes all rows it reads to the function `write`."""
 
     def __init__(self, source: RowSource, write: Writer) -> None:
         super().__init__(source.rows, source.cols, source.channels, source.dtype, source.device)
