@@ -8,13 +8,13 @@ DECLARED = (
     Key(
         "SCALE",
         (0.08, 1.0),
-        "Random resized crop: range of the area, as a fraction of the image.",
+        "Random resized crop: range of the crop's area, as a fraction of the image.",
         Rule(lambda v: is_range(v) and v[1] <= 1, "two numbers, 0 < low <= high <= 1"),
     ),
     Key(
         "RATIO",
         (3 / 4, 4 / 3),
-        "Random resized crop: range of the aspect ratio.",
+        "Random resized crop: range of the crop's aspect ratio.",
         Rule(is_range, "two numbers, 0 < low <= high"),
     ),
     Key(
@@ -27,44 +27,79 @@ DECLARED = (
             "five numbers from 0; hue at most 0.5, probability at most 1",
         ),
     ),
-    Key("GRAY_SCALE", 0.0, "Probability of grayscale (not with timm's transform).", probability),
-    Key("GAUSSIAN_BLUR", 0.0, "Probability of a blur (not with timm's transform).", probability),
+    Key(
+        "GRAY_SCALE",
+        0.0,
+        "Probability of conversion to gray (not with timm's transform).",
+        probability,
+    ),
+    Key(
+        "GAUSSIAN_BLUR",
+        0.0,
+        "Probability of a Gaussian blur (not with timm's transform).",
+        probability,
+    ),
     Key("DROPBLOCK_LAYERS", [3, 4], "DropBlock is not implemented", ignored=True),
     Key("DROPBLOCK_KEEP_PROB", 1.0, "DropBlock is not implemented", ignored=True),
     Key("DROPBLOCK_BLOCK_SIZE", 7, "DropBlock is not implemented", ignored=True),
-    Key("MIXUP_PROB", 0.0, "Probability of mixing a batch; 0: no mixup, no cutmix.", probability),
+    Key(
+        "MIXUP_PROB",
+        0.0,
+        "Probability that mixup or cutmix is applied to a batch; 0 disables both.",
+        probability,
+    ),
     Key("MIXUP", 0.0, "Alpha of mixup; 0 disables it.", at_least(0)),
     Key("MIXCUT", 0.0, "Alpha of cutmix; 0 disables it.", at_least(0)),
     Key(
         "MIXCUT_MINMAX",
         [],
-        "Range of cutmix's box side, relative to the image; replaces AUG.MIXCUT.",
+        "Range of the side of cutmix's box, as a fraction of the image side. If set, "
+        "AUG.MIXCUT is ignored. Empty: the side follows from AUG.MIXCUT.",
         Rule(lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"),
     ),
     Key(
-        "MIXUP_SWITCH_PROB", 0.5, "Probability of cutmix, not mixup, if both are set.", probability
+        "MIXUP_SWITCH_PROB",
+        0.5,
+        "Probability of cutmix instead of mixup, if both are enabled.",
+        probability,
     ),
     Key(
         "MIXUP_MODE",
         "batch",
-        "One mixing ratio per batch, per pair of images or per element.",
+        "How often the mixing ratio is sampled: once per batch (batch), per pair of images "
+        "(pair) or per image (elem).",
         one_of("batch", "pair", "elem"),
     ),
     Key("MIXCUT_AND_MIXUP", False, "AUG.MIXUP_SWITCH_PROB decides", ignored=True),
-    Key("REPEATED_AUG", False, "Repeated augmentation: an epoch has N/3 images, three times each."),
-    Section("AUG.TIMM_AUG", "timm's training transform; accepts further names.", extensible=True),
-    Key("USE_TRANSFORM", False, "Use timm's training transform."),
+    Key(
+        "REPEATED_AUG",
+        False,
+        "Repeated augmentation: an epoch has a third of the images, three times each.",
+    ),
+    Section(
+        "AUG.TIMM_AUG",
+        "timm's training transform. Keys with other names are accepted, but vil does not read "
+        "them.",
+        extensible=True,
+    ),
+    Key("USE_TRANSFORM", False, "Use timm's training transform instead of torchvision's."),
     Key("RE_PROB", 0.25, "Random erasing: probability.", probability),
     Key(
         "RE_MODE",
         "pixel",
-        "Random erasing: fill with zeros, one color or pixel noise.",
+        "Random erasing: fill the box with zeros (const), one random color (rand) or random "
+        "pixels (pixel).",
         one_of("const", "rand", "pixel"),
     ),
     Key("RE_COUNT", 1, "Random erasing: maximum number of boxes per image.", at_least(1)),
     Key("HFLIP", 0.5, "Probability of a horizontal flip.", probability),
     Key("VFLIP", 0.0, "Probability of a vertical flip.", probability),
-    Key("COLOR_JITTER", 0.4, "Color jitter; timm ignores it if AUTO_AUGMENT is set.", at_least(0)),
+    Key(
+        "COLOR_JITTER",
+        0.4,
+        "Strength of the color jitter; timm ignores it if AUTO_AUGMENT is set.",
+        at_least(0),
+    ),
     Key(
         "AUTO_AUGMENT",
         "rand-m9-mstd0.5-inc1",

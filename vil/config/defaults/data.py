@@ -20,53 +20,62 @@ DECLARED = (
     Key(
         "TRAIN",
         ("imagenet",),
-        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, a table "
-        "`x.csv`, `x.tsv` or `x.parquet`, shards `x-{000..003}.tar`, or a folder `x/` of the "
-        "library datasets.",
+        "Training sets, which are concatenated. Each is a registered name, the `x.yaml` of a "
+        "TSV dataset, a table `x.csv`, `x.tsv` or `x.parquet`, tar shards `x-{000..003}.tar`, "
+        "or a folder `x/` written by the library datasets.",
         not_empty,
     ),
     Key(
         "TEST",
         ("imagenet",),
-        "Evaluation sets. The first selects the best checkpoint, unless DATA.VAL is set.",
+        "Test sets. Without DATA.VAL, they are also evaluated during training, and the first "
+        "one selects the best checkpoint.",
         not_empty,
     ),
     Key(
         "VAL",
         (),
-        "Evaluation sets during training; the first selects the best checkpoint, and DATA.TEST is "
-        "evaluated once, after training. Empty: DATA.TEST.",
+        "Validation sets, evaluated during training. The first one selects the best "
+        "checkpoint, and DATA.TEST is evaluated only once, after training. Empty: DATA.TEST "
+        "is used instead.",
         Rule(lambda names: "" not in names, "names that are not empty"),
         element="",
     ),
     Key(
         "VAL_FRACTION",
         0.0,
-        "Part of the training images (without those for testing) that is the validation split "
-        "instead; 0: the set's own split.",
+        "Fraction of the training images to hold out as the validation split, after the test "
+        "split has been held out; 0: use the validation split of the dataset.",
         below_one,
     ),
     Key(
         "TEST_FRACTION",
         0.0,
-        "Part of the training images that is the test split instead; 0: the set's own split.",
+        "Fraction of the training images to hold out as the test split; 0: use the test split "
+        "of the dataset.",
         below_one,
     ),
     Key(
         "FOLDS",
         0,
-        "Number of equal parts of the training images, one of which is the test split (the "
-        "validation split, if DATA.VAL is empty) instead; 0: the set's own split.",
+        "Number of folds for cross-validation on the training images. Fold DATA.FOLD is the "
+        "test split or, if DATA.VAL is empty, the validation split. 0: use the splits of the "
+        "dataset.",
         Rule(lambda folds: folds == 0 or folds >= 2, "0, or at least 2"),
     ),
-    Key("FOLD", 0, "The part that is held out, from 0 to DATA.FOLDS - 1.", at_least(0)),
-    Key("SPLIT_SEED", 0, "Seed of VAL_FRACTION, TEST_FRACTION and FOLDS.", between(0, 2**32 - 1)),
+    Key("FOLD", 0, "The fold that is held out, from 0 to DATA.FOLDS - 1.", at_least(0)),
+    Key(
+        "SPLIT_SEED",
+        0,
+        "Seed for dividing images by VAL_FRACTION, TEST_FRACTION and FOLDS.",
+        between(0, 2**32 - 1),
+    ),
     Key(
         "GROUP_BY",
         "auto",
-        "Images that are never in different parts. column: those with the same value in a table's "
-        "group column; content: identical images; none: no groups; auto: column and, up to 50000 "
-        "images, content.",
+        "Which images must stay in the same split or fold. column: those with the same value "
+        "in the group column of a table; content: identical images; none: no such groups; "
+        "auto: column, and content too for up to 50000 images.",
         one_of("auto", "column", "content", "none"),
     ),
     Conflict(
@@ -94,34 +103,43 @@ DECLARED = (
     Key(
         "NUM_CLASSES",
         1000,
-        "Number of classes of the head. auto: that of the training set.",
+        "Number of classes of the head; auto: the number in the training set.",
         Rule(lambda value: value == "auto" or value >= 1, "auto, or at least 1"),
         words=("auto",),
     ),
     Key(
         "CLASSES",
         "by_name",
-        "How to match the classes of a test set, or of a resumed run's data, with those that the "
-        "model learned.",
+        "How to match the classes of a dataset with those that the model was trained with, "
+        "for test sets and resumed runs.",
         one_of("by_name", "by_position"),
     ),
     Key(
         "TARGETMAP",
         "",
-        "JSON file that maps the model's classes to those of the test sets, relative to DATA.PATH.",
+        "JSON file, relative to DATA.PATH, that maps the model's classes to those of the test "
+        "sets; empty: the classes are the same.",
     ),
-    Key("PATH", "./datasets", "Root folder of the data (--data).", not_empty),
-    Key("DATA_DIR", "./data", "Second folder to search for MODEL.MODEL_PATH."),
+    Key("PATH", "./datasets", "Root folder of the datasets (--data).", not_empty),
+    Key("DATA_DIR", "./data", "Additional folder to search for the file MODEL.MODEL_PATH."),
     Key(
         "VALUE_RANGE",
         (),
-        "Values [low, high] that become black and white in gray images of more than 8 bits. auto: "
-        "0 to 65535 for 16 bits, 0 to 1 for floats.",
+        "For images with more than 8 bits: the pixel values [low, high] that become black and "
+        "white. auto: 0 to 65535 for 16 bits, 0 to 1 for floats.",
         Rule(lambda v: not v or is_interval(v), "auto, or [low, high] with low < high"),
     ),
-    Key("MAX_BAD_FRACTION", 0.01, "Tolerated fraction of unreadable images.", probability),
+    Key(
+        "MAX_BAD_FRACTION",
+        0.01,
+        "Allowed fraction of unreadable images; if there are more, the run stops.",
+        probability,
+    ),
     Section(
-        "DATA.KWARGS", "Arguments for the datasets that accept them; any name.", extensible=True
+        "DATA.KWARGS",
+        "Keyword arguments of the datasets, under any key. Each is passed to the datasets "
+        "that accept it.",
+        extensible=True,
     ),
     Section("LOSS", "The training loss."),
     Key(
@@ -130,14 +148,14 @@ DECLARED = (
     Key(
         "LABEL_SMOOTHING",
         0.0,
-        "Part of the target probability that is distributed over all classes.",
+        "Label smoothing: fraction of the target probability that is distributed over all classes.",
         below_one,
     ),
     Key(
         "CLASS_WEIGHTS",
         ("none",),
-        "Weight of each class in the loss. balanced: number of training images divided by (number "
-        "of classes x images of the class).",
+        "Weight of each class in the loss. none: 1 for all. balanced: number of training "
+        "images / (number of classes x images of the class).",
         Rule(
             lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
             "none, balanced, or a list of numbers of at least 0, one per class",
@@ -147,28 +165,31 @@ DECLARED = (
     Key(
         "LOGIT_ADJUSTMENT",
         0.0,
-        "Factor of the logarithm of the class frequencies that is added to the logits in training "
-        "(arXiv:2007.07314); 0: none, 1: for balanced accuracy.",
+        "Logit adjustment (arXiv:2007.07314): in training, this factor times the log of the "
+        "class frequencies is added to the logits. 0: none; 1: optimizes balanced accuracy.",
         at_least(0),
     ),
     Section("LOSS.FOCAL", "The focal loss."),
     Key("NORMALIZE", True, "Focal loss: sum over classes instead of averaging over them."),
     Key("ALPHA", 1.0, "Focal loss: weight of the positives.", at_least(0)),
     Key("GAMMA", 0.5, "Focal loss: exponent that weights down easy examples.", at_least(0)),
-    Section("DATALOADER", "Batches and loader processes."),
-    Key("BSZ", 128, "Images per batch over ALL processes; see OPTIM.ACCUMULATE.", at_least(1)),
+    Section("DATALOADER", "Batches and worker processes of the data loaders."),
+    Key(
+        "BSZ", 128, "Images per batch of all processes together; see OPTIM.ACCUMULATE.", at_least(1)
+    ),
     Key(
         "SAMPLER",
         "random",
-        "random: every image once per epoch. balanced: every class equally often, so that images "
-        "of rare classes are repeated.",
+        "random: every image once per epoch. balanced: every class equally often, with images "
+        "of rare classes repeated.",
         one_of("random", "balanced"),
     ),
     Key("RE", "no", "nothing reads it", ignored=True),
     Key(
         "WORKERS",
         0,
-        "Loader processes per training process; 0: load in the training process.",
+        "Worker processes per data loader, in each training process; 0: load in the training "
+        "process.",
         between(0, 4096),
     ),
     Conflict(

@@ -7,14 +7,13 @@ DECLARED = (
     Key(
         "METRIC",
         "",
-        "Metric on the first test set that selects the best checkpoint; empty: the task's default "
-        "(top1, box_ap, mask_ap).",
+        "Metric that selects the best checkpoint, on the first set of DATA.VAL or, if that is "
+        "empty, of DATA.TEST. Empty: the default metric of the task (top1, box_ap, mask_ap).",
     ),
     Key(
         "FAST",
         False,
-        "vil evaluate and vil predict run a copy of the model that is optimized for inference, see "
-        "vil.optimize_for_inference, in AMP's precision if AMP.ENABLED is set. Training ignores "
-        "it.",
+        "Optimize the model for inference in vil evaluate and vil predict, with "
+        "vil.optimize_for_inference, in AMP.DTYPE if AMP.ENABLED is set. Training ignores it.",
     ),
 )

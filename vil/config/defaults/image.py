@@ -8,28 +8,33 @@ DECLARED = (
     Key(
         "CHANNELS",
         3,
-        "Channels of the images: 1 gray, 3 RGB, others bands (docs/guides/channels.md).",
+        "Channels of the images: 1 gray, 3 RGB, any other number bands (docs/guides/channels.md).",
         between(1, 16),
     ),
     Key(
         "MEAN",
         [0.485, 0.456, 0.406],
-        "Mean of the channels, subtracted from images in 0..1: one number, or one per channel.",
+        "Mean of each channel, for pixel values in 0..1; subtracted from the images.",
         Rule(lambda value: 1 <= len(value) <= 16, "one number, or one per channel"),
     ),
     Key(
         "STD",
         [0.229, 0.224, 0.225],
-        "Standard deviation of the channels; divides images after MEAN is subtracted.",
+        "Standard deviation of each channel, for pixel values in 0..1; the images are divided "
+        "by it after MEAN is subtracted.",
         Rule(lambda v: 1 <= len(v) <= 16 and min(v) > 0, "one number above 0, or one per channel"),
     ),
-    Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", between(1, 16384)),
+    Key(
+        "IMAGE_SIZE",
+        224,
+        "Side of the square input images of the model, in pixels.",
+        between(1, 16384),
+    ),
     Key(
         "CROP_PCT",
         0.875,
-        "Fraction of the resized image that the evaluation crop keeps: the shorter side is "
-        "first resized to int(IMAGE_SIZE / CROP_PCT). Fine-tuning resizes training images in "
-        "the same way.",
+        "Evaluation resizes the shorter side to int(IMAGE_SIZE / CROP_PCT), then crops the "
+        "center. Fine-tuning (FINETUNE.FINETUNE) resizes training images in the same way.",
         fraction,
     ),
     Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),
@@ -39,13 +44,18 @@ DECLARED = (
         "MEAN and STD need one number, or one per channel, such as MEAN [0.5] STD [0.25]",
     ),
     Section("AMP", "Mixed precision and memory layout."),
-    Key("ENABLED", False, "Compute forward and loss in AMP.DTYPE (autocast)."),
+    Key("ENABLED", False, "Compute the forward pass and the loss in AMP.DTYPE (autocast)."),
     Key(
         "DTYPE",
         "bfloat16",
-        "Precision of autocast; float16 uses loss scaling.",
+        "Dtype of autocast; float16 uses loss scaling.",
         one_of("bfloat16", "float16"),
     ),
     Key("TF32", True, "Allow TF32 in float32 matmuls and convolutions on CUDA."),
-    Key("MEMORY_FORMAT", "nchw", "nhwc: channels-last weights and images.", one_of("nchw", "nhwc")),
+    Key(
+        "MEMORY_FORMAT",
+        "nchw",
+        "Memory format of weights and images; nhwc is channels-last.",
+        one_of("nchw", "nhwc"),
+    ),
 )

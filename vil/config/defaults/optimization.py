@@ -19,95 +19,119 @@ DECLARED = (
     Key(
         "OPT",
         "adamw",
-        "The optimizer; apex_* need NVIDIA apex, timm/NAME is one of timm, such as timm/lion.",
+        "Name of the optimizer. apex_* need NVIDIA apex; timm/NAME is an optimizer of timm, "
+        "such as timm/lion.",
         RegistryRule("optimizer"),
     ),
-    Key("LR", 1.0, "Peak learning rate, at LR_REFERENCE_BATCH images per step.", positive),
+    Key("LR", 1.0, "Peak learning rate. It is scaled if LR_REFERENCE_BATCH is set.", positive),
     Key(
         "LR_REFERENCE_BATCH",
         0,
-        "Images per step for which LR and SOLVER.MIN_LR were chosen; they are scaled to BSZ * "
-        "ACCUMULATE. 0: they are not scaled.",
+        "Images per step for which LR and SOLVER.MIN_LR were chosen. Both are scaled to the "
+        "actual number, DATALOADER.BSZ * ACCUMULATE. 0: no scaling.",
         at_least(0),
     ),
     Key(
         "LR_SCALING",
         "auto",
-        "With LR_REFERENCE_BATCH, linear: multiply by the ratio of the batches; sqrt: by its "
-        "square root; auto: sqrt for the Adam and LAMB families, else linear.",
+        "Scaling rule for LR_REFERENCE_BATCH. linear: multiply by the ratio of the images per "
+        "step; sqrt: by its square root; auto: sqrt for the Adam and LAMB families, else "
+        "linear.",
         one_of("auto", "linear", "sqrt"),
     ),
     Key(
         "MOM",
         0.9,
-        "Momentum of sgd, lars, larc, qhm, and of timm's optimizers with one.",
+        "Momentum of sgd, lars, larc and qhm, and of those optimizers of timm that have momentum.",
         below_one,
     ),
-    Key("NU", 1.0, "QHM's nu: weight of the momentum in the step.", probability),
+    Key("NU", 1.0, "qhm: weight nu of the momentum in the update.", probability),
     Key("WD", 5e-4, "Weight decay.", at_least(0)),
     Key("WD0", 0.0, "Weight decay of norms, embeddings and relative-bias tables.", at_least(0)),
     Key("EPOCHS", 150, "Length of the run in epochs.", at_least(1)),
-    Key("CLIP_GRAD", 0.0, "Maximum norm of all gradients together; 0: no clipping.", at_least(0)),
+    Key("CLIP_GRAD", 0.0, "Maximum global norm of the gradients; 0: no clipping.", at_least(0)),
     Key(
         "ACCUMULATE",
         1,
-        "Batches of BSZ images whose gradients are accumulated per step. Equals one larger "
-        "batch, apart from random draws (dropout, drop path) and batch norms.",
+        "Gradient accumulation: number of batches of DATALOADER.BSZ images per step. The "
+        "result is that of one larger batch, except for dropout, drop path and batch norms.",
         at_least(1),
     ),
-    Key("LAYER_DECAY", 1.0, "Learning-rate ratio of a layer to the next one.", fraction),
+    Key(
+        "LAYER_DECAY",
+        1.0,
+        "Layer-wise learning-rate decay: learning rate of a layer divided by that of the next "
+        "one; 1: none.",
+        fraction,
+    ),
     Key(
         "EMA",
         0.0,
-        "Decay of the weights' moving average; 0: none. The average is evaluated instead of "
-        "the weights, selects the best checkpoint, and is saved as ema.safetensors, which "
-        "evaluate, predict and MODEL_PATH prefer.",
+        "Decay of the moving average of the weights; 0: none. The average is evaluated "
+        "instead of the weights, selects the best checkpoint, and is saved as "
+        "ema.safetensors, which evaluate, predict and MODEL_PATH prefer.",
         below_one,
     ),
     Key("WARMUP", 0, "SOLVER.WARMUP_EPOCHS decides", ignored=True),
-    Key("DROP_FREQ", 50, "multistep: epochs between learning-rate drops.", at_least(1)),
+    Key("DROP_FREQ", 50, "multistep: epochs between drops of the learning rate.", at_least(1)),
     Key(
         "DROP_EPOCHS",
         [],
-        "multistep: epochs of the drops, may be fractions; empty: use DROP_FREQ.",
+        "multistep: epochs, or fractions of epochs, at which the learning rate drops; empty: "
+        "every DROP_FREQ epochs.",
         Rule(
             lambda v: list(v) == sorted(v) and all(n > 0 for n in v), "empty, or ascending epochs"
         ),
     ),
-    Key("DROP_FACTOR", 10.0, "multistep and VAL: divide the learning rate by this.", positive),
+    Key(
+        "DROP_FACTOR",
+        10.0,
+        "multistep and OPTIM.VAL: divide the learning rate by this at each drop.",
+        positive,
+    ),
     Key(
         "VAL",
         0,
-        "sgd and qhm without LR_POLICY: if non-zero, drop the learning rate after every "
-        "evaluation that is not the best so far.",
+        "sgd and qhm without SOLVER.LR_POLICY: if non-zero, drop the learning rate after "
+        "every evaluation that is not the best so far.",
         at_least(0),
     ),
     Key("TEST_FREQ", 1000, "RUN.EVAL_EVERY decides", ignored=True),
     Section(
         "OPTIM.ADAM",
-        "The Adam family. An optimizer of timm keeps its own values where these are not changed.",
+        "The Adam family. Optimizers of timm use their own defaults for keys that are not changed.",
     ),
     Key("BETA1", 0.9, "Adam family: decay of the first moment.", below_one),
     Key("BETA2", 0.999, "Adam family: decay of the second moment.", below_one),
-    Key("EPS", 1e-8, "Adam family: added to the denominator.", positive),
+    Key("EPS", 1e-8, "Adam family: epsilon that is added to the denominator.", positive),
     Section("SOLVER", "The learning-rate schedule."),
     Key(
         "LR_POLICY",
         "",
-        "Shape of the schedule; empty: a constant learning rate, no warm-up.",
+        "Name of the learning-rate schedule; empty: a constant learning rate without warm-up.",
         RegistryRule("schedule"),
     ),
-    Key("WARMUP_FACTOR", 1.0 / 3, "The warm-up starts at this fraction of OPTIM.LR.", probability),
+    Key(
+        "WARMUP_FACTOR",
+        1.0 / 3,
+        "Learning rate at the start of the warm-up, as a fraction of OPTIM.LR.",
+        probability,
+    ),
     Key("WARMUP_EPOCHS", 5.0, "Length of the warm-up in epochs; may be a fraction.", at_least(0)),
     Key(
         "WARMUP_METHOD",
         "linear",
-        "linear rises to OPTIM.LR, constant stays at WARMUP_FACTOR.",
+        "linear: increase the learning rate to OPTIM.LR; constant: keep it at WARMUP_FACTOR "
+        "until the end of the warm-up.",
         one_of("linear", "constant"),
     ),
-    Key("MIN_LR", 0.0, "Final learning rate of cosine and linear.", at_least(0)),
+    Key("MIN_LR", 0.0, "Final learning rate of the schedules cosine and linear.", at_least(0)),
     Key("DETECT_ANOMALY", False, "Enable torch's anomaly detection, which locates NaNs; slow."),
-    Key("EPOCH_BASED_SCHEDULE", False, "Update the learning rate per epoch, not per iteration."),
+    Key(
+        "EPOCH_BASED_SCHEDULE",
+        False,
+        "Update the learning rate once per epoch instead of every step.",
+    ),
     Key("USE_LARC", False, "Wrap sgd in LARC, layer-wise adaptive rate clipping."),
     Conflict(
         ("SOLVER.LR_POLICY", "SOLVER.WARMUP_EPOCHS", "OPTIM.EPOCHS"),

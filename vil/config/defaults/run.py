@@ -9,15 +9,15 @@ DECLARED = (
     Key(
         "PATIENCE",
         0,
-        "Stop early after this many evaluations in a row whose metric, which selects the best "
-        "checkpoint, did not improve; 0: never.",
+        "Early stopping: stop after this many consecutive evaluations without an improvement "
+        "of the metric that selects the best checkpoint; 0: never.",
         at_least(0),
     ),
     Key(
         "MIN_DELTA",
         0.0,
-        "PATIENCE counts an evaluation as an improvement if it is better than the last improvement "
-        "by more than this, in the unit of the metric.",
+        "Early stopping: an evaluation is an improvement only if its metric is better than at "
+        "the last improvement by more than this.",
         at_least(0),
     ),
     Key("SAVE_EVERY", 1, "Epochs between checkpoints.", at_least(1)),
@@ -27,29 +27,34 @@ DECLARED = (
     Key(
         "ALLOW_CHANGES",
         False,
-        "Resume with another model, data or batches; not stored for the next start. Still refused: "
-        "other weight shapes, another optimizer, and another number of images per step or of steps "
-        "per epoch.",
+        "Allow a resumed run to have another model, data or batches; applies only to this "
+        "start. Still an error: other weight shapes, another optimizer, and another number of "
+        "images per step or of steps per epoch.",
     ),
     Key(
         "MAX_BAD_STEPS",
         10,
-        "Stop after more than this many consecutive skipped steps with a non-finite loss or "
-        "gradient (or half an epoch, if that is less).",
+        "Stop after more than this many consecutive steps that were skipped because of a "
+        "non-finite loss or gradient (or after half an epoch of them, if that is less).",
         at_least(0),
     ),
-    Key("MAX_FAILED_SAVES", 3, "Stop after this many consecutive failed checkpoints.", at_least(1)),
+    Key(
+        "MAX_FAILED_SAVES",
+        3,
+        "Stop after this many consecutive checkpoints that could not be saved.",
+        at_least(1),
+    ),
     Key(
         "HANG_SECONDS",
         1800.0,
-        "Print stacks and exit if no step, evaluation batch or checkpoint ends within these "
-        "seconds; 0: never.",
+        "Print stack traces and exit if no step, evaluation batch or checkpoint is completed "
+        "for this many seconds; 0: never.",
         at_least(0),
     ),
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Like HANG_SECONDS, but once SIGTERM, SIGUSR1 or Ctrl-C was received.",
+        "Replaces HANG_SECONDS after SIGTERM, SIGUSR1 or Ctrl-C.",
         positive,
     ),
     Section("", "The run as a whole."),
@@ -58,41 +63,51 @@ DECLARED = (
     Key(
         "LOG_FREQ",
         10,
-        "Iterations between log lines. The last line of an epoch also averages the iterations "
-        "that would be left for a shorter one.",
+        "Steps between log lines. If an epoch's steps are not a multiple, its last line "
+        "includes the remaining steps.",
         at_least(1),
     ),
-    Key("EVALUATE", False, "Evaluate only."),
+    Key("EVALUATE", False, "Evaluate only, without training."),
     Key("OUTPUT_PERCLASS_ACC", False, "Report the accuracy of every class."),
-    Key("ONLY_SAVE_LAST", 0, "Non-zero: keep only the newest and best checkpoint.", at_least(0)),
-    Section("DISTRIBUTED", "Several processes."),
+    Key(
+        "ONLY_SAVE_LAST",
+        0,
+        "If non-zero, keep only the newest and the best checkpoint.",
+        at_least(0),
+    ),
+    Section("DISTRIBUTED", "Training with several processes."),
     Key(
         "STRATEGY",
         "ddp",
         "ddp: replicate the model; fsdp: shard weights, gradients and optimizer state, and "
-        "gather each block while it is computed.",
+        "gather the weights of each block while it is computed.",
         one_of("ddp", "fsdp"),
     ),
     Section("", "The run as a whole."),
     Key(
         "DISTRIBUTED_BACKEND",
         "nccl",
-        "Process group between GPUs; CPU runs use gloo.",
+        "Backend of the process group for GPU runs; CPU runs use gloo.",
         one_of("nccl", "gloo", "mpi"),
     ),
     Key("GATHER_ON_CPU", False, "evaluation exchanges counts, not predictions", ignored=True),
     Key(
         "DEVICE",
         "auto",
-        "auto: the first available of cuda, mps, cpu.",
+        "Device of the run; auto: the first available of cuda, mps, cpu.",
         matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
     ),
-    Key("SEED", 0, "Seed of all random draws (--seed).", between(0, 2**32 - 1)),
-    Key("DETERMINISTIC", False, "Use deterministic kernels: same bits on one machine, slower."),
+    Key("SEED", 0, "Seed of all random numbers (--seed).", between(0, 2**32 - 1)),
+    Key(
+        "DETERMINISTIC",
+        False,
+        "Use deterministic kernels, which are slower: the same bits in every run on the same "
+        "machine.",
+    ),
     Key(
         "TASK",
         "classification",
-        "A registered task; a key of the task may imply it.",
+        "Name of the task. Some keys of a task, such as DETECTION.MODEL, imply it.",
         RegistryRule("task"),
     ),
     Key(
