@@ -154,7 +154,7 @@ CONFLICTS = {
     "test without val": (("DATA.TEST_FRACTION=0.1",), "set DATA.VAL too"),
     "not a training set": (
         ("DATA.VAL_FRACTION=0.1", "DATA.TEST=[fake]"),
-        "names no dataset of DATA",
+        "has no dataset in common with DATA",
     ),
 }
 

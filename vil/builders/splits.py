@@ -38,8 +38,8 @@ def derived_splits(cfg: CfgNode, name: str) -> list[str]:
         shared = set(data[key]) & set(data.TRAIN)
         if not shared:
             raise ConfigError(
-                f"DATA.{key} {', '.join(data[key])} names no dataset of DATA.TRAIN "
-                f"{', '.join(data.TRAIN)}, so no images can be held out as its {split} split: "
+                f"DATA.{key} {', '.join(data[key])} has no dataset in common with DATA.TRAIN "
+                f"{', '.join(data.TRAIN)}, so no {split} images can be held out: "
                 f"set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0, or change DATA.{key}"
             )
         if name in shared:
@@ -103,8 +103,8 @@ def _check_groups(
     dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
 ) -> None:
     """Raise DataError if a class has images in fewer than `least` groups. If images can have
-    several labels, only log a warning. targets: of the images to divide. groups: the group of each
-    of them. what: text with which messages begin."""
+    several labels, only log a warning. targets: targets of the images to divide. groups: group
+    number of each of these images. what: text with which messages begin."""
     classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
     pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(classes))

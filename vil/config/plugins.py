@@ -28,9 +28,9 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
     """Run the installed plug-ins and the given Python files. Returns the list to store in IMPORTS.
 
-    named: files that the user names now. recorded: pairs (file or plug-in in a config's IMPORTS,
-    location of this entry). Raises ConfigError for a missing file or plug-in, for a recorded file
-    that this user has never named, and for code that fails.
+    named: files that the user passes with --import or from Python. recorded: pairs (file or plug-in
+    in a config's IMPORTS, location of this entry). Raises ConfigError for a missing file or
+    plug-in, for a recorded file that this user has never named, and for code that fails.
     """
     installed = load_entry_points()
     for file in named:

@@ -51,7 +51,8 @@ def _read_bands(
 
 
 def _iter_pages(image: Image.Image, channels: int) -> Iterator[Image.Image]:
-    """Yield the upright pages of an opened file, at most one more than `channels`."""
+    """Yield the upright pages of an opened file, but at most channels + 1, which is enough to
+    detect that there are more pages than channels."""
     for number in range(min(getattr(image, "n_frames", 1), channels + 1)):
         image.seek(number)
         page = image.copy()

@@ -155,7 +155,7 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """Return this process's share of the dataset indices 0..n-1, in batches of at most `batch_size`
+    """Return this process's share of a dataset of n samples, as batches of at most `batch_size`
     positions.
 
     All batches have consecutive indices. Process `rank` gets the batches rank, rank + world, ...

@@ -185,7 +185,8 @@ class PreparedStream:
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Select the writers of stage outputs. Returns {index of the stage: writer of its map}."""
+    """Return {index of a stage: function that writes rows of its map} for the outputs that are maps
+    of stages. writers: {output: such a function}."""
     prefix = "stages."
     return {
         int(name.removeprefix(prefix)): write

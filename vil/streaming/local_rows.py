@@ -26,10 +26,11 @@ SIDE = 8  # rows of the smallest strip of an attention without a window
 
 
 class Context(NamedTuple):
-    """The rows that are needed to compute a strip. Together they form its small grid.
+    """The rows that are needed to compute a strip: the strip and its neighbors. Together they form
+    the small grid on which attention runs.
 
-    runs: ranges (first row, end) of the source, in the order of the small grid. queries: position
-    of the strip's rows in the small grid.
+    runs: ranges (first row, end) of rows of the full grid, in the order of the small grid. queries:
+    position of the strip's rows in the small grid.
     """
 
     runs: tuple[tuple[int, int], ...]

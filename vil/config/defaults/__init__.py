@@ -29,9 +29,9 @@ _of_components: list[str | Sequence] = []  # keys that components added, and wha
 def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> None:
     """Add sections, keys and conflicts (forbidden combinations of values) to the config.
 
-    A key belongs to the section before it in `items`. owner: who declares them, for the error
-    message. Raises ConfigError for a key that exists already, or whose name is not a valid
-    identifier.
+    A key belongs to the last section before it in `items`. owner: name of the component that
+    declares the items, for the error message. Raises ConfigError for a key that exists already, or
+    whose name is not a valid identifier.
     """
     section = ""
     for item in items:

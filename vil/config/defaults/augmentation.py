@@ -24,7 +24,7 @@ DECLARED = (
         "(not with timm's transform).",
         Rule(
             lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
-            "five numbers from 0; hue at most 0.5, probability at most 1",
+            "five numbers of at least 0, with hue at most 0.5 and probability at most 1",
         ),
     ),
     Key(

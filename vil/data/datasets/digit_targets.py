@@ -73,8 +73,8 @@ class DigitSets(ImageDataset):
         n: int = 2000,
         most: int = 5,
     ):
-        """Compose scenes of size x size pixels, n for the training split or n / 4 for the
-        validation split. root is not used. most: largest number of digits in a scene."""
+        """Compose scenes of size x size pixels. n: number of training scenes; there are n / 4
+        validation scenes. root is not used. most: largest number of digits in a scene."""
         super().__init__(split, transform)
         if not 1 <= most <= self.GRID**2:
             raise ValueError(f"digit_sets: most must be 1 to {self.GRID**2}, given {most}")

@@ -87,8 +87,8 @@ class Folder(ImageDataset):
 def split_folder(root: Path, split: str) -> Path:
     """Return the folder of a split, which is root/<split>.
 
-    For the training split, it is the root if this has class folders but no folder train, val or
-    test. Raises DataError if the folder does not exist.
+    For the training split, it is the root itself if the root has class folders and no folder train,
+    val or test. Raises DataError if the folder does not exist.
     """
     folder = root / split
     if folder.is_dir():

@@ -161,7 +161,8 @@ class Table(ImageDataset):
         return selected
 
     def _check_groups(self, given: dict[str, Sequence[str]], groups: np.ndarray) -> None:
-        """Raise DataError if the column `split` separates images of one group."""
+        """Raise DataError if the column `split` puts images of one group into different splits.
+        given: {optional column: its texts}. groups: (rows,) group number of each row, or -1."""
         if "split" not in given:
             return
         splits = [text.strip() for text in given["split"]]

@@ -81,8 +81,8 @@ def _read_records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _decode(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file. Raises DataError with the line's number for other text, and
-    for a line of more than MAX_LINE bytes."""
+    """Yield the lines of a UTF-8 file. Raises DataError, with the line number, for a line that is
+    not UTF-8 or has more than MAX_LINE bytes."""
     number = 0
     with open(path, "rb") as file:
         while line := file.readline(MAX_LINE + 1):

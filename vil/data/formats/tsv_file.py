@@ -61,8 +61,9 @@ class TsvFile:
     def labels(self, numbers: Iterable[int], *, before_image: bool) -> Iterator[str]:
         """Yield the label, which is the second column, of each of the given rows.
 
-        before_image: the rows must also have a third column, the image. The file is memory-mapped,
-        so that image data are not read. Raises DataError if a column is missing.
+        numbers: row numbers. before_image: whether the rows must also have a third column, the
+        image. The file is memory-mapped, so that image data are not read. Raises DataError if a
+        column is missing.
         """
         with (
             open(self.path, "rb") as file,
