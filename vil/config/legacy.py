@@ -1,5 +1,5 @@
-"""Read configs of the original 2021 code, which use other names and spellings, and which contain
-keys that were set at run time.
+"""Read configs of the original 2021 code. Their keys and values have other names and spellings, and
+include keys that were set at run time.
 
 Old files need no changes. Warnings list the keys that are dropped or converted.
 """

@@ -55,7 +55,8 @@ def match_classes(
     Args:
         learned: the class names that the model was trained with.
         name: the dataset's name in messages.
-        by_position: match classes by position, which leaves the dataset unchanged.
+        by_position: match classes by their numbers instead of their names. The dataset is then not
+            changed.
 
     If the dataset or the model has no class names, classes are matched by position; if only one of
     the two has names, a warning is logged. Raises DataError if the two sets of names differ, or if
@@ -116,9 +117,10 @@ def read_class_mapping(
     numbers of the model to texts, such as {"3": "cat(n02123045)"}. The text before the last "(",
     here "cat", selects the dataset classes called "cat" and those whose name starts with "cat(".
 
-    Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
-    some dataset classes are not mapped. Raises DataError if the file is invalid, has a class number
-    that the model lacks, or selects no dataset class.
+    Returns a bool matrix (num_classes, number of dataset classes). A class of the model can map to
+    several classes of the dataset, and vice versa. Logs a warning if some dataset classes are not
+    mapped. Raises DataError if the file is invalid, has a class number that the model lacks, or
+    selects no dataset class.
     """
     mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
     columns = columns_by_name(dataset_classes)

@@ -103,8 +103,8 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
 
 @contextmanager
 def readable(source: str | Path | BinaryIO) -> Iterator[None]:
-    """Raise any error inside the `with` block as UnreadableImage. The block reads `source`. Also
-    raises UnreadableImage if `source` is the path of a folder or another special file."""
+    """Convert any error of a `with` block that reads `source` to UnreadableImage. Also raises
+    UnreadableImage if `source` is the path of a folder or special file."""
     if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
         raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:

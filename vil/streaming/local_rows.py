@@ -43,8 +43,8 @@ class Context(NamedTuple):
 
 
 def halo_of(window: Window | None) -> tuple[int, int]:
-    """Return the numbers of rows of chunks, 0 or 1 each, to which a query attends above and below
-    the row of its chunk."""
+    """Return (above, below): how many rows of chunks, 0 or 1, a query attends to above and below
+    the row of its own chunk."""
     steps = [0] if window is None else [offset[0] for offset in window.offsets]
     return int(min(steps) < 0), int(max(steps) > 0)
 

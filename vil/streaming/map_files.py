@@ -47,8 +47,8 @@ def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.n
 
 
 def check_map_file(path: Path) -> None:
-    """Raise ConfigError or DataError if a map cannot be saved to a path, because of its extension,
-    a missing package or, for .zarr, its folder."""
+    """Raise ConfigError if a map cannot be saved to a path because of its extension or, for .zarr,
+    its folder. Raise DataError if a package is missing."""
     if path.suffix.lower() == ".npy":
         return
     if path.suffix.lower() not in ENDINGS:

@@ -123,7 +123,7 @@ class ImageList:
         return read_image(source, self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
-        """Return the image's path, or the name of its ImageSource if that has the content."""
+        """Return the path of the image or, for an image that was given as bytes, its name."""
         return self.images[index].name
 
 
