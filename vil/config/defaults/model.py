@@ -27,8 +27,8 @@ DECLARED = (
     Key(
         "MODEL_PATH",
         "",
-        "Weights to load: a file, also searched for in DATA.DATA_DIR, the folder of a run, or "
-        "a name such as ViL_Nano_Weights.DIGITS; empty: none.",
+        "Weights to load: the path of a file (also searched for in DATA.DATA_DIR) or of a "
+        "run's folder, or a name such as ViL_Nano_Weights.DIGITS; empty: none.",
     ),
     Key("PRETRAINED", False, "Load the published weights of a torchvision or timm model."),
     Key("FREEZE_CONV_BODY_AT", -1, "nothing reads it", ignored=True),
@@ -62,8 +62,8 @@ DECLARED = (
         "REVERSIBLE",
         False,
         "Use reversible blocks, whose activations are recomputed in the backward pass: memory "
-        "hardly grows with the number of blocks, for 1/3 more time. The parameters are those "
-        "of plain blocks, but the function is another one.",
+        "hardly grows with the number of blocks, for 1/3 more time. They have the same "
+        "parameters as plain blocks, but compute another function.",
     ),
     Key("NORM_EMBED", True, "Use LayerNorm in the patch embeddings."),
     Key("AVG_POOL", False, "Classify the mean of all tokens instead of the first global token."),

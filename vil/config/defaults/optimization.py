@@ -46,8 +46,14 @@ DECLARED = (
         below_one,
     ),
     Key("NU", 1.0, "qhm: weight nu of the momentum in the update.", probability),
-    Key("WD", 5e-4, "Weight decay.", at_least(0)),
-    Key("WD0", 0.0, "Weight decay of norms, embeddings and relative-bias tables.", at_least(0)),
+    Key("WD", 5e-4, "Weight decay, except for the parameters of WD0.", at_least(0)),
+    Key(
+        "WD0",
+        0.0,
+        "Weight decay of norms, global tokens, position embeddings, relative position biases "
+        "and the bias of the head.",
+        at_least(0),
+    ),
     Key("EPOCHS", 150, "Length of the run in epochs.", at_least(1)),
     Key("CLIP_GRAD", 0.0, "Maximum global norm of the gradients; 0: no clipping.", at_least(0)),
     Key(

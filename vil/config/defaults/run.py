@@ -63,8 +63,8 @@ DECLARED = (
     Key(
         "LOG_FREQ",
         10,
-        "Steps between log lines. If an epoch's steps are not a multiple, its last line "
-        "includes the remaining steps.",
+        "Steps between log lines. If the steps of an epoch are not a multiple of it, the last "
+        "line of the epoch includes the remaining steps.",
         at_least(1),
     ),
     Key("EVALUATE", False, "Evaluate only, without training."),
