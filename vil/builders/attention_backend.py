@@ -192,8 +192,9 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
 
 
 def _read_stored(folder: Path) -> dict[str, str] | None:
-    """Read the backends stored in a run's folder. Returns {key of similar attention calls, made by
-    `Case.bucket`: backend name}, or None if the file is missing or invalid."""
+    """Read the backends stored in a run's folder. Returns {bucket: backend name}, or None if the
+    file is missing or invalid. A bucket is the key that similar attention calls share, see
+    `Case.bucket`."""
     file = folder / FILE
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))

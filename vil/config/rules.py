@@ -125,7 +125,7 @@ not_empty = Rule(lambda value: len(value) > 0 and "" not in list(value), "not em
 
 class Conflict(NamedTuple):
     """A combination of values of several keys that is forbidden, although each value alone is
-    allowed."""
+    allowed. sentence: the reason and the remedy, for the error message."""
 
     keys: tuple[str, ...]
     is_broken_by: Callable[..., bool]  # called with the keys' values in order

@@ -43,7 +43,7 @@ def assign_parts(
 
 
 def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. If
+    """Return all (sample, label) pairs as two int64 arrays, the sample indices and the labels. If
     the targets are numbers, the labels are quantile bins."""
     count = len(targets)
     if target_type == "class":

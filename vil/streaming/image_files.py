@@ -54,7 +54,7 @@ def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]
 
 @contextmanager
 def _readable(path: str | Path) -> Iterator[None]:
-    """Raise any error inside the `with` block as a DataError with a one-line message."""
+    """Convert any error inside the `with` block to a DataError with a one-line message."""
     try:
         yield
     except DataError:

@@ -276,9 +276,9 @@ def parse_label(
 ) -> tuple[list[str], dict[str, Any]] | None:
     """Parse the content of a label member.
 
-    Returns (texts of the label, JSON object), or None if the label is invalid. A member that is not
-    JSON contains a class, one label per line, or numbers separated by spaces. For such a member,
-    the JSON object is {}.
+    Returns (texts of the label, JSON object), or None if the label is invalid. content: of the
+    member, either JSON or text. The text is a class (target_type "class"), one label per line
+    ("labels"), or numbers separated by spaces ("numbers"). For text, the JSON object is {}.
     """
     try:
         text = content.decode("utf-8-sig").strip()
