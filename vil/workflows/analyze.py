@@ -18,8 +18,11 @@ from vil.utils.train_step import TrainStep
 
 
 class Cost(NamedTuple):
-    """Cost of a model. rows: cost of each part of the model, such as a stage. parameters: number
-    of parameters of the model."""
+    """Number of parameters and of multiply-accumulates (MACs) of a model.
+
+    rows: cost of each stage or other part of the model, such as the head, for one image.
+    parameters: number of parameters of the full model.
+    """
 
     rows: list[CostRow]
     parameters: int

@@ -26,14 +26,14 @@ from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):
-    """Report on which attention backend runs each local attention call (request) of a model.
+    """Report on which attention backend runs each local attention call of a model.
 
-    environment: lines with versions, device and threads. verdicts: a pair (request, [(backend,
-    verdict, description of the backend), ...]) per request, with all backends. A verdict begins
-    with "chosen" or "could run", or gives the reasons why the backend cannot run the request.
-    num_tuned: number of requests whose fastest backend is in the tuning cache. file: path of the
-    tuning cache. notes: lines on how backends are selected. mlps: a line for each MLP that runs as
-    compiled code.
+    environment: lines of text with package versions, the device and the number of threads.
+    verdicts: for each attention call (request), a pair (request, [(backend, verdict, description of
+    the backend), ...]) with all backends. A verdict begins with "chosen" or "could run", or gives
+    the reasons why the backend cannot run the call. num_tuned: number of calls whose fastest
+    backend is in the tuning cache. file: path of the tuning cache. notes: lines of text on how
+    backends are selected. mlps: a line of text for each MLP that runs as compiled C++ code.
     """
 
     environment: list[str]
@@ -101,11 +101,13 @@ class Tuning:
     """Tuner that finds the fastest backend for each local attention call of a config's model. On a
     CPU, it also finds the fastest backend for each MLP.
 
-    Call `run` for each item of `requests`, `run_mlp` for each item of `mlps`, then `save`.
+    Call `run` for each item of `requests` (attention calls), `run_mlp` for each item of `mlps`,
+    then `save`.
 
-    backends: names of the backends to time, by default all. MLPs are timed only if "native" is one
-    of the backends. rounds: measurements per backend. max_gib: limit on the memory of a backend, in
-    GiB. Raises ConfigError for an unknown backend.
+    cfg: config of the model. backends: names of the attention backends to time, by default all.
+    MLPs are timed only if "native" is one of these backends. rounds: number of measurements of each
+    backend. max_gib: backends with a higher estimated memory, in GiB, are not timed. Raises
+    ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -131,8 +133,8 @@ class Tuning:
         self.found: dict[str, list] = {}
 
     def run(self, request: BackendRequest) -> list[str]:
-        """Time the backends on one request. Returns the lines of a table, the fastest backend
-        first."""
+        """Time the backends on one local attention call, an item of `requests`. Returns the lines
+        of a table, the fastest backend first."""
         tune = as_config_error(tuner.tune)
         trials = tune(request.case, self.backends, rounds=self.rounds, max_bytes=self.max_bytes)
         if any(not trial.reason for trial in trials):
@@ -145,8 +147,9 @@ class Tuning:
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:
-        """Describe a request in one line. The line includes a remark if `run` times fewer images
-        than there are in a batch, or if tuning has no effect because the config sets a backend."""
+        """Describe a local attention call in one line. The line includes a remark if `run` times
+        the call on a smaller batch than the config's, or if tuning has no effect because the config
+        sets a backend."""
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
         is_auto = request.backend == "auto"
@@ -155,8 +158,8 @@ class Tuning:
         )
 
     def save(self) -> str | None:
-        """Save the fastest backend for each timed request in the tuning cache. Returns the path of
-        the cache file, or None if the file cannot be written."""
+        """Save the fastest backend for each timed call in the tuning cache. Returns the path of the
+        cache file, or None if the file cannot be written."""
         if tuning_cache.save(self.device.type, self.found):
             return str(tuning_cache.path())
         return None

@@ -25,8 +25,12 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 class AttentionBenchmark:
-    """Benchmark of attention backends on all combinations of grids, chunk sizes, numbers of heads
-    and dtypes with either attention patterns or pairs of a window mask and a mode."""
+    """Benchmark of local attention backends on all combinations of the given grid sizes, chunk
+    sizes, numbers of heads, dtypes and attention patterns.
+
+    Instead of patterns, local windows can be measured. A window is given by a mask ("exact",
+    "chunks" or "cyclic") and a value of the config key MODE.
+    """
 
     @as_config_error
     def __init__(
@@ -47,16 +51,26 @@ class AttentionBenchmark:
         out: str | None = None,
         **spec: int,
     ):
-        """Make a case for each combination of the values in the lists.
+        """Prepare a measurement for each combination of the values in the lists.
 
-        grids: (rows, columns) of tokens. window: chunk sizes, as the side of a square in tokens.
-        heads: numbers of heads. masks: shapes of the window, "exact", "chunks" or "cyclic". modes:
-        values of the config key MODE, which selects neighbor chunks. patterns: attention patterns
-        to measure instead of masks and modes, see `vil.ops.patterns`. dtype: names in DTYPES.
-        rounds: measurements per backend. bias: add relative position biases. backends: backends and
-        baselines to measure, by default all. max_bytes: backends with a higher estimated memory do
-        not run. out: folder for the results. spec: `batch` (batch size), `head_dim` and
-        `num_global` (number of global tokens). Raises ConfigError for invalid settings.
+        grids: grid sizes, as (rows, columns) of tokens.
+        window: chunk sizes. A chunk is a square of tokens, and its size is its side in tokens.
+        heads: numbers of heads.
+        masks: shapes of the local window, "exact", "chunks" or "cyclic".
+        modes: values of the config key MODE, which selects the neighbor chunks in the window.
+        patterns: attention patterns to measure instead of `masks` and `modes`, such as "axial", see
+        `vil.ops.patterns`.
+        dtype: names of dtypes, such as "bfloat16".
+        rounds: number of measurements of each backend.
+        bias: whether to add relative position biases.
+        device: "auto", "cpu" or "cuda".
+        backends: names of the backends and baselines to measure, by default all.
+        max_bytes: backends with a higher estimated memory do not run; by default 0.8 of the free
+        memory.
+        out: folder for the results.
+        spec: `batch` (batch size), `head_dim` and `num_global` (number of global tokens).
+
+        Raises ConfigError for invalid settings.
         """
         self.rounds, self.max_bytes = rounds, max_bytes
         self.device = find_device(device)
@@ -83,13 +97,15 @@ class AttentionBenchmark:
 
     @property
     def title(self) -> str:
-        """Heading with the machine, the number of cases, the number of rounds, and the folder of
-        the results."""
+        """Heading of the printed results: the machine, the number of combinations of settings, the
+        number of measurements per backend, and the folder of the results."""
         return self.results.title(f"{len(self.cases)} cases", self.rounds)
 
     def run(self) -> Iterator[list[Row]]:
-        """Measure the cases one after the other, and yield the rows of each case. After each case,
-        the rows of all measured cases are written to the result files."""
+        """Measure each combination of settings, and yield its results: a row per backend.
+
+        After each combination, the rows of all combinations so far are written to the result files.
+        """
         for case in self.cases:
             rows = measure(case, self.names, self.rounds, self.max_bytes)
             self.rows += plain(rows)

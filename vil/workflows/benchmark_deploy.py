@@ -55,11 +55,12 @@ PLAIN_CPU = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False", "EVAL.FAS
 class DeploySettings(NamedTuple):
     """Settings of a `DeployBenchmark`. A path is one way to run a model for inference.
 
-    paths: keys of `vil.bench.deploy.PATHS`. batches: batch sizes. rounds: measurements of each path
-    and batch size. images: number of test images on which predictions are compared.
-    least_agreement: a path is not timed if it predicts the same class as eager mode on a lower
-    percentage of these images. calibration: folder of images for static int8 quantization; None for
-    training images. tune: first find the fastest attention backends.
+    paths: names of paths, such as "onnx+int8"; the keys of `vil.bench.deploy.PATHS`. batches: batch
+    sizes. rounds: number of measurements of each path at each batch size. images: number of test
+    images on which predictions are compared. least_agreement: a path is not timed if it predicts
+    the same class as eager mode on a lower percentage of these images. calibration: folder of
+    images to calibrate static int8 quantization; None for training images. tune: whether to first
+    find the fastest attention backends by timing.
     """
 
     paths: Sequence[str]
@@ -76,8 +77,8 @@ class DeployBenchmark:
 
     cfg: config of the model. If it sets no weights, the model has random weights, and only speed
     and memory are measured. name: name of the model in the results. class_names: names of the
-    model's classes. beside: values of MODEL.ARCH for other models, which have random weights. out:
-    folder for the results. say: called with each line of progress.
+    model's classes. beside: other models to measure, with random weights, as values of MODEL.ARCH.
+    out: folder for the results. say: function that is called with each line of progress.
 
     Raises ConfigError for an unknown path, and for unusable calibration images.
     """
@@ -129,8 +130,8 @@ class DeployBenchmark:
         return rows
 
     def open_model(self, folder: Path) -> Subject:
-        """Load the config's model with its weights. If the config sets no weights, build the model
-        with random weights. folder: folder for exported files."""
+        """Load the config's model with its weights, or build it with random weights if the config
+        sets none. folder: folder for exported files."""
         cfg = self.cfg
         if not cfg.MODEL.MODEL_PATH and not cfg.MODEL.PRETRAINED:
             return self.open_other(self.name, folder, cfg)
@@ -147,8 +148,12 @@ class DeployBenchmark:
         return Subject(self.name, inference.model, size, calibration, folder, images, targets)
 
     def open_other(self, name: str, folder: Path, cfg: CfgNode | None = None) -> Subject:
-        """Build a model with random weights. name: name of the model in the results. folder: folder
-        for exported files. cfg: config of the model; None if `name` is an item of `beside`."""
+        """Build a model with random weights.
+
+        name: name of the model in the results. folder: folder for exported files. cfg: config of
+        the model. If it is None, `name` must be one of the other models (`beside`) that were passed
+        to the constructor.
+        """
         cfg = cfg or self.others[name]
         torch.manual_seed(cfg.SEED)
         device = configure_device(cfg)
@@ -159,8 +164,9 @@ class DeployBenchmark:
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
 
     def select_backends(self, model: nn.Module) -> None:
-        """Select the attention backends of a model for all precisions and batch sizes. If the
-        setting `tune` is True, calls that are not in the tuning cache are timed first."""
+        """Select the attention backends of a model for float32 and bfloat16 and all batch sizes. If
+        the setting `tune` is True, backends are first timed on the attention calls that are not in
+        the tuning cache."""
         chosen: dict[str, str] = {}
         if self.settings.tune:
             self.say("selecting the attention backends of each stage and batch size")
@@ -194,8 +200,10 @@ def published_top1(name: str, cfg: CfgNode) -> float | None:
 
 
 def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
-    """Yield batches (B, c, H, W) of training images, preprocessed for inference. There are at most
-    `count` images in total, evenly spaced in the training set."""
+    """Yield batches (B, c, H, W) of training images with the transform for inference.
+
+    At most `count` images are read in total. They are evenly spaced in the training set.
+    """
     dataset = task.open_split()
     total = min(count, len(dataset))
     chosen = Selection(dataset, [number * len(dataset) // total for number in range(total)])
@@ -206,7 +214,7 @@ def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
 
 class Selection:
     """Subset of the images of a dataset, with the interface of
-    `vil.data.datasets.image_list.Images`."""
+    `vil.data.datasets.image_list.Images`. indices: indices of the images in `dataset`."""
 
     def __init__(self, dataset, indices: Sequence[int]):
         self.dataset, self.indices = dataset, indices

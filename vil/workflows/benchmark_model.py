@@ -42,13 +42,13 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class ModelBenchmark:
-    """Benchmark of a config's model and of models to compare it with.
+    """Benchmark of a config's model and of other models to compare it with.
 
-    name: the model's name in the results. ways: combinations of settings with which the model runs,
-    such as "bf16+nhwc". backends: attention backends to compare, by default all; each is set in the
-    config and run with the first of `ways`. beside: values of MODEL.ARCH for the models to compare
-    with; they run only with the `ways` that set nothing but a precision, such as "bf16". rounds:
-    number of measurements. out: folder for the results.
+    cfg: config of the model. name: name of the model in the results. ways: combinations of settings
+    to run the model with, such as "bf16+nhwc". backends: attention backends to compare, by default
+    all; the model runs once with each backend and the first of `ways`. beside: other models, as
+    values of MODEL.ARCH. They run only with those `ways` that set just a precision, such as "bf16".
+    rounds: number of measurements. out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -77,17 +77,17 @@ class ModelBenchmark:
         self.entries: list[tuple[Row, Contender | None]] = []
 
     def run(self) -> list[Row]:
-        """Measure all models in alternation and write the results. Returns a row per model and
-        combination of settings."""
+        """Measure all models in interleaved rounds and write the results. Returns a row per model
+        and combination of settings."""
         self.entries = [make_entry(*trial) for trial in self.trials]
         rows = measure(self.entries, self.rounds)
         self.results.write(plain(rows))
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model with each of `ways`, except those that
-        compile the model. Call `run` first. Yields (way, trace file, cost of each operator in each
-        module)."""
+        """Profile a training step of the config's model with each combination of settings (way)
+        that does not compile the model. Call `run` first. Yields (way, trace file, costs), where
+        the costs have an item per operator and module."""
         own = self.entries[0][0].model
         for row, one in self.entries:
             pinned = "pinned" in row.attention
@@ -106,9 +106,9 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List the measurements of a `ModelBenchmark` with these arguments, as (model name, way,
-    config). A way is a combination of settings, such as "bf16+nhwc". Raises ValueError for an
-    unknown way or backend."""
+    """List the measurements of a `ModelBenchmark`, which explains the arguments. Each is a tuple
+    (model name, way, config), where a way is a combination of settings, such as "bf16+nhwc". Raises
+    ValueError for an unknown way or backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:
@@ -122,11 +122,12 @@ def list_trials(
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
-    """Build the model of a config, with an optimizer and random images, to measure it.
+    """Build the model of a config for a benchmark, with an optimizer and a batch of random images.
 
-    name, way: labels for the result row. Returns (row, contender): the row, which has no
-    measurements yet, and the model with its batch. If the model cannot be built, the contender is
-    None and the row has the reason.
+    name: name of the model in the results. way: name of the combination of settings, such as
+    "bf16+nhwc". Returns (row, contender): a result row without measurements, and the model with its
+    optimizer and batch. If the model cannot be built, the contender is None and the row has the
+    reason.
     """
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:

@@ -26,21 +26,22 @@ class ResultFolder:
 
     def title(self, extent: str, rounds: int) -> str:
         """Format a heading for the benchmark, with the machine and the folder of the results.
-        extent: what is measured, such as "12 cases". rounds: how often each case is measured."""
+        extent: size of the benchmark, such as "3 models, 5 paths". rounds: number of repeated
+        measurements."""
         return (
             f"{self.machine['name']}, {self.machine['threads']} threads, "
             f"torch {self.machine['torch']}; {extent}, {rounds} rounds -> {self.folder}"
         )
 
     def write(self, rows: list[dict]) -> None:
-        """Write the rows to <what>.csv, and the rows with a description of the machine to
-        <what>.json. <what> is the name of the benchmark."""
+        """Write the rows to <what>.csv, where <what> is the name of the benchmark. Write the rows
+        and a description of the machine to <what>.json."""
         text = to_json({"machine": self.machine, "rows": rows}, indent=1)
         replace_text(self.folder / f"{self.what}.json", text + "\n")
         self.write_csv(self.what, rows)
 
     def write_csv(self, name: str, rows: list[dict]) -> None:
-        """Write the rows to <name>.csv. A list is written with "x" between its items: 56x56."""
+        """Write the rows to <name>.csv. The items of a list are joined by "x", as in 56x56."""
         with (self.folder / f"{name}.csv").open("w", newline="") as stream:
             lines = csv.DictWriter(stream, list(rows[0]))
             lines.writeheader()

@@ -29,7 +29,8 @@ SHOWN = ("loss", "ece", "macro_f1")  # metrics that a calibration changes
 
 
 class RunCheckpoint(NamedTuple):
-    """Checkpoint in the folder of a run. run: this folder. name: such as "step-00000220"."""
+    """Checkpoint of a run. run: the folder of the run. name: name of the checkpoint, such as
+    "step-00000220"."""
 
     run: Path
     name: str  # step-00000220
@@ -43,8 +44,8 @@ class RunCheckpoint(NamedTuple):
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     """Return the run's checkpoint to which MODEL.MODEL_PATH points.
 
-    Returns None if MODEL.MODEL_PATH is neither RUN/checkpoints/CHECKPOINT nor a file in this
-    folder, and if FINETUNE.HEAD changes the head.
+    MODEL.MODEL_PATH may be the folder RUN/checkpoints/CHECKPOINT or a file in this folder. Returns
+    None if it is another path, or if FINETUNE.HEAD changes the head.
     """
     path = Path(cfg.MODEL.MODEL_PATH)
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
@@ -56,9 +57,9 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
 def apply_stored(cfg: CfgNode, task: Task) -> str:
     """Apply the stored calibration of the config's checkpoint to the task, if there is one.
 
-    Returns a text for the log: which calibration is applied, or that the stored one belongs to
-    another checkpoint. Returns "" if there is no calibration. Raises CheckpointError if
-    calibration.json is invalid.
+    Returns a text for the log, which states that the calibration is applied, or that the stored
+    calibration is not used because it belongs to another checkpoint. Returns "" if no calibration
+    is stored. Raises CheckpointError if calibration.json is invalid.
     """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None or not checkpoint.file.is_file():
@@ -83,7 +84,7 @@ def describe(calibration: Mapping[str, Any]) -> str:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read a calibration.json. Raises CheckpointError if the file is invalid."""
+    """Read the dict in a calibration.json. Raises CheckpointError if the file is invalid."""
     try:
         stored = json.loads(file.read_text("utf-8"))
         name = stored["checkpoint"]
@@ -102,7 +103,7 @@ def _remedy(reason: object) -> str:
 
 def check(cfg: CfgNode) -> RunCheckpoint:
     """Return the checkpoint to calibrate. Raises ConfigError if MODEL.MODEL_PATH is not a
-    checkpoint of a run, or if the task cannot be calibrated."""
+    checkpoint of a run, or if the config's task does not support calibration."""
     refuse_without(cfg, COMMAND)
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
@@ -113,7 +114,8 @@ def check(cfg: CfgNode) -> RunCheckpoint:
 def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> list[str]:
     """Calibrate the model on the validation images, apply the calibration to the task, and store
     it in the run's folder. Returns lines with the metrics before and after calibration. Raises
-    ConfigError if the weights or the task cannot be calibrated.
+    ConfigError if the weights are not a checkpoint of a run, or if the task does not support
+    calibration.
     """
     checkpoint = check(cfg)
     loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))
@@ -122,7 +124,7 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
     before = task.evaluate(model)[name]
     calibration = task.calibrate(model)
     if not calibration:
-        raise ConfigError(f"--calibrate: TASK {cfg.TASK} cannot be calibrated")
+        raise ConfigError(f"--calibrate: TASK {cfg.TASK} does not support calibration")
     task.apply_calibration(calibration)
     after = task.evaluate(model)[name]
     stored = {**calibration, "checkpoint": checkpoint.name}

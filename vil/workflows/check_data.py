@@ -46,8 +46,8 @@ MOST_WORKERS = 8
 
 @dataclass
 class SplitCheck:
-    """Result of checking one split. images: statistics of the images. targets: summary of the
-    targets. dataset: the dataset of the split."""
+    """Result of checking one split of a dataset, such as the training set. images: statistics of
+    the images. targets: summary of the targets. dataset: the images and targets of the split."""
 
     images: Inspection
     targets: TargetSummary
@@ -58,11 +58,11 @@ class SplitCheck:
 class DataCheck:
     """Result of `check_data`.
 
-    splits: {name of a split: its result}, where the names are "train", "val/<set>" and
-    "test/<set>". duplicates: images that occur several times. problems: reasons why the data cannot
-    be used, one text per reason; a text may show the expected folders. warnings: reasons why
-    metrics may be misleading. suggestions: {config key: value} that fit the data better than those
-    of the config.
+    task: value of the config key TASK. splits: {name of a split: its result}, where the names are
+    "train", "val/<set>" and "test/<set>". duplicates: images that occur several times. problems:
+    reasons why the data cannot be used, one text per reason; a text may show the expected folders.
+    warnings: reasons why metrics may be misleading. suggestions: {config key: value}, values that
+    fit the data better than those of the config.
     """
 
     task: str
@@ -218,14 +218,18 @@ def check_data(
 
 
 def with_any_classes(cfg: CfgNode) -> CfgNode:
-    """Return the config. If DATA.NUM_CLASSES is "auto", it is replaced by 1; the number has no
-    effect, because `Task.open_split` ignores it."""
+    """Return the config with the value "auto" of DATA.NUM_CLASSES replaced by 1, so that the task
+    can be built before the data are read. The number does not matter, because `Task.open_split`
+    ignores it."""
     return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
 
 
 def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
-    """List the splits of a config as (label, name, part). The name of the dataset and the part are
-    arguments of `Task.open_split`; the name is None for the training split."""
+    """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
+
+    label: name of the split in the report. name: name of the dataset. part: "val" or "test". The
+    training split is ("train", None, "").
+    """
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
     return [(TRAIN, None, ""), *held_out]
@@ -237,7 +241,7 @@ def is_by_position(cfg: CfgNode) -> bool:
 
 def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
     """Return the reasons why training or evaluation on a split would fail, one line per reason.
-    name: label of the split."""
+    name: name of the split, such as "train" or "val/pets"."""
     images, problems = split.images, []
     if not len(images.indices):
         return [f"{name}: none of the {images.num_opened} images can be read"]
@@ -289,8 +293,8 @@ def plural(count: int, one: str, several: str) -> str:
 
 
 def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
-    """Find images that occur in several classes, in any splits. Returns a text for each image, with
-    a file from each of two of the classes."""
+    """Find images that occur in more than one class, within a split or in different splits. Returns
+    a text for each such image, which names two files with different classes."""
     splits = [split for split in splits if getattr(split.dataset, "target_type", "") == "class"]
     digests = [split.images.digests for split in splits]
     contents, counts = np.unique(np.concatenate(digests or [[]]), return_counts=True)
@@ -309,8 +313,8 @@ def suggest(
 ) -> dict[str, Any]:
     """Suggest config values that fit the data better than those of the config.
 
-    missing: labels of splits that cannot be opened. Returns {config key: value}, without keys that
-    this version of vil does not have.
+    splits: {name of a split, such as "val/pets": result of checking it}. missing: names of the
+    splits that cannot be opened. Returns {config key: suggested value}.
     """
     found: dict[str, Any] = {}
     train = splits.get(TRAIN)
@@ -340,9 +344,10 @@ def suggest(
 
 
 def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
-    """Suggest values of INPUT.MEAN and INPUT.STD: those measured on the images.
+    """Suggest the mean and standard deviation of the images as INPUT.MEAN and INPUT.STD.
 
-    A key is omitted if the config's value is within 0.02 of the measured value in every channel.
+    Returns {config key: value per channel}. A key is omitted if the config's value is within 0.02
+    of the measured value in every channel.
     """
     found = {}
     for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
@@ -353,8 +358,11 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
 
 
 def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
-    """Suggest a value of INPUT.IMAGE_SIZE: the largest item of SIDES that is not above the median
-    shorter side of the images. Returns {} if the config's value is between 3/4 and 4/3 of this."""
+    """Suggest a value of INPUT.IMAGE_SIZE, as {config key: value}.
+
+    It is the largest size in SIDES that is at most the median of the images' shorter sides. Returns
+    {} if the ratio of this size to the config's value is between 3/4 and 4/3.
+    """
     shorter = float(np.median(images.sizes.min(1)))
     side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
     near = 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3
@@ -362,8 +370,9 @@ def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
 
 
 def imbalance(counts: dict[str, int]) -> float | None:
-    """Return the number of images in the largest class, divided by that in the smallest class that
-    is not empty. Returns None if fewer than two classes have images."""
+    """Return the ratio of the largest to the smallest class by number of images, without empty
+    classes. Returns None if fewer than two classes have images. counts: {class: number of images}.
+    """
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
 
@@ -387,7 +396,8 @@ def split_to_dict(split: SplitCheck) -> dict[str, Any]:
 
 
 def read_examples(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read images of a dataset. Images that cannot be read are skipped."""
+    """Read the images of a dataset with the given indices. Images that cannot be read are skipped.
+    """
     images = []
     for index in indices:
         try:

@@ -25,8 +25,8 @@ class Options(NamedTuple):
 
     words: list of config options, each one item KEY=VALUE or two items KEY, VALUE. flags: {config
     key: value}, which override `words`; a value of None is ignored. imports: Python files to run
-    before the config is read, which may register components. preset: name of a preset, which all
-    other sources but the environment override.
+    before the config is read, which may register components. preset: name of a preset. Its values
+    are overridden by the config file, `words` and `flags`, but not by environment variables.
     """
 
     words: Sequence[str] = ()
@@ -36,7 +36,10 @@ class Options(NamedTuple):
 
 
 class ConfigWithClasses(NamedTuple):
-    """Config, with the names of the classes that its weights were trained on; () if unknown."""
+    """Config, with the names of the classes that its weights were trained on.
+
+    class_names: these names; () if they are unknown.
+    """
 
     cfg: CfgNode
     class_names: Sequence[str] = ()
@@ -88,8 +91,9 @@ def make_config(
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
     """Make a config from a file, options and environment variables.
 
-    Returns (cfg, sources): the frozen config, and {key: where its value comes from, such as
-    file:line}. Keys that have the default value are not in `sources`.
+    config_file: path of the file; None for the defaults. Returns (cfg, sources): the frozen config,
+    and {config key: source of its value, such as "file:line"}. Keys with default values are not in
+    `sources`.
     """
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(
