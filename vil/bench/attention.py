@@ -1,6 +1,6 @@
-"""Benchmark local attention backends and baselines on one case, in interleaved rounds.
+"""Benchmark local attention backends and baselines in interleaved rounds.
 
-A case has the tensor sizes and the window or pattern of one attention call. The baselines are
+A case is one attention call: its tensor sizes and its window or pattern. The baselines are
 `sdpa`, torch's full attention without bias; `sdpa_masked`, torch's attention with the mask of a
 pattern; and `natten`, if it is installed. `floor` is a lower bound: the time of the matmuls alone,
 over all query-key pairs in the windows. There are two matmuls in the forward pass and five in the
@@ -35,10 +35,11 @@ ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with
 
 @dataclass
 class Row:
-    """Measurements of one backend or baseline on a case.
+    """Measurements of one backend or baseline on one attention call.
 
-    auto: whether backend="auto" selects this backend. forward_ms, backward_ms: median times.
-    over_NAME: total time divided by the total time of the row NAME. peak_mib, extra_mib: peak
+    case: tensor sizes, and window or pattern, of the call. auto: whether backend="auto" selects
+    this backend. rounds: number of measurements. forward_ms, backward_ms: median times. over_NAME:
+    total time divided by the total time of the backend or baseline NAME. peak_mib, extra_mib: peak
     memory with and without output and gradients. note: a remark such as "full attention, no bias".
     reason: why there are no measurements, or "".
     """
@@ -64,8 +65,8 @@ class Row:
 
     @property
     def spec(self) -> dict:
-        """The case as {column of the results: value}. "pairs" is the number of query-key pairs,
-        summed over images and heads."""
+        """Settings of the attention call as {column of the result file: value}. "pairs" is the
+        number of query-key pairs, summed over images and heads."""
         case, window = self.case, self.case.window
         return dict(
             grid=list(window.grid),
@@ -83,11 +84,12 @@ class Row:
 def measure(
     case: Case, names: Iterable[str], rounds: int = ROUNDS, max_bytes: float | None = None
 ) -> list[Row]:
-    """Measure backends and baselines on a case. Returns a row per name, then the lower bound's row.
+    """Measure backends and baselines on one attention call, and a lower bound on the time.
 
-    names: keys of BACKENDS or BESIDE (the baselines).
-    max_bytes: backends with a higher estimated memory do not run. Default: 0.8 of the free memory.
-    Raises ValueError for an unknown name.
+    case: tensor sizes, and window or pattern, of the call. names: names of the backends and
+    baselines. rounds: number of measurements of each. max_bytes: backends with a higher estimated
+    memory do not run; None for 0.8 of the free memory. Returns a row per name, and the lower
+    bound's row at the end. Raises ValueError for an unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:
@@ -136,8 +138,8 @@ def mode_of(window: Window) -> int | None:
 
 
 def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
-    """Measure the peak memory of a candidate, and store it in the row. If that fails, add the
-    reason to the row's note."""
+    """Measure the peak memory of a forward and backward pass, and store it in the row. If that
+    fails, add the reason to the row's note. candidate: the two functions to run."""
     try:
         row.peak_mib, row.extra_mib = (size / MIB for size in peak_bytes(candidate, device))
     except Exception as error:

@@ -1,6 +1,7 @@
 """Candidates of the attention benchmark: backends, full attention, NATTEN and a lower bound.
 
-A candidate is a pair of functions to time: the forward pass and the backward pass.
+A candidate is a pair of functions to time: the forward pass and the backward pass. A case is one
+attention call: its tensor sizes and its window or pattern.
 
 Shapes: B images, N heads, X Y rows and columns of the grid, L = X*Y tokens, D head dim, w side of a
 chunk in tokens, m n numbers of queries and keys in one matmul.
@@ -32,11 +33,11 @@ MIB = 2**20
 
 
 class Baseline(NamedTuple):
-    """Attention implementation outside of BACKENDS, with which the backends are compared.
+    """Attention implementation with which the backends of vil are compared.
 
     candidate: function that returns the forward and backward pass to time. reasons: function that
-    returns the reasons why the baseline cannot run a case; an empty list if it can. note: how the
-    baseline differs from the backends.
+    returns the reasons why the baseline cannot run an attention call; an empty list if it can.
+    note: how the baseline differs from the backends, such as "full attention, no bias".
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -45,7 +46,7 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a forward pass, `compute`, and its backward pass as a candidate to time.
+    """Return a `Candidate` to time: the forward pass `compute`, and its backward pass.
 
     leaves: tensors whose gradients the backward pass computes. dout: gradient of the output.
     """
@@ -54,15 +55,16 @@ def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Ten
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs torch's SDPA from all tokens to all tokens, without bias."""
+    """Return the forward and backward pass of torch's full attention (SDPA), without bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs torch's SDPA with the mask of the case's attention pattern.
+    """Return the forward and backward pass of torch's SDPA with an attention pattern as its mask.
 
-    Each query also attends to all global tokens. There is no bias.
+    Each query also attends to all global tokens. There is no bias. case: attention call with the
+    pattern.
     """
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     mask = F.pad(case.window.mask.to(inputs.q.device), (case.num_global, 0), value=True)
@@ -72,17 +74,17 @@ def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
 
 
 def masked_sdpa_reasons(case: Case) -> list[str]:
-    """Return the reasons why `masked_sdpa` cannot run a case; an empty list if it can."""
+    """Return the reasons why `masked_sdpa` cannot run an attention call; [] if it can."""
     if not case.is_layout:
-        return ["it computes patterns, and the case has a window"]
+        return ["it computes patterns, not windows"]
     if case.window.length > MAX_MASKED_LENGTH:
         return [f"{case.window.length} tokens: masks are limited to {MAX_MASKED_LENGTH} tokens"]
     return []
 
 
 def natten(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs NATTEN's 2-D attention to the (2w+1)**2 nearest tokens, where w
-    is the window's `size`.
+    """Return the forward and backward pass of NATTEN's 2-D attention. A query attends to the
+    (2w+1)**2 nearest tokens, where w is the window's `size`.
 
     The inputs are converted to NATTEN's layout here, outside the timed functions. NATTEN differs
     from the backends in two ways. It adds no bias, and at the border of the grid it moves the
@@ -107,7 +109,7 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
 
 
 def natten_reasons(case: Case) -> list[str]:
-    """Return the reasons why NATTEN cannot run a case; an empty list if it can."""
+    """Return the reasons why NATTEN cannot run an attention call; an empty list if it can."""
     reasons, side = [], 2 * case.window.size + 1
     if case.device != "cuda":
         reasons.append("NATTEN is compared on a CUDA device only")
@@ -128,17 +130,18 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass of a baseline or backend as a candidate to time. name: a
-    key of BESIDE (baselines) or BACKENDS."""
+    """Return the forward and backward pass of a baseline or backend, to time them. name: name of
+    the baseline (a key of BESIDE) or backend (a key of BACKENDS)."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
-    """Return the reasons why a baseline or backend cannot run a case; an empty list if it can.
+    """Return the reasons why a baseline or backend cannot run an attention call; [] if it can.
 
-    A backend whose estimated memory exceeds `max_bytes` cannot run.
+    One reason is that the estimated memory of a backend exceeds `max_bytes`. name: name of the
+    baseline or backend. case: tensor sizes, and window or pattern, of the call.
     """
     if name in BESIDE:
         return BESIDE[name].reasons(case)
@@ -177,12 +180,13 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 
 
 def find_floor(case: Case) -> tuple[Candidate, float]:
-    """Measure a lower bound on the time of attention on a case. Returns (candidate, seconds).
+    """Measure a lower bound on the time of an attention call: the time of its matmuls alone.
 
-    candidate: runs only the matmuls that every backend needs for the query-key pairs, with the
-    fastest of the tile sizes in TILES. There are two matmuls in the forward pass, and five in the
-    backward pass: the scores again, and the gradients of weights, v, q and k. The candidate can be
-    timed together with the backends. seconds: measured time of its forward and backward pass.
+    Returns (candidate, seconds). candidate: functions that run only the matmuls that every backend
+    needs for the query-key pairs, to be timed together with the backends. There are two matmuls in
+    the forward pass, and five in the backward pass: the scores again, and the gradients of weights,
+    v, q and k. Of the matmul sizes in TILES, the fastest is used. seconds: measured time of the
+    forward and backward pass.
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):
@@ -192,10 +196,10 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a candidate that runs only the matmuls of attention on a case.
+    """Return a forward and backward pass that run only the matmuls of an attention call.
 
-    tile: (m, n). The query-key pairs of the case are divided into matmuls of m queries and n keys,
-    which run in batches. If the case has few pairs, m and n are adapted to the number of pairs.
+    tile: (m, n). The query-key pairs of the call are divided into matmuls of m queries and n keys,
+    which run in batches. If there are few pairs, m and n are adapted to their number.
     """
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile

@@ -32,13 +32,14 @@ Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
 
 @dataclass
 class Subject:
-    """Model to deploy.
+    """Model whose ways of inference are compared.
 
-    model: in float32, on the CPU. size: (H, W) of the input images. calibration: images
-    (N, c, H, W) from which static int8 quantization chooses ranges. folder: folder for the exported
-    files. images: real images (N, c, H, W) on which predictions are compared; None for a model with
-    random weights. targets: classes (N,) of these images. published: published top-1 on ImageNet in
-    percent; None if unknown.
+    name: name of the model in the results. model: the model in float32 on the CPU. size: (H, W) of
+    the input images. calibration: images (N, c, H, W) that determine the activation ranges of
+    static int8 quantization. folder: folder for the exported files. images: real images
+    (N, c, H, W) on which predictions are compared; None for a model with random weights. targets:
+    true classes (N,) of these images. published: published top-1 on ImageNet in percent; None if
+    unknown.
     """
 
     name: str
@@ -57,9 +58,10 @@ class Subject:
 
 @dataclass
 class Row:
-    """Results of one path of a model.
+    """Results of one way to run a model (path), such as "onnx+int8".
 
-    published: published top-1 on ImageNet in percent. size_mib: size of the exported file, or of
+    model: name of the model. path: name of the path, a key of PATHS. published: published top-1 of
+    the model on ImageNet in percent; None if unknown. size_mib: size of the exported file, or of
     the weights in memory. memory_mib: growth of the resident memory from loading and running the
     model, see `resident_growth`. agreement: percentage of the real images on which the path and
     "eager" predict the same class. top1: accuracy on the real images, in percent. speed:
@@ -85,8 +87,11 @@ class Row:
 
 
 class Deployment(NamedTuple):
-    """One path of a model. load: function that loads the model and returns the function to run it.
-    bytes: size of the exported file, or of the weights."""
+    """Model that is ready to be loaded for inference.
+
+    load: function that loads the model and returns a function from images to logits. bytes: size of
+    the exported file, or of the weights in memory.
+    """
 
     load: Callable[[], Run]
     bytes: int
@@ -97,8 +102,8 @@ def deploy_torch(
 ) -> Deployment:
     """Deploy a model in PyTorch, under autocast to `dtype`.
 
-    fast: convert the model with `optimize_for_inference` instead of using autocast. compile: also
-    use torch.compile.
+    fast: whether to convert the model with `optimize_for_inference` instead of using autocast.
+    compile: whether to also use torch.compile.
     """
 
     def load() -> Run:
@@ -121,9 +126,10 @@ def deploy_torch(
 def deploy_file(
     subject: Subject, suffix: str, write: Callable[[Subject, Path], None]
 ) -> Deployment:
-    """Deploy a model as an exported file. The file is written if the subject's folder lacks it.
+    """Deploy a model as an exported file. If the file is not in `subject.folder` yet, write it.
 
-    suffix: ending of the file name. write: function that writes the file.
+    suffix: ending of the file name, such as ".onnx". write: function that exports the model to the
+    file.
     """
     file = subject.folder / f"{subject.name.replace('/', '-')}{suffix}"
     if not file.exists():
@@ -170,12 +176,13 @@ def compare_paths(
     least_agreement: float,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Measure all paths of all models. Returns a row per model and path.
+    """Measure all ways to run the models for inference (paths). Returns a row per model and path.
 
-    paths: keys of PATHS. The first must be "eager", because the predictions of the other paths are
-    compared with those of "eager". batches: batch sizes at which the speed is measured, with the
-    models and paths in alternation. least_agreement: a path that agrees with "eager" on a lower
-    percentage of images is not timed. say: called with each line of progress.
+    subjects: the models. paths: names of the paths, keys of PATHS. The first must be "eager",
+    because the predictions of the other paths are compared with those of "eager". batches: batch
+    sizes at which the speed is measured, with all models and paths interleaved. rounds: number of
+    measurements. least_agreement: a path that predicts the same class as "eager" on a lower
+    percentage of images is not timed. say: function that is called with each line of progress.
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
@@ -199,8 +206,12 @@ def compare_paths(
 
 
 def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
-    """Build a path of a model and measure its size and memory. Returns (row, function that runs
-    the model). If this fails, the function is None and the row has the reason."""
+    """Load a model to run it in one way, and measure its size and memory.
+
+    path: the way, a key of PATHS such as "onnx+int8". batch: batch size. Returns (row, run): a
+    result row, and a function from images to logits. If the model cannot be loaded or run, the
+    function is None and the row has the reason.
+    """
     row = Row(subject.name, path, subject.published)
     images = subject.random_images(batch)
     try:
@@ -217,8 +228,8 @@ def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
 def predict(run: Run, images: Tensor, batch: int) -> Tensor:
     """Return the logits (N, K) of images (N, c, H, W).
 
-    Every batch has `batch` images, because some paths compile for each batch size. The last batch
-    is padded with copies of its first image.
+    run: function from images to logits. Every batch has `batch` images, because some compilers
+    compile the model for each batch size. The last batch is padded with copies of its first image.
     """
     logits = []
     for part in images.split(batch):
@@ -230,11 +241,13 @@ def predict(run: Run, images: Tensor, batch: int) -> Tensor:
 def check_predictions(
     row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
 ) -> None:
-    """Set the agreement and the accuracy of a row, and a reason if the agreement is too low or a
-    logit is not finite.
+    """Compare predictions with the true classes and those of eager mode, and store the results.
 
-    logits: (N, K) of the row's path. expected: classes (N,) that the path "eager" predicts; None if
-    that path failed. targets: true classes (N,). least: lowest allowed agreement in percent.
+    The row gets the accuracy and the agreement with eager mode. If the agreement is too low, or if
+    a logit is not finite, it also gets a reason not to time the model.
+
+    logits: (N, K). expected: classes (N,) that the model predicts in eager mode; None if eager mode
+    failed. targets: true classes (N,). least: lowest allowed agreement in percent.
     """
     predicted = logits.argmax(1)
     row.top1 = 100 * (predicted == targets).double().mean().item()
@@ -253,8 +266,8 @@ def check_predictions(
 def time_batch(
     rows: Sequence[Row], loaded: Mapping[int, tuple[Subject, Run]], batch: int, rounds: int
 ) -> None:
-    """Time all loaded paths in alternation on random images, and store the images per second in
-    their rows. loaded: {index of the row: (model, function that runs it)}."""
+    """Time all loaded models in interleaved rounds on random images, and store the images per
+    second in their rows. loaded: {index of the row: (model, function from images to logits)}."""
     candidates = {
         str(number): Candidate(partial(run, subject.random_images(batch)))
         for number, (subject, run) in loaded.items()

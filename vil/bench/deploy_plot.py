@@ -11,12 +11,12 @@ from vil.utils.atomic_write import write_aside
 
 
 def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool:
-    """Plot top-1 accuracy against images per second, with a dot for the fastest path of each model.
+    """Plot top-1 accuracy against images per second, with a dot for each model.
 
-    batch: batch size at which the speed was measured. The accuracy of a model with trained weights
-    was measured for this path, and that of any other model is the published accuracy. If no row has
-    both a speed and an accuracy, writes nothing and returns False. Raises OSError if the file
-    cannot be written.
+    The dot shows the fastest way to run the model. Its accuracy is the measured one or, for a model
+    with random weights, the published one. batch: batch size at which the speed was measured.
+    Returns whether the plot was written; it is not if no row has both a speed and an accuracy.
+    Raises OSError if the file cannot be written.
     """
     best: dict[str, Row] = {}
     for row in rows:
@@ -50,5 +50,5 @@ def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool
 
 
 def accuracy(row: Row) -> float | None:
-    """Return the accuracy of a row in percent; None if it is not known."""
+    """Return the measured or published accuracy of a row in percent; None if it is not known."""
     return row.top1 if row.top1 is not None else row.published

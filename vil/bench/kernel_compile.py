@@ -44,7 +44,12 @@ SECONDARY = ("table_kernel", "displacement_kernel")  # sum tiles, without a matm
 
 @dataclass(frozen=True)
 class Recorded:
-    """Record of a kernel launch. options: constants of the kernel, and Triton's launch options."""
+    """Record of a kernel launch.
+
+    name: name of the kernel. kernel: the Triton kernel. arguments: its positional arguments, with
+    meta tensors. grid: launch grid. options: compile-time constants of the kernel, and Triton's
+    launch options, such as the number of warps.
+    """
 
     name: str
     kernel: Any
@@ -55,7 +60,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Kernel compiled for a target GPU. options: see `Recorded`."""
+    """Kernel compiled for a target GPU.
+
+    name: name of the kernel. options: compile-time constants of the kernel, and Triton's launch
+    options. resources: registers, memory and instruction counts of the compiled kernel.
+    """
 
     name: str
     options: dict[str, int]
@@ -89,7 +98,8 @@ def _recording() -> Iterator[list[Recorded]]:
 
 
 def record_launches(case: Case) -> list[Recorded]:
-    """Return the first launch of each kernel in a forward and a backward pass, in launch order.
+    """Record the first launch of each kernel in the forward and backward pass of an attention call.
+    Returns the launches in order.
 
     `case.device` is ignored, because all tensors are meta tensors. If `case.valid` is True, the
     kernels also get the valid size of each image.
@@ -134,7 +144,7 @@ class _Driver:
 
 
 def compile_case(case: Case, target: str, names: Iterable[str] | None = None) -> list[Compiled]:
-    """Compile the kernels of a case for a target GPU, such as "sm_90" or "gfx942".
+    """Compile the kernels of an attention call for a target GPU, such as "sm_90" or "gfx942".
 
     names: names of the kernels to compile; None for all kernels that run matmuls. Raises
     RuntimeError if TRITON_INTERPRET is 1.
@@ -158,9 +168,10 @@ def compile_case(case: Case, target: str, names: Iterable[str] | None = None) ->
 def compile_cases(
     jobs: Iterable[tuple[Case, str]], processes: int = 2, cache: Path | None = None
 ) -> Iterator[list[Compiled]]:
-    """Compile (case, target) pairs in separate processes. Yields the kernels of each pair in order.
+    """Compile the kernels of attention calls in separate processes. Yields the kernels of each job.
 
-    processes: number of processes that compile at the same time. cache: folder of Triton's cache;
+    jobs: (attention call, target GPU) pairs, with targets such as "sm_90". processes: number of
+    processes that compile at the same time. cache: folder of Triton's cache;
     None for an empty temporary folder, so that Triton compiles every kernel.
     """
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
@@ -187,7 +198,7 @@ def read_resources(stages: dict[str, Any], shared: int) -> Resources:
     """Read the resources of a compiled kernel from the output of Triton's compiler.
 
     stages: {name of a compiler stage: output}, with "ttgir" and either "cubin" or "amdgcn".
-    shared: bytes of shared memory per block.
+    shared: bytes of shared memory per thread block.
     """
     matmuls, scalar = count_matmuls(stages["ttgir"])
     if "amdgcn" in stages:

@@ -20,7 +20,8 @@ from vil.utils.text_table import align
 class Loaded:
     """Kernel that is loaded on a GPU.
 
-    key: see `KernelRow.key`. registers: per thread. spilled: bytes of spilled registers per thread.
+    key: (target, window, dtype, head dim, kernel), as in `KernelRow.key`. registers: number of
+    registers per thread. spilled: bytes of spilled registers per thread.
     """
 
     key: tuple
@@ -31,8 +32,8 @@ class Loaded:
 def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
     """Compile and load kernels on the current GPU, without running them.
 
-    jobs: (window, dtype, head dim) tuples, see `list_jobs`. Yields the loaded kernels. Raises
-    RuntimeError if there is no GPU, or if TRITON_INTERPRET is 1.
+    jobs: (window, dtype, head dim) tuples, such as ("exact, w 7", "float16", 64). Yields the loaded
+    kernels. Raises RuntimeError if there is no GPU, or if TRITON_INTERPRET is 1.
     """
     if not torch.cuda.is_available() or interpreted():
         raise RuntimeError(

@@ -19,11 +19,13 @@ KIB = 1024
 class Limits:
     """Hardware limits of one multiprocessor (SM of NVIDIA, CU of AMD).
 
-    registers: number of 32-bit registers per lane in one partition. granularity: registers per lane
-    are rounded up to a multiple of this number. warps: maximum number of resident warps. blocks:
-    maximum number of resident blocks. shared: bytes of shared memory. reserved: bytes of shared
-    memory that each block takes in addition to those that its kernel uses. partitions: number of
-    partitions, each with separate registers and a scheduler.
+    A multiprocessor consists of partitions, each with its own registers and scheduler.
+
+    registers: number of 32-bit registers per lane in one partition. granularity: a kernel's
+    registers per lane are rounded up to a multiple of this number. warps: maximum number of
+    resident warps. blocks: maximum number of resident thread blocks. shared: bytes of shared
+    memory. reserved: bytes of shared memory that each thread block takes in addition to those that
+    its kernel uses. partitions: number of partitions.
     """
 
     registers: int
@@ -51,12 +53,13 @@ LIMITS = {
 class Resources:
     """Resources of one compiled kernel.
 
-    registers: number per thread. spilled: bytes of spilled registers per thread, in local memory.
-    shared: bytes of shared memory per block. tensor: number of tensor core instructions.
-    async_copy: number of instructions that copy from global to shared memory asynchronously. local:
-    number of loads and stores of local memory. loop_local: number of these that are inside a loop.
-    matmuls: number of tl.dot operations in the IR after inlining and pipelining. scalar_matmuls:
-    number of these that do not run on tensor cores.
+    registers: number of registers per thread. spilled: bytes of spilled registers per thread, in
+    local memory. shared: bytes of shared memory per thread block. tensor: number of tensor core
+    instructions. async_copy: number of instructions that copy from global to shared memory
+    asynchronously. local: number of loads and stores of local memory. loop_local: number of loads
+    and stores of local memory inside loops. matmuls: number of tl.dot operations in the IR after
+    inlining and pipelining. scalar_matmuls: number of tl.dot operations that do not run on tensor
+    cores.
     """
 
     registers: int
@@ -72,7 +75,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Numbers of instructions of each type in a kernel, see `Resources`."""
+    """Number of instructions of each type in a kernel. The fields are explained in `Resources`."""
 
     tensor: int
     async_copy: int
@@ -87,7 +90,9 @@ class Syntax:
     line: an instruction, with the groups (address or None, condition or None, opcode, operands).
     label: a line that names the next instruction as a branch target, with the name in group 1; None
     if branch targets are addresses. target: the target in the operands of a branch. conditional:
-    operands of a conditional branch. branch, end, tensor, async_copy, local: opcodes.
+    operands of a conditional branch. branch, end, tensor, async_copy, local: opcodes of branches,
+    of the end of the kernel, of tensor core instructions, of asynchronous copies from global to
+    shared memory, and of loads and stores of local memory.
     """
 
     line: re.Pattern
@@ -152,7 +157,8 @@ def count_instructions(text: str, syntax: Syntax) -> Instructions:
 
 
 def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> list[list[int]]:
-    """Return, for each line, the indices of the lines that can run next."""
+    """Return, for each instruction, the indices of the instructions that can run next. lines: the
+    groups of `syntax.line` for each instruction. labels: {label: index of an instruction}."""
     found = []
     for at, (_, condition, opcode, operands) in enumerate(lines):
         following = [at + 1] if at + 1 < len(lines) else []
@@ -170,7 +176,8 @@ def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> l
 
 
 def _lines_in_loops(successors: list[list[int]]) -> set[int]:
-    """Return the indices of the lines that are inside loops."""
+    """Return the indices of the instructions inside loops. successors: for each instruction, the
+    indices of the instructions that can run next."""
     targets = {to for at, following in enumerate(successors) for to in following if to != at + 1}
     targets |= {at + 1 for at, following in enumerate(successors) if following != [at + 1]}
     starts = sorted((targets | {0}) & set(range(len(successors))))
@@ -227,10 +234,11 @@ def count_matmuls(ir: str) -> tuple[int, int]:
 
 
 def blocks_per_sm(target: str, registers: int, shared: int, warps: int) -> int:
-    """Return how many blocks of a kernel one multiprocessor can hold; 0 if none fits.
+    """Return how many thread blocks of a kernel one multiprocessor can hold; 0 if none fits.
 
-    registers: number per thread. shared: bytes of shared memory per block. warps: number per block.
-    Raises ValueError for a target that is not in LIMITS.
+    target: a key of LIMITS, such as "sm_90". registers: number of registers per thread. shared:
+    bytes of shared memory per thread block. warps: number of warps per thread block. Raises
+    ValueError for an unknown target.
     """
     if target not in LIMITS:
         raise ValueError(f"target must be one of {', '.join(LIMITS)}, got {target!r}")

@@ -64,7 +64,8 @@ class Work:
     bytes: float
 
     def microseconds(self, rates: Rates) -> dict[str, float]:
-        """Return {item of LIMITED_BY: time of this part of the work alone, in microseconds}."""
+        """Return the time that each part of the work takes alone, in microseconds, as {part: time}.
+        The parts are "matmuls", "exponentials" and "memory"."""
         seconds = (
             self.flops / rates.flops,
             self.exponentials / rates.exponentials,
@@ -75,11 +76,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Lower bounds on the times of a case, in microseconds.
+    """Lower bounds on the time of an attention call, in microseconds.
 
-    forward, backward: of the attention kernels. flash_forward, flash_backward: of `flash`, a fused
-    attention kernel without bias or padding. limits: {kernel: the item of LIMITED_BY that takes the
-    most time}. ratio: time of both passes, divided by that of `flash`.
+    forward, backward: bounds for the passes of vil's attention kernels. flash_forward,
+    flash_backward: bounds for the passes of `flash`, an ideal fused attention kernel without bias
+    or padding. limits: {kernel: what takes the most time}, "matmuls", "exponentials" or "memory".
+    ratio: bound for both passes of vil's kernels, divided by the bound for both passes of `flash`.
     """
 
     forward: float
@@ -94,10 +96,11 @@ class Prediction:
 
 
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
-    """Predict lower bounds on the times of a case on the GPU that RATES has for a target.
+    """Predict lower bounds on the time of an attention call on a GPU.
 
-    target: a key of RATES, such as "sm_90". blocks: {kernel: (queries, keys)}, the block size of
-    each kernel of the case, in tokens.
+    target: GPU architecture, such as "sm_90"; a key of RATES. case: tensor sizes, and window or
+    pattern, of the call. blocks: {kernel: (queries, keys)}, numbers of tokens in a block of scores
+    that the kernel computes at a time.
     """
     rates = RATES[target]
     times = {name: count_work(name, case, *sizes) for name, sizes in blocks.items()}
@@ -113,7 +116,8 @@ def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> P
 
 
 def predict_rows(rows: Sequence[KernelRow]) -> dict[tuple, Prediction]:
-    """Return {(target, window, dtype, head dim): prediction} for the cases in a table."""
+    """Predict lower bounds on the times of the attention calls in a table of kernels. Returns
+    {(target, window, dtype, head dim): prediction}."""
     found = {}
     for key in dict.fromkeys(row.key[:4] for row in rows):
         blocks = {row.kernel: (row.queries, row.keys) for row in rows if row.key[:4] == key}
@@ -135,13 +139,15 @@ HEAD = ["target", "window", "dtype", "D", "forward", "backward", "flash's", "rat
 
 
 def _group(limits: Mapping[str, str]) -> str:
-    """Format {kernel: limit} by limit, such as "matmuls: forward query, memory: key"."""
+    """Format {kernel: what takes the most time} as text such as "matmuls: forward query, memory:
+    key", which lists the kernels that are limited by matmuls, exponentials or memory."""
     by_limit = {limit: [k for k in limits if limits[k] == limit] for limit in LIMITED_BY}
     return ", ".join(f"{limit}: {' '.join(names)}" for limit, names in by_limit.items() if names)
 
 
 def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
-    """Count the work of a kernel on a case, in blocks of `queries` x `keys` tokens."""
+    """Count the work of a kernel for an attention call. queries, keys: numbers of tokens in a block
+    of scores that the kernel computes at a time."""
     pairs = count_blocks(kernel, case.window, queries, keys) * queries * keys
     if kernel == "global":
         pairs = case.window.length * max(16, next_power_of_2(case.num_global))
@@ -155,9 +161,9 @@ def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
 
 
 def flash_work(case: Case) -> tuple[Work, Work]:
-    """Count the work of a fused attention kernel on only the attended query-key pairs.
+    """Count the work of a fused attention kernel that computes only the attended query-key pairs.
 
-    Returns the work of the (forward, backward) pass.
+    Returns (work of the forward pass, work of the backward pass).
     """
     lead = case.batch * case.heads
     pairs = lead * count_pairs(case.window, case.num_global)
@@ -167,7 +173,8 @@ def flash_work(case: Case) -> tuple[Work, Work]:
 
 
 def count_owned(window: Window | Layout, size: int) -> int:
-    """Count the blocks of at most `size` tokens into which the chunks of a grid are divided."""
+    """Count the blocks of tokens that the programs of a kernel process. Each chunk of the grid is
+    divided into blocks of at most `size` tokens."""
     return sum(-(-rows * cols // size) for _, _, rows, cols in chunk_sizes(window))
 
 
@@ -198,10 +205,15 @@ def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
 
 
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
-    """Count the tokens of a rectangle that a kernel visits for one block of a chunk.
+    """Count the keys in a rectangle of tokens that a kernel visits for one block of queries.
 
-    rect: offsets (top, bottom, left, right) from the chunk's first token. chunk: see `chunk_sizes`.
-    first: index of the block's first token in the chunk. size: tokens in the block.
+    The rectangle is clipped to the grid unless the window is cyclic. For the exact window, it is
+    also clipped to the rows that the queries can attend to. In the kernel "key", queries and keys
+    are swapped.
+
+    rect: (top, bottom, left, right) of the rectangle, relative to the first token of the chunk that
+    has the queries. chunk: (first row, first column, rows, columns) of this chunk. first: index of
+    the first query in the chunk. size: number of queries in the block.
     """
     x0, y0, rows, cols = chunk
     top, bottom, left, right = x0 + rect[0], x0 + rect[1], y0 + rect[2], y0 + rect[3]
@@ -218,10 +230,14 @@ def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, 
 def _layout_blocks(
     layout: Layout, owned: int, walked: int, *, all_owned: bool, by_key: bool
 ) -> int:
-    """Count the blocks of scores of a layout per image and head, as the mean over heads.
+    """Count the blocks of scores that a kernel computes for a `Layout`, per image and head.
 
-    owned, walked: tokens in a block along the two axes. all_owned: whether to count blocks beyond
-    the end of the grid. by_key: whether each program owns a block of keys instead of queries.
+    The count is the mean over heads. Each program of the kernel has one block of queries and loops
+    over blocks of keys.
+
+    owned: number of tokens in the program's own block. walked: number of tokens in a block of the
+    loop. all_owned: whether chunks at the border of the grid count as full chunks. by_key: whether
+    each program has a block of keys instead, and loops over queries.
     """
     lists = layout.lists
     parts = [-(-rows * cols // owned) for _, _, rows, cols in chunk_sizes(layout)]

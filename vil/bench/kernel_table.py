@@ -32,10 +32,12 @@ DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # and thei
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Table row: a kernel of one case for one target GPU, with launch parameters and resources.
+    """Table row: a kernel of an attention call, compiled for one target GPU.
 
-    window: a key of WINDOWS. queries, keys: tokens in a block. warps: number per block. stages: of
-    software pipelining. blocks: number of blocks that a multiprocessor can hold.
+    target: name of the GPU architecture, such as "sm_90". window: a key of WINDOWS. queries, keys:
+    numbers of tokens in a block of scores that the kernel computes at a time. warps: number of
+    warps per thread block. stages: number of software pipelining stages. resources: registers,
+    memory and instruction counts. blocks: number of thread blocks that a multiprocessor can hold.
     """
 
     target: str
@@ -52,7 +54,7 @@ class KernelRow:
 
     @property
     def key(self) -> tuple:
-        """Tuple that identifies the row in a table."""
+        """Tuple that identifies the row in a table: (target, window, dtype, head dim, kernel)."""
         return self.target, self.window, self.dtype, self.head_dim, self.kernel
 
     def __str__(self) -> str:
@@ -69,7 +71,8 @@ def make_case(window: str, dtype: str, head_dim: int) -> Case:
 def list_jobs(
     targets: Sequence[str], head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = (*DTYPES,)
 ) -> list[tuple[str, str, str, int]]:
-    """List the jobs of a table: a tuple (target, window, dtype, head dim) for each case."""
+    """List what to compile for a table: a tuple (target, window, dtype, head dim) per attention
+    call and target GPU."""
     return [
         (target, window, dtype, dim)
         for target in targets
@@ -82,9 +85,9 @@ def list_jobs(
 def compile_rows(
     jobs: Sequence[tuple[str, str, str, int]], processes: int = 2, cache: Path | None = None
 ) -> Iterator[KernelRow]:
-    """Compile the kernels of jobs from `list_jobs`. Yields the table rows in the order of the jobs.
+    """Compile the kernels of a table. Yields the rows in the order of `jobs`.
 
-    processes, cache: see `compile_cases`.
+    jobs: result of `list_jobs`. processes, cache: see `compile_cases`.
     """
     work = [(make_case(*case), target) for target, *case in jobs]
     for job, kernels in zip(jobs, compile_cases(work, processes, cache)):
@@ -133,8 +136,8 @@ def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> l
     """Compare rows with those of an older table. Returns a line of text for each regression.
 
     A row is a regression if the kernel spills more bytes, runs more matmuls without tensor cores,
-    or fits fewer blocks on a multiprocessor than before. A row that is not in the older table is
-    listed too.
+    or fits fewer thread blocks on a multiprocessor than before. A row that is not in the older
+    table is listed too.
     """
     known, found = {row.key: row for row in before}, []
     for row in now:

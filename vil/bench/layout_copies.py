@@ -55,7 +55,7 @@ def conversions(
 
 
 def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Run a forward and a backward pass, with cross entropy loss and class 0 for all images."""
+    """Run a forward and a backward pass with cross entropy loss, and class 0 as all targets."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = model(images)

@@ -1,9 +1,9 @@
 """Benchmark models: images per second and peak memory, in evaluation and training.
 
-Models run in alternation. A training step consists of the forward pass, cross entropy, the backward
-pass and the optimizer update. The batch is already on the device. Memory is the peak size of the
-tensors that one training step or one evaluation allocates. Weights, optimizer state and images are
-not included.
+Measurements of the models are interleaved. A training step consists of the forward pass, cross
+entropy, the backward pass and the optimizer update. The batch is already on the device. Memory is
+the peak size of the tensors that one training step or one evaluation allocates. Weights, optimizer
+state and images are not included.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,10 @@ MIB = 2**20
 class Contender:
     """Model to measure, with its batch and settings.
 
-    images: (B, 3, H, W), on the model's device and in its memory format. targets: classes (B,), on
-    the same device. amp_dtype: the autocast dtype; None for no autocast. switch: called before each
-    pass to apply the global torch settings of this model.
+    network: the model. scaler: the gradient scaler. images: (B, c, H, W), on the model's device and
+    in its memory format. targets: classes (B,), on the same device. amp_dtype: the autocast dtype;
+    None for no autocast. switch: function that applies the model's global torch settings, such as
+    TF32; called before each pass.
     """
 
     network: nn.Module

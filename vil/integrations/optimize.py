@@ -19,8 +19,9 @@ UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
 class OptimizedModel(nn.Module):
     """Model that `optimize_for_inference` has optimized. It cannot be trained.
 
-    model: the optimized copy of the model. Methods of this copy that are called directly, such as
-    `forward_features`, need input tensors of type `dtype`.
+    model: the optimized copy of the model. If its methods are called directly, such as
+    `model.forward_features`, their input tensors must have the type `dtype`. dtype: type of the
+    parameters.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -51,11 +52,13 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. MLPs for which `vil tune` found compiled code to be faster are not changed.
-    Up to rounding, the outputs are the same as those of the model in `dtype`.
+    a few tokens at a time, so that their activations stay in the CPU cache. An MLP is not changed
+    if `vil tune` found the compiled C++ code for it to be faster. Up to rounding, the outputs are
+    the same as those of the model in `dtype`.
 
-    model: a model of this package, of timm, or any other module. compile: use `torch.compile` with
-    the option `freezing`, which reorders the weights and fuses the activations instead.
+    model: a model of this package, of timm, or any other module. dtype: type to which parameters
+    and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`,
+    which then reorders the weights and fuses the activations.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -77,9 +80,11 @@ def optimize_for_inference(
 
 
 def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
-    """Return the module that replaces the child `name` of a module, or the child itself.
+    """Return a faster replacement for a submodule, or the submodule itself if there is none.
 
-    fused: see `_fused_activation`. pack: whether to reorder the weights of linear layers.
+    child, name: the submodule and its attribute name. fused: activation that the first layer of the
+    parent MLP applies, "gelu" or "relu"; "" if none. pack: whether to reorder the weights of linear
+    layers.
     """
     if isinstance(child, UNUSED) or (fused and name == "act"):
         return nn.Identity()
@@ -91,14 +96,16 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 
 def _native_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Return the MLPs of vil's blocks that run as compiled code, see `vil.ops.mlp`."""
+    """Return the MLPs of vil's transformer blocks that run as compiled C++ code, see
+    `vil.ops.mlp`."""
     mlps = [block.mlp for block in model.modules() if isinstance(block, Block)]
     plain = [mlp for mlp in mlps if type(mlp) is Mlp and type(mlp.fc1) is nn.Linear]
     return {m for m in plain if is_tuned_native(m.fc1.in_features, m.fc1.out_features, dtype)}
 
 
 def _fused_activation(module: nn.Module) -> str:
-    """Return "gelu" or "relu" if the first layer of an MLP can apply this activation, or ""."""
+    """Return the activation that the first layer of an MLP can apply in place, "gelu" or "relu".
+    Returns "" for other activations, and if `module` is not an MLP."""
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act

@@ -93,11 +93,11 @@ def patch_attention(
 
 
 def find_replacement(attention: str) -> type[PatchedAttention] | None:
-    """Return the class of the modules that replace timm's attention, or None for "full".
+    """Return the class that replaces timm's attention, or None for "full".
 
-    attention: see `patch_attention`. For a registered attention, the class is created when it is
-    first needed. Raises ValueError for an unknown name, and for an attention that cannot use timm's
-    projections. The message lists the valid names.
+    attention: name of the attention, see `patch_attention`. For a registered attention, the class
+    is created when it is first needed. Raises ValueError, with the valid names in the message, for
+    an unknown name or an attention that cannot use timm's projections.
     """
     if attention == RESTORE:
         return None
@@ -123,7 +123,7 @@ def is_patchable(name: str) -> bool:
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
     """Raise ValueError if the attention does not accept an argument, or if the window is invalid.
 
-    attention: see `patch_attention`. kwargs: arguments of the attention.
+    attention: name of the attention, see `patch_attention`. kwargs: arguments of the attention.
     """
     if attention == RESTORE and kwargs:
         raise ValueError(
@@ -143,7 +143,7 @@ def check_model(model: nn.Module) -> None:
 
     The error message names the missing attributes.
     """
-    subject = f"cannot patch {type(model).__name__}:"
+    cls = type(model).__name__
     wanted = f"expected a timm vision transformer (with {', '.join(REQUIRED)})"
     if not isinstance(model, nn.Module):
         raise ValueError(f"cannot patch {model!r}, which is not a module; {wanted}")
@@ -153,30 +153,30 @@ def check_model(model: nn.Module) -> None:
             if all(hasattr(part, needed) for needed in REQUIRED):
                 hint = f"; its submodule {name} ({type(part).__name__}) has them, so patch that one"
                 break
-        raise ValueError(f"{subject} it lacks {', '.join(missing)}{hint}; {wanted}")
+        raise ValueError(f"cannot patch {cls}: it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
-        raise ValueError(f"{subject} its patch_embed has no grid_size; {wanted}")
+        raise ValueError(f"cannot patch {cls}: its patch_embed has no grid_size; {wanted}")
     if rate := getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
-            f"{subject} with patch_drop_rate {rate:g}, the remaining patch tokens form no grid; "
-            "build the model with patch_drop_rate=0"
+            f"cannot patch {cls}: with patch_drop_rate {rate:g}, the remaining patch tokens do not "
+            "form a grid; build the model with patch_drop_rate=0"
         )
 
 
 def is_replaceable(module: nn.Module) -> bool:
     """Return whether `patch_attention` can replace the module.
 
-    This is the case for the attention modules of timm that vil supports, and for their
-    replacements.
+    It can replace the attention modules of timm that vil supports, and the modules that it has put
+    in their place.
     """
     return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 
 
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
-    """Return the end of an error message, which names an attention that cannot be replaced.
+    """Name the first attention module in the blocks of `module` that cannot be replaced.
 
-    This is the first attention of this kind in the blocks of `module`. If all can be replaced,
-    returns an empty string. prefix: the name of `module` in its model.
+    Returns text to append to an error message, such as "; its blocks.0.attn is timm.X.Attention".
+    Returns "" if all attention modules can be replaced. prefix: name of `module` in its model.
     """
     for name, part in module.named_modules(prefix=prefix):
         if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):
@@ -192,10 +192,11 @@ def qualified_name(cls: type) -> str:
 def find_attentions(
     model: nn.Module, blocks: int | Iterable[int] | None
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield (parent, name, attention) for each replaceable attention of the chosen blocks.
+    """Yield (parent, name, attention) for each attention module to replace.
 
-    `name` is the attribute of the module `parent` that holds the attention. blocks: see
-    `patch_attention`. Raises ValueError if a chosen block has no replaceable attention.
+    parent: the module that has the attention module as its attribute `name`. blocks: indices of the
+    transformer blocks to search; None for all. Raises ValueError if one of these blocks has no
+    attention module that can be replaced.
     """
     for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]
@@ -217,8 +218,8 @@ def find_attentions(
 def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]:
     """Convert block indices to a sorted list of unique, nonnegative indices.
 
-    blocks: see `patch_attention`. count: number of blocks of the model. Raises ValueError for an
-    index out of range.
+    blocks: indices, negative ones counted from the end; None for all blocks. count: number of
+    blocks of the model. Raises ValueError for an index out of range.
     """
     if blocks is None:
         return list(range(count))

@@ -61,8 +61,8 @@ def build(
 def _cfg(stride: int, settings: Mapping, **more) -> dict:
     """Return timm's pretrained config of a model, as a dict.
 
-    stride: side in image pixels of a token in the last stage. settings: arguments of MsViT that
-    differ from its defaults. more: fields that are added to the config or replaced in it.
+    stride: downsampling factor of the last stage. settings: arguments of MsViT that differ from its
+    defaults. more: fields that are added to the config or replaced in it.
     """
     size, num_classes = settings.get("img_size", 224), settings.get("num_classes", 1000)
     return {

@@ -1,7 +1,7 @@
 """Draw attention weights over the preprocessed image.
 
-Shapes: N heads, G global tokens, R cells (squares of image pixels with the same attention weight),
-H W image size.
+Shapes: N heads, G global tokens, R cells, H W image size. A cell is a square of image pixels that
+is drawn in one color: the attention weight of one key.
 """
 
 from pathlib import Path
@@ -22,9 +22,10 @@ SIDE = 1.75  # inches of a panel
 class Row(NamedTuple):
     """Attention weights of one query token, drawn as a row of panels with one panel per head.
 
-    weights (N, G+R): attention weights to the G global tokens, then to the R cells of the image.
-    cells: numbers of rows and columns of cells. side: side of a cell in pixels. square: (top, left,
-    side) of the query token in pixels; None for a global token.
+    title: caption of the row. weights (N, G+R): attention weights to the G global tokens, then to R
+    cells, the squares into which the image is divided. num_global: G. cells: (rows, columns) of
+    cells. side: side of a cell in pixels. square: (top, left, side) of the query token in pixels;
+    None for a global token.
     """
 
     title: str
@@ -35,8 +36,8 @@ class Row(NamedTuple):
     square: tuple[int, int, int] | None = None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Return (name, weights) for each panel. The first panel is the mean over heads if there
-        are several heads. The other panels are the heads. weights (G+R): see `Row`."""
+        """Return (name, weights) for each panel. There is one panel per head. If there are several
+        heads, the first panel is their mean. weights (G+R): see `Row`."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
@@ -81,9 +82,9 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 
 
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
-    """Draw a panel: the attention weights of the cells as a heat map over the darkened image.
+    """Draw a panel: the attention weights as a heat map over the darkened image.
 
-    Cells with weight 0 have no color. name: first part of the panel's caption; the second part is
+    Squares with weight 0 have no color. name: first part of the panel's caption; the second part is
     the highest weight. weights (G+R): see `Row`.
     """
     height, width = image.shape[:2]

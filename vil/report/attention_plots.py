@@ -98,7 +98,8 @@ def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
 def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
     """Plot a panel: one line per backend, and lines that show linear and quadratic growth.
 
-    value: function that returns the number to plot from a row. Returns {backend: its line}.
+    rows: benchmark rows. value: function that returns the number to plot for a row, such as the
+    time; rows for which it is None or 0 are omitted. Returns {backend: its line}.
     """
     points: dict[str, dict[int, float]] = {}
     grids = {}
@@ -184,9 +185,9 @@ def sort_key(name: str) -> tuple[bool, int, str]:
 def describe_case(mask: str, mode: int | None) -> str:
     """Return a panel's title, which describes the tokens that a query attends to.
 
-    mask: a key of MASKS, or the text of an attention pattern. mode: the attended chunks of tokens.
-    0 is the query's chunk and its eight neighbors, -1 is the query's chunk alone, 1 to 8 is the
-    query's chunk and the neighbor with this number, and None is any other choice.
+    mask: a key of MASKS, or the text of an attention pattern. mode: number that selects the
+    attended chunks of tokens. 0: the query's chunk and its eight neighbors. -1: only the query's
+    chunk. 1 to 8: the query's chunk and the neighbor with this number. None: other chunks.
     """
     if mask not in MASKS:
         return f"pattern {mask}"

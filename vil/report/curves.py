@@ -53,7 +53,8 @@ def draw(folder: Path) -> list[Path]:
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Group the lines of a metrics.jsonl by the plots in PLOTS. points: the lines as dicts.
+    """Sort logged metrics into the plots that PLOTS defines. points: lines of metrics.jsonl, as
+    dicts.
 
     Yields (name of the plot, label of the value axis, {curve: [(epoch, value), ...]}) for each plot
     that has at least one value.

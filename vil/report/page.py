@@ -41,12 +41,12 @@ class Setting(NamedTuple):
 class Page(NamedTuple):
     """Content of the report of a run.
 
-    record: the logged data. model: cost of the model, or the reason why the cost is unknown.
-    epochs: configured number of epochs. made: a line about how the page was made. metric, label,
-    unit: key, label and unit of the metric that selects the best checkpoint. columns: metrics in
-    the table of evaluations; empty for all. cards: numbers to show at the top of the page, as
-    (title, value, remark). sections: additional HTML. The cards and the sections show the results
-    of an evaluation that was made for this page.
+    record: the logged data. settings: the config keys with their values. model: cost of the model,
+    or the reason why the cost is unknown. epochs: configured number of epochs. made: text that
+    states when the page was made, and by which version of vil. metric, label, unit: key, label and
+    unit of the metric that selects the best checkpoint. columns: names of the metrics to show in
+    the table of evaluations; empty for all. cards, sections: results of an evaluation that was run
+    for this page, as (title, value, remark) for the numbers at the top, and as HTML.
     """
 
     title: str
@@ -83,11 +83,11 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return cards (title, value, remark) with logged values of the page's metric.
+    """Return the numbers at the top of the page (cards): logged values of the page's metric.
 
-    The values are the best and the last one on the first evaluated set and, if the run has logged
-    it, the final one on a test set that did not select the checkpoint. Returns [] if the run has
-    logged no value.
+    Each is a tuple (title, value, remark). The values are the best and the last value on the first
+    evaluated set and, if the run has logged it, the final value on a test set that was not used to
+    select the checkpoint. Returns [] if the run has logged no value.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
@@ -95,18 +95,19 @@ def _logged_cards(page: Page) -> list[Card]:
         return []
     best = (max if page.higher_is_better else min)(points, key=lambda p: p[key])
     tests = [p for p in page.record.points if p["split"].startswith("test/") and key in p][-1:]
+    unused = "on images not used to select the checkpoint"
     return [
         (f"{which} {label} in training", f"{p[key]:{form}}{page.unit}", f"epoch {p['epoch']:g}")
         for which, p in (("Best", best), ("Last", points[-1]))
-    ] + [
-        (f"Test {label}", f"{p[key]:{form}}{page.unit}", "on images that chose no checkpoint")
-        for p in tests
-    ]
+    ] + [(f"Test {label}", f"{p[key]:{form}}{page.unit}", unused) for p in tests]
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return cards (title, value, remark) with the number of trained epochs, the time of all
-    training steps and the speed. Returns [] if the run has logged no training step."""
+    """Return the numbers at the top of the page (cards) on training, as (title, value, remark).
+
+    These are the number of trained epochs, the time of all training steps and the speed. Returns []
+    if the run has logged no training step.
+    """
     steps = [p for p in page.record.points if p["split"] == "train"]
     if not steps:
         return []

@@ -86,8 +86,9 @@ class Table(NamedTuple):
 def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
-    """Compute the mean results of a group of runs. name: name of the group. runs: one row or more.
-    parameters, macs: size of the model; None if unknown."""
+    """Compute the mean results of a group of runs that differ only in their seed. name: name of the
+    group. runs: rows of its runs. parameters, macs: number of parameters of the model, and of its
+    multiply-accumulates for one image; None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
@@ -119,7 +120,8 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def summary_csv(table: Table) -> str:
-    """Format the rows of the groups as CSV. Numbers are not rounded. Missing numbers are empty."""
+    """Format the results as CSV, one row per group of runs that differ only in their seed. Numbers
+    are not rounded. Missing numbers are empty."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", *keys, table.metric, f"{table.metric}_std", "seeds", "runs"]
     head += ["images_per_second", "memory_mib", "parameters", "macs"]
@@ -140,7 +142,8 @@ def summary_csv(table: Table) -> str:
 
 
 def runs_csv(table: Table) -> str:
-    """Format the rows of all runs as CSV, including unfinished runs. Failed runs have a reason."""
+    """Format the results as CSV, one row per run, including unfinished runs. The row of a failed
+    run has the reason."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", "group", *keys, "seed", "state", "step", table.metric, f"best_{table.metric}"]
     head += ["images_per_second", "memory_mib", "seconds", "reason"]
@@ -161,7 +164,8 @@ def to_csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def summary_cells(table: Table) -> list[list[str]]:
-    """Format the rows of the groups as text cells: a row of column titles, then a row per group."""
+    """Format the results as rows of text: the column titles, then a row per group of runs that
+    differ only in their seed."""
     unit = f" ({table.unit})" if table.unit else ""
     tested, form = any(g.tests for g in table.groups), digits_for(table.unit)
     titles = ["", f"{table.label}{unit}", *["test"] * tested, "seeds", "images/s", "memory (MiB)"]
@@ -190,7 +194,10 @@ def number(value: float | None, form: str) -> str:
 
 
 def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
-    """Format a Markdown page with the table of groups, a table of unfinished runs, plots and notes.
+    """Format a Markdown page with the results of a sweep.
+
+    The page has a table with a row per group of runs that differ only in their seed, a table of
+    unfinished runs, the plots and the notes.
 
     plots: paths of images, relative to the page. notes: paragraphs of text.
     """

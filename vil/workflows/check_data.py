@@ -396,8 +396,7 @@ def split_to_dict(split: SplitCheck) -> dict[str, Any]:
 
 
 def read_examples(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read the images of a dataset with the given indices. Images that cannot be read are skipped.
-    """
+    """Read the images with the given indices from a dataset. Skip those that cannot be read."""
     images = []
     for index in indices:
         try:

@@ -50,7 +50,7 @@ class DatasetSummary:
 
     @property
     def size_range(self) -> list[tuple[int, int]]:
-        """The smallest, median and largest item of `sizes`, or [] if `sizes` is empty."""
+        """The smallest, median and largest of `sizes` by area, or [] if `sizes` is empty."""
         return size_range(self.sizes)
 
 
@@ -58,11 +58,11 @@ class DatasetSummary:
 class DataSummary:
     """Contents of the datasets of a config.
 
-    steps_per_epoch: training steps in an epoch. counted: plural noun for the things that
-    `class_counts` counts, such as "images". note: how the datasets differ from those of a training
-    run; "" if they do not. example: image file that shows the first augmented training images and
-    their targets; None if it was not written. learned_settings: config values that the task derived
-    from the training set.
+    steps_per_epoch: number of training steps in an epoch. counted: what the `class_counts` of the
+    datasets count, as a plural noun such as "images". note: a sentence on how the datasets differ
+    from those of a training run; "" if they do not. example: image file that shows the first
+    augmented training images and their targets; None if it was not written. learned_settings:
+    {config key: value} that the task derived from the training set.
     """
 
     datasets: list[DatasetSummary]
@@ -176,7 +176,8 @@ def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
 
 
 def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
-    """Describe one dataset. note: see `DataSummary`; if it is not "", classes are not counted."""
+    """Describe one dataset. split: "train", "val" or "test". note: a sentence on how the datasets
+    differ from those of a training run; if it is not "", the images per class are not counted."""
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:

@@ -36,8 +36,11 @@ COLUMNS = ("row", "file", "error")
 
 
 class FeatureBatch(NamedTuple):
-    """Features of a batch of n images. indices: numbers of the images. features: (n, D), NaN for
-    images that cannot be read."""
+    """Features of a batch of n images.
+
+    indices: index of each image in the collection. features: (n, D), NaN for images that cannot be
+    read. errors: for each image, the reason why it cannot be read, or "".
+    """
 
     indices: Sequence[int]
     features: np.ndarray
@@ -46,8 +49,12 @@ class FeatureBatch(NamedTuple):
 
 @dataclass
 class ProbeResult:
-    """Result of `probe`. num_features: D. num_images: {"train" or name of a test set: number of
-    images}. probes: the classifiers and their accuracies. report: which weights were loaded."""
+    """Result of `probe`.
+
+    num_features: number of features per image. num_images: {"train" or name of a test set: number
+    of images}. probes: the fitted classifiers with their accuracies. report: text that states which
+    weights were loaded.
+    """
 
     num_features: int
     num_images: dict[str, int]
@@ -95,8 +102,9 @@ def iter_features(
     batch_size: int | None = None,
     num_workers: int | None = None,
 ) -> Iterator[FeatureBatch]:
-    """Yield the features of all images in order, in batches. A batch in which no image can be read
-    has D = 0. batch_size, num_workers: None for the values in the model's config."""
+    """Yield the features of all images in order, in batches. If no image of a batch can be read,
+    the features of this batch have shape (n, 0). batch_size, num_workers: None for the values in
+    the model's config."""
     task, loading = model.task, model.cfg.DATALOADER
     loader = iter_image_batches(
         images,

@@ -29,8 +29,9 @@ MAX_NAMES = 5  # class names in a message
 class Ensemble:
     """One or several models with the same classes, whose outputs are averaged.
 
-    models: each model has a separate input transform. views: views of each image to average over,
-    see `vil.data.views`; () for only the view of the evaluation transform.
+    models: the loaded models, each with the input transform that it was trained with. views: crops
+    and flips of each image over which outputs are averaged (test-time augmentation), see
+    `vil.data.views`; () for no test-time augmentation.
     """
 
     models: Sequence[InferenceModel]
@@ -55,16 +56,19 @@ class Ensemble:
         return "\n".join(model.report for model in self.models)
 
     def preprocess(self, image: Image.Image) -> list[Any]:
-        """Convert an RGB image to the input of each model. Returns a list with an item per model: a
-        tensor or, if there are views, a tensor per view."""
+        """Convert an RGB image to the input of each model. Returns a list with an item per model:
+        the input tensor or, with test-time augmentation, a list of tensors, one per view."""
         if not self.views:
             return [model.transform(image) for model in self.models]
         return [model.task.preprocess_views(image, self.views) for model in self.models]
 
     def run(self, inputs: Sequence[list[Any]]) -> Any:
-        """Return the output of `Task.run` for B preprocessed images, averaged over models and views
-        in a fixed order. inputs: results of `preprocess`. A model runs on B images at a time, one
-        view after the other."""
+        """Return the output of `Task.run` for B preprocessed images, averaged over the models and
+        over the views of test-time augmentation.
+
+        inputs: the results of `preprocess` for the B images. Each model runs once per view, with a
+        batch of B images.
+        """
         outputs = []
         for number, member in enumerate(self.models):
             tensors = [each[number] for each in inputs]
@@ -78,8 +82,11 @@ class Ensemble:
 
 @as_config_error
 def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
-    """Return the views of the test-time augmentation `tta`, see `parse_views`. Raises ConfigError
-    if there are several views or models whose outputs the config's task cannot average."""
+    """Return the views (crops and flips) of a setting of test-time augmentation.
+
+    tta: the setting, see `parse_views`. num_models: number of models to average. Raises ConfigError
+    if there are several views or models, but the config's task cannot average outputs.
+    """
     views = parse_views(tta)
     if views or num_models > 1:
         why = (
@@ -91,8 +98,9 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
 
 
 def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None) -> Ensemble:
-    """Combine loaded models into an ensemble. tta: see `parse_views`. Raises ConfigError if the
-    models differ in the task, in the classes, or in the config keys of READING."""
+    """Combine loaded models into an ensemble. tta: setting of test-time augmentation, see
+    `parse_views`. Raises ConfigError if the models differ in the task, in the classes, or in the
+    value range or number of channels of their images."""
     views = check_views(models[0].cfg, tta, len(models))
     check_same([model.cfg for model in models], [model.classes for model in models])
     return Ensemble(list(models), views)
@@ -100,7 +108,8 @@ def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None
 
 def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> None:
     """Raise ConfigError if a model differs from the first one in the task, in the classes, or in
-    the config keys of READING. configs, classes: config and class names of each model."""
+    the value range or number of channels of its images. configs, classes: config and class names of
+    each model."""
     first = configs[0]
     for number, (cfg, names) in enumerate(zip(configs[1:], classes[1:]), start=2):
         where = f"model {number} ({cfg.MODEL.MODEL_PATH or cfg.MODEL.ARCH})"
@@ -108,8 +117,8 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
             ours, theirs = value_at(first, key), value_at(cfg, key)
             if ours != theirs:
                 raise ConfigError(
-                    f"models that predict together must have the same {key}: it is {ours!r} for "
-                    f"the first and {theirs!r} for {where}"
+                    f"models that predict together must have the same {key}, which is {ours!r} for "
+                    f"the first model and {theirs!r} for {where}"
                 )
         if list(names) != list(classes[0]):
             raise ConfigError(
@@ -119,7 +128,8 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
 
 
 def differences(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    """Describe how the class names of a second model differ from those of the first one."""
+    """Describe how the class names of another model (`theirs`) differ from those of the first model
+    (`ours`)."""
     texts = [f"the first has {len(ours)}, and there are {len(theirs)}"]
     for text, names, others in (("missing", ours, theirs), ("unknown", theirs, ours)):
         if odd := [name for name in names if name not in set(others)]:

@@ -32,7 +32,8 @@ class EvaluationResult:
 
     metrics: {test set: {name of a metric: value}}. report: text that states which weights were
     loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
-    results.json; None on ranks other than 0. images: {test set: image files with drawn errors}.
+    results.json; None on ranks other than 0. images: {test set: files of the images with the most
+    errors, on which the errors are drawn}.
     calibration: lines that state how the probabilities are calibrated; [] if they are not
     calibrated.
     """
@@ -61,8 +62,8 @@ def evaluate(
     such as {"DATA.TEST": ["folder"]}. checkpoint: for a run, "best" or "last". data, output_dir:
     values for DATA.PATH and OUTPUT_DIR. calibrate: for a run, first calibrate the probabilities of
     its checkpoint on its validation sets, and store the result in calibration.json of the run's
-    folder. part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL, if there are
-    any.
+    folder. part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL. If DATA.VAL is
+    empty, "val" also means DATA.TEST.
 
     The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
     function and gets the same metrics.
@@ -87,10 +88,10 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the classes that the weights were trained on. num_worst: number of images
-    to draw in each test set, those with the most errors. part: see `evaluate`. calibrate: first
-    calibrate the model, see `vil.workflows.calibration`. Raises CheckpointError if no weights would
-    be loaded into the model or into its head.
+    class_names: names of the classes that the weights were trained on. num_worst: how many of the
+    images with the most errors to draw for each test set. part: "test" or "val", see `evaluate`.
+    calibrate: whether to first calibrate the model, see `vil.workflows.calibration`. Raises
+    CheckpointError if there are no weights to load into the model or into its head.
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")

@@ -95,9 +95,9 @@ def load_model(
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the classes that the weights were trained on; by default the names
-    recorded with the weights, or numbers if there are none. needs_head: whether a new random head
-    (FINETUNE.HEAD new) is an error. Raises CheckpointError for this error, and if the config sets
-    no weights.
+    recorded with the weights, or numbers if there are none. needs_head: whether the head is used,
+    so that its weights must not be random. Raises CheckpointError if the config sets no weights
+    or, with `needs_head`, if it sets a new random head (FINETUNE.HEAD new).
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
@@ -112,7 +112,8 @@ def load_model(
 class Loaded(NamedTuple):
     """Result of `load_for_evaluation`: a task, and a model with trained weights.
 
-    report: which weights were loaded. calibration: which stored calibration is applied, or "".
+    report: text that states which weights were loaded. calibration: text that states which stored
+    calibration of the probabilities is applied, or "".
     """
 
     task: Task
@@ -132,8 +133,8 @@ def load_for_evaluation(
     """Build the config's task and model, load the weights, and select attention backends.
 
     The model is moved to the device. class_names: names of the classes that the weights were
-    trained on; by default the names recorded with the weights. calibrated: if the weights are a
-    checkpoint of a run, also apply the calibration of this checkpoint that the run has stored.
+    trained on; by default the names recorded with the weights. calibrated: whether to calibrate the
+    probabilities, if the weights are a checkpoint of a run that has stored a calibration of it.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
@@ -174,15 +175,19 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
 
 
 def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
-    """Open the sets in DATA.TEST of a task built from the config. Returns {name: dataset}."""
+    """Open the test sets in the config's DATA.TEST. Returns {name: dataset}. task: a task built
+    from the config."""
     # without DATA.VAL, "val" is DATA.TEST too; a task of a plug-in may not know the argument `part`
     loaders = task.test_loaders(DistInfo(), **({"part": "test"} if cfg.DATA.VAL else {}))
     return {name: loader.dataset for name, loader in loaders.items()}
 
 
 def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
-    """Raise CheckpointError if the config sets no weights. needs_head: also raise it if the config
-    sets a new random head (FINETUNE.HEAD new)."""
+    """Raise CheckpointError if the config sets no weights.
+
+    needs_head: whether the head is used. If so, the error is also raised if the config sets a new
+    random head (FINETUNE.HEAD new).
+    """
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if needs_head and cfg.FINETUNE.HEAD == "new":

@@ -19,8 +19,11 @@ from vil.workflows.predict import iter_predictions
 
 
 class Fold(NamedTuple):
-    """Fold of a cross-validation. run: folder of the run. held_out: {name: dataset} with the images
-    that the run was not trained on. trained_on: names of its training images, see `sample_names`.
+    """Fold of a cross-validation: one run, its training images and its test images.
+
+    run: folder of the run. cfg, class_names: config and class names of the run. held_out: {name:
+    dataset}, the test sets, whose images the run was not trained on. trained_on: names of the
+    training images, see `sample_names`.
     """
 
     run: str
@@ -41,7 +44,8 @@ def predict_out_of_fold(
 ) -> Iterator[Any]:
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
-    Each run predicts those of its test sets whose dataset is in DATA.TRAIN of any of the runs.
+    Each run predicts its test sets. A test set is skipped if it belongs to a dataset that no run
+    was trained on (DATA.TRAIN).
 
     runs: folders with one run per fold, or a pattern such as "runs/fold*". overrides: changes to
     the configs. checkpoint: "best" or "last". tta, batch_size, num_workers: see `vil.predict`.

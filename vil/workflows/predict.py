@@ -48,10 +48,11 @@ def predict(
     source: an InferenceModel, or a `source` of `vil.load_for_inference`. If `source` is a list, or
     a pattern such as "runs/fold*" that matches several runs, the outputs of the models are
     averaged. images: one or several files, folders (all images below them), PIL images or uint8
-    arrays (H, W, 3). If the model's images are neither gray nor RGB, arrays (H, W, INPUT.CHANNELS)
-    with any numeric type. overrides: changes to the config. tta: test-time augmentation: "hflip",
-    "crops", "crops+hflip" or a number of views, see `vil.data.views.parse_views`. batch_size: None
-    for DATALOADER.BSZ of the config.
+    arrays (H, W, 3). For a model whose images are neither gray nor RGB, arrays must have shape
+    (H, W, INPUT.CHANNELS) and may have any numeric type. overrides: changes to the config. tta:
+    test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
+    `vil.data.views.parse_views`. batch_size: None for DATALOADER.BSZ of the config. num_workers:
+    number of processes that read images.
 
     The prediction of a classifier has the attributes `file`, `classes` ((index, probability) pairs,
     the most probable first) and `names` (names of these classes). The prediction of a detector has
@@ -82,12 +83,13 @@ def load_models(
 
 
 def image_list(cfg: CfgNode, images: Sequence[ImageSource]) -> ImageList:
-    """Return a list of images to be read with the config's value range and number of channels."""
+    """Wrap image sources in an `ImageList`, which reads them with the value range and the number of
+    channels that the config sets."""
     return ImageList(list(images), cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
 
 
 def open_images(images: Images, channels: int = 3) -> list[ImageSource]:
-    """Return sources for images that are given as files, folders, PIL images or arrays.
+    """Convert files, folders, PIL images or arrays to a list with an `ImageSource` per image.
 
     images: see `predict`. channels: value of INPUT.CHANNELS. Raises DataError if there are no
     images.
@@ -145,11 +147,12 @@ def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
 def task_settings(
     cfg: CfgNode, output_format: str | None, top: int | None, threshold: float | None
 ) -> dict[str, Any]:
-    """Return {attribute of the task: value} for predictions in an output format.
+    """Return the attributes to set on a task for predictions in an output format, as {name: value}.
 
-    top: number of classes per image, by default TOP. threshold: smallest probability of a predicted
-    class. Neither can be set for a format that includes all classes. Raises ConfigError for a
-    setting that the task or the format does not support.
+    top: number of most probable classes to predict per image; None for the default, TOP. threshold:
+    smallest probability of a predicted class; None for no threshold. Raises ConfigError if a value
+    is given that the task or the format does not support. For example, formats that include all
+    classes support neither.
     """
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}

@@ -64,7 +64,8 @@ def write_report(
 
 
 def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
-    """Evaluate a checkpoint of the run. Returns the parts of the report with the results."""
+    """Evaluate the "best" or "last" checkpoint of the run. Returns its metrics and plots for the
+    report page."""
     try:
         cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
@@ -79,8 +80,8 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values as YAML text. If a value is not the default, the item
-    also has the default."""
+    """List all config keys with their values as YAML text. For a value that is not the default, the
+    default value is also given."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)

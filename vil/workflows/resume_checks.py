@@ -52,11 +52,11 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config with unresolved values replaced by those that the run in OUTPUT_DIR saved.
+    """Replace unresolved values of the config by those that the run in OUTPUT_DIR saved.
 
-    Unresolved are the value "auto" of the keys in RULES, and the value () of the keys that the task
-    derives from its data ("learned" in its registry entry). If OUTPUT_DIR has no run, returns `cfg`
-    unchanged.
+    Two types of values are unresolved: "auto", for keys that are resolved when weights are loaded
+    (RULES), and (), for keys whose values the task derives from its training set ("learned" in the
+    task's registry entry). Returns the config. It is unchanged if OUTPUT_DIR has no run.
     """
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
@@ -97,9 +97,10 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, the
-    LayerNorm epsilon and the keys in RULES are set to the values of the model, which may come from
-    its initial weights. (The keys in RULES may be "auto" until weights are loaded.)
+    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, some
+    keys are set to the model's values, which may differ from the config because they are read from
+    the initial weights. These keys are the LayerNorm epsilon and those in RULES, which may be
+    "auto" in the config.
     """
     kept = cfg.clone()
     kept.defrost()

@@ -47,7 +47,7 @@ class StreamSettings:
 
     memory: limit on the memory of tensors in bytes or as text, see `vil.stream`. scratch: folder
     for intermediate files, from which an interrupted run resumes; None if runs cannot resume. save:
-    {name of an output that is a map: file to save it to}.
+    output feature maps to save, as {name of the output, such as "stages.2": file}.
     """
 
     memory: int | str = "1GiB"

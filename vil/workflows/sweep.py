@@ -67,7 +67,8 @@ def sweep(
     num_processes: int = 1,
     say: Say = log.info,
 ) -> SweepResult:
-    """Train a model for each combination of a variant and values, in a process of `vil train`.
+    """Train a model for each combination of a variant and grid values, in separate processes of
+    `vil train`.
 
     config, overrides, data, imports: the config that all runs share, as in `vil.train`. grid:
     {config key: values to try}. variants: {name: {key: value}}, for keys that change together; the

@@ -40,9 +40,10 @@ class Selection(NamedTuple):
     """Selection of the attention maps to draw.
 
     token: "row,col" of a pixel in the transformed image, by default the center; the token that
-    covers this pixel is the query. stage, block: numbers from 1, by default all stages and the last
-    block of each stage. only: "global" to draw only the maps with a global token as the query,
-    "token" to omit these maps; None for all maps.
+    covers this pixel is the query. stage: number of a stage, counted from 1; None for all stages.
+    block: number of a transformer block in the stage, counted from 1; None for the last block.
+    only: "token" to draw only the maps of the query at this pixel, "global" to draw only those of
+    the global tokens as queries; None for both.
     """
 
     token: str | None = None
@@ -141,13 +142,13 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
 def rows_of(
     model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
 ) -> list[Row]:
-    """Return the rows of the figure for one block: a row for the query token, then a row for each
-    global token.
+    """Return the rows of the figure for one transformer block: the attention maps of the query
+    token at a pixel, then those of each global token.
 
-    batch: (1, c, H, W). stage, block: indices from 0. pixel: (row, col) of a pixel, which selects
-    the query token. only: "token" to return only the row of the query token, "global" to return
-    only the rows of global tokens. Raises ValueError if no token covers the pixel, or if this type
-    of attention has no maps.
+    batch: the image (1, c, H, W). stage, block: index of the stage, and of the block in the stage,
+    from 0. pixel: (row, col) of the pixel. only: "token" for only the row of the token at the
+    pixel, "global" for only the rows of the global tokens. Raises ValueError if no token covers the
+    pixel, or if this type of attention has no maps.
     """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
@@ -263,8 +264,8 @@ def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -
 
 
 def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
-    """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to
-    in at least one head.
+    """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to,
+    in any of the heads.
 
     text: an attention pattern, see `vil.ops.patterns`. token: "row,col" of the query. Returns
     (title, array that marks the attended tokens, longer side of the grid).

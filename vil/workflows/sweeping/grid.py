@@ -24,8 +24,8 @@ LONGEST = 40  # characters of a value in a folder's name
 
 
 class Variant(NamedTuple):
-    """Named set of settings of a sweep. base: config file that replaces the base config of the
-    grid; "" for no replacement."""
+    """Named set of settings of a sweep that change together. base: config file that replaces the
+    base config of the grid; "" for no replacement."""
 
     name: str
     settings: tuple[Setting, ...] = ()
@@ -33,15 +33,19 @@ class Variant(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Cell of a grid, which defines one run. variant: the run's variant, if the grid has variants.
-    values: one setting for each axis."""
+    """One combination of settings in a sweep's grid, which defines one run.
+
+    variant: the run's variant; None if the grid has no variants. values: for each axis (config key
+    with a list of values), the setting with the run's value.
+    """
 
     variant: Variant | None
     values: tuple[Setting, ...]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the run on all axes, as {config key: value as the user wrote it}."""
+        """The run's value for each config key that the grid varies, as the user wrote it: {config
+        key: value}."""
         return {setting.key: setting.value for setting in self.values}
 
 
@@ -62,8 +66,8 @@ class Grid:
     imports: tuple[str, ...] = ()
 
     def cells(self) -> Iterator[Cell]:
-        """Yield the cell of each run. The last axis varies fastest. Yields nothing if the grid has
-        neither axes nor variants."""
+        """Yield the combination of settings of each run. The last axis varies fastest. Yields
+        nothing if the grid has neither axes nor variants."""
         if not (self.axes or self.variants):
             return
         for variant in self.variants or (None,):
@@ -98,8 +102,10 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over. For a config key whose values
-    are lists, this must be a list of lists."""
+    """Return whether the value of a setting is a list of values to sweep over.
+
+    If the config key itself takes a list, the value must be a list of lists.
+    """
     default = KEYS[setting.key].default if setting.key in KEYS else None
     if not isinstance(setting.value, list):
         return False

@@ -79,8 +79,8 @@ class SweepRun:
 class SweepPlan:
     """All runs of a sweep.
 
-    folder: the sweep's folder. base: the config that the runs share. keys: the config keys of the
-    axes, in order.
+    folder: the sweep's folder. base: the config that the runs share. runs: the runs, in order.
+    keys: the config keys whose values the sweep varies, in order.
     """
 
     folder: Path
@@ -132,8 +132,8 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
 
 
 def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
-    """Make the run of one cell of a grid. folder: the sweep's folder. Raises ConfigError if the
-    config of the run is invalid."""
+    """Make the run of one combination of settings (cell) in a grid. folder: the sweep's folder.
+    Raises ConfigError if the config of the run is invalid."""
     name = grid.name(cell)
     try:
         cfg = grid.resolve(cell)
@@ -163,10 +163,10 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
 def merge(
     known: Sequence[SweepRun], planned: Sequence[SweepRun], local: Sequence[Setting]
 ) -> list[SweepRun]:
-    """Add the planned runs of a grid to the known runs of a sweep. Returns all runs.
+    """Add newly planned runs to the known runs of a sweep. Returns all runs.
 
-    A planned run that has the same config as a known run is not added. local: new values of LOCAL
-    keys (paths, logging, checkpoints), which are also set in the known runs.
+    A planned run that has the same config as a known run is not added. local: new settings of keys
+    for paths, logging and checkpoints (LOCAL), which are also set in the known runs.
     """
     runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
     by_config = {identify(run.cfg): run.name for run in known}

@@ -33,7 +33,8 @@ LOCKED_SECONDS = 60.0
 
 @dataclass
 class Attempt:
-    """Training process of one run of a sweep. began: the start time, from `time.time`."""
+    """Training process of one run of a sweep. began: time when the process started, from
+    `time.time`."""
 
     run: SweepRun
     process: subprocess.Popen
@@ -41,8 +42,8 @@ class Attempt:
 
 
 class RunPool:
-    """Pool that trains the runs of a sweep, `jobs` at a time. Each gets an equal share of the CPU
-    cores.
+    """Pool that trains the runs of a sweep, `jobs` at a time. Each run gets an equal share of the
+    CPU cores.
 
     num_processes: number of processes of each run; several processes are started by torchrun.
     devices: GPUs for CUDA_VISIBLE_DEVICES, divided among the runs that train at the same time; if
@@ -130,7 +131,8 @@ class RunPool:
         return {**os.environ, **own}
 
     def _reap(self) -> bool:
-        """Record the results of runs whose processes have exited. Returns whether there are any."""
+        """Record how the runs whose processes have exited ended. Returns whether any process has
+        exited since the last call."""
         ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
         for slot in ended:
             attempt = self.active.pop(slot)
