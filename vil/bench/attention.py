@@ -39,7 +39,7 @@ class Row:
 
     case: tensor sizes, and window or pattern, of the call. auto: whether backend="auto" selects
     this backend. rounds: number of measurements. forward_ms, backward_ms: median times. over_NAME:
-    total time divided by the total time of the backend or baseline NAME. peak_mib, extra_mib: peak
+    total time divided by that of the backend or baseline NAME. peak_mib, extra_mib: peak
     memory with and without output and gradients. note: a remark such as "full attention, no bias".
     reason: why there are no measurements, or "".
     """

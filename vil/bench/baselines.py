@@ -109,7 +109,7 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
 
 
 def natten_reasons(case: Case) -> list[str]:
-    """Return the reasons why NATTEN cannot run an attention call; an empty list if it can."""
+    """Return the reasons why NATTEN cannot run an attention call; [] if it can."""
     reasons, side = [], 2 * case.window.size + 1
     if case.device != "cuda":
         reasons.append("NATTEN is compared on a CUDA device only")

@@ -32,7 +32,7 @@ Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
 
 @dataclass
 class Subject:
-    """Model whose ways of inference are compared.
+    """Model to run for inference in several ways, which are compared.
 
     name: name of the model in the results. model: the model in float32 on the CPU. size: (H, W) of
     the input images. calibration: images (N, c, H, W) that determine the activation ranges of

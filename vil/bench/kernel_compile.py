@@ -171,8 +171,8 @@ def compile_cases(
     """Compile the kernels of attention calls in separate processes. Yields the kernels of each job.
 
     jobs: (attention call, target GPU) pairs, with targets such as "sm_90". processes: number of
-    processes that compile at the same time. cache: folder of Triton's cache;
-    None for an empty temporary folder, so that Triton compiles every kernel.
+    processes that compile at the same time. cache: folder of Triton's cache; None for an empty
+    temporary folder, so that Triton compiles every kernel.
     """
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary), pool:

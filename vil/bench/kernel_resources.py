@@ -4,8 +4,8 @@ The functions parse text: the output of `cuobjdump` for a CUDA binary, the assem
 kernel, and Triton's GPU IR. They need neither Triton nor a GPU. `vil.bench.kernel_compile` compiles
 the kernels and runs `cuobjdump`.
 
-The number of blocks per multiprocessor is computed from the published limits in LIMITS (CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA,
+The number of thread blocks per multiprocessor is computed from the published limits in LIMITS (CUDA
+C++ Programming Guide, "Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA,
 sections 3.6 and 12).
 """
 

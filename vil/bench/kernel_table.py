@@ -1,9 +1,9 @@
 """Table of the resources of compiled kernels, and regressions in comparison with an older table.
 
-A row describes one kernel of one case, compiled for one target GPU. A case has 8 images of 56 x 56
-tokens, 6 heads, one global token, and a bias. Its window is one of three: all nine chunks, the
-exact window on padded images, or the layout of an attention pattern. The table has all three
-windows in bfloat16, and the first two in float16.
+A row describes one kernel of one attention call (case), compiled for one target GPU. All calls have
+8 images of 56 x 56 tokens, 6 heads, one global token, and a bias. The window is one of three: all
+nine chunks, the exact window on padded images, or the layout of an attention pattern. The table has
+all three windows in bfloat16, and the first two in float16.
 """
 
 import json
@@ -62,7 +62,8 @@ class KernelRow:
 
 
 def make_case(window: str, dtype: str, head_dim: int) -> Case:
-    """Make the attention case of a table row. window: a key of WINDOWS. dtype: a key of DTYPES."""
+    """Make the `Case`, the attention call that a table row describes. window: a key of WINDOWS.
+    dtype: a key of DTYPES."""
     padded = window.startswith("exact")
     shape = (8, 6, head_dim, 1)
     return Case(WINDOWS[window], *shape, getattr(torch, dtype), "cuda", True, True, padded)

@@ -32,12 +32,12 @@ def build_external(
 
     name: "timm/<name>" for a timm model, or the name of a torchvision model.
     num_classes, img_size, in_chans: K, S and c. torchvision models need c = 3.
-    pretrained: download the published weights. If num_classes differs from the number of classes
-      of these weights, the head is initialized randomly. If in_chans is not 3, timm sums or repeats
-      the weights of the first layer.
+    pretrained: whether to load the published weights, which are downloaded if needed. If
+      num_classes differs from the number of classes of these weights, the head is initialized
+      randomly. If in_chans is not 3, timm sums or repeats the weights of the first layer.
     drop_rate, drop_path_rate: rates of dropout and stochastic depth. torchvision models ignore
       them.
-    grad_checkpoint: use gradient checkpointing.
+    grad_checkpoint: whether to use gradient checkpointing.
 
     Raises ValueError for an unknown name, or if the model does not support grad_checkpoint. Raises
     CheckpointError if the weights cannot be downloaded.

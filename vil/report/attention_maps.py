@@ -22,10 +22,10 @@ SIDE = 1.75  # inches of a panel
 class Row(NamedTuple):
     """Attention weights of one query token, drawn as a row of panels with one panel per head.
 
-    title: caption of the row. weights (N, G+R): attention weights to the G global tokens, then to R
-    cells, the squares into which the image is divided. num_global: G. cells: (rows, columns) of
-    cells. side: side of a cell in pixels. square: (top, left, side) of the query token in pixels;
-    None for a global token.
+    title: caption of the row. weights (N, G+R): attention weights of N heads, to G global tokens
+    and then to R cells, the squares into which the image is divided. num_global: G. cells: (number
+    of rows, number of columns) of cells. side: side of a cell in pixels. square: (top, left, side)
+    of the query token in pixels; None for a global token.
     """
 
     title: str

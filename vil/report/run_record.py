@@ -54,7 +54,7 @@ class RunRecord:
         return total
 
     def evaluations(self, split: str = "val") -> dict[str, list[dict]]:
-        """Return {name of a set: logged evaluations on this set, in the order of the log}.
+        """Return {name of a dataset: logged evaluations on this dataset, in the order of the log}.
 
         split: "val" for the evaluations during training, "test" for the final test.
         """
@@ -96,8 +96,8 @@ def _read_status(file: Path) -> dict:
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:
-    """Read a file of entries that each begin with a line "# TIME". Returns (time, text) for each
-    entry, or [] if there is no file. Texts are truncated to LONGEST characters."""
+    """Read a file that is divided into texts by lines "# TIME". Returns (time, text) for each text,
+    or [] if there is no file. Texts are truncated to LONGEST characters."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))

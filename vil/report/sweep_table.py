@@ -17,13 +17,14 @@ from vil.utils.metric_format import digits_for
 class RunRow(NamedTuple):
     """Results of one run of a sweep. Numbers are None if they are not logged yet.
 
-    group: name of the group of runs that differ only in their seed. settings: {config key: value}
-    for the keys that the sweep varies. state: state of the run, such as "running", see
-    `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt to train the run.
-    reason: why this attempt failed. step: number of finished training steps. metric: value at the
-    last evaluation. best: best value over all evaluations. test: value of the best checkpoint on
-    the first set of DATA.TEST, if DATA.VAL is set. images_per_second: median training speed.
-    memory_mib: peak memory, see `vil.engine.logger.memory_mb`. seconds: time of all training steps.
+    name: name of the run. group: name of the group of runs that differ only in their seed.
+    settings: {config key: value} for the keys that the sweep varies. state: state of the run, such
+    as "running", see `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt
+    to train the run. reason: why this attempt failed. step: number of finished training steps.
+    metric: the sweep's metric at the last evaluation. best: best value of the metric over all
+    evaluations. test: the metric of the best checkpoint on the first set of DATA.TEST, if DATA.VAL
+    is set. images_per_second: median training speed. memory_mib: peak memory, see
+    `vil.engine.logger.memory_mb`. seconds: time of all training steps.
     """
 
     name: str
@@ -45,11 +46,11 @@ class RunRow(NamedTuple):
 class GroupRow(NamedTuple):
     """Mean results of a group of runs that differ only in their seed.
 
-    metric, images_per_second, memory_mib: means over the finished runs. spread: sample standard
-    deviation of the metric; None with fewer than two finished runs. values: metric of each finished
-    run. tests: metric of each run with a final test, in that test. seeds: number of finished runs.
-    runs: number of all runs. parameters: number of parameters of the model. macs:
-    multiply-accumulates of the model for one image.
+    name: name of the group. metric, images_per_second, memory_mib: means over the finished runs.
+    spread: sample standard deviation of the metric; None with fewer than two finished runs. values:
+    metric of each finished run. tests: metric in the final test of each run that has one. seeds:
+    number of finished runs. runs: number of all runs. parameters: number of parameters of the
+    model. macs: multiply-accumulates of the model for one image.
     """
 
     name: str
@@ -216,7 +217,8 @@ def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ())
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines of a Markdown table. The second row must consist of dashes."""
+    """Format rows of cells as lines of a Markdown table. The second row must consist of dashes,
+    which separate the header from the other rows."""
     return [f"| {' | '.join(map(escape, row))} |" for row in rows]
 
 

@@ -29,11 +29,12 @@ class BackendReport(NamedTuple):
     """Report on which attention backend runs each local attention call of a model.
 
     environment: lines of text with package versions, the device and the number of threads.
-    verdicts: for each attention call (request), a pair (request, [(backend, verdict, description of
-    the backend), ...]) with all backends. A verdict begins with "chosen" or "could run", or gives
-    the reasons why the backend cannot run the call. num_tuned: number of calls whose fastest
-    backend is in the tuning cache. file: path of the tuning cache. notes: lines of text on how
-    backends are selected. mlps: a line of text for each MLP that runs as compiled C++ code.
+    verdicts: for each attention call, a pair (request, list), where the request describes the call
+    and the list has (name, verdict, description) for every backend. A verdict begins with "chosen"
+    or "could run", or gives the reasons why the backend cannot run the call. num_tuned: number of
+    calls whose fastest backend is in the tuning cache. file: path of the tuning cache. notes: lines
+    of text on how backends are selected. mlps: a line of text for each MLP that runs as compiled
+    C++ code.
     """
 
     environment: list[str]
@@ -63,8 +64,8 @@ class BackendReport(NamedTuple):
 def requests_of(
     cfg: CfgNode, device: torch.device
 ) -> tuple[list[BackendRequest], list[MlpRequest]]:
-    """List the calls of local attention and the calls of MLPs in the config's model, both in
-    training and in evaluation."""
+    """List the local attention calls and the MLP calls of the config's model, in training and in
+    evaluation."""
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()

@@ -55,7 +55,7 @@ PLAIN_CPU = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False", "EVAL.FAS
 class DeploySettings(NamedTuple):
     """Settings of a `DeployBenchmark`. A path is one way to run a model for inference.
 
-    paths: names of paths, such as "onnx+int8"; the keys of `vil.bench.deploy.PATHS`. batches: batch
+    paths: names of paths, such as "onnx+int8"; keys of `vil.bench.deploy.PATHS`. batches: batch
     sizes. rounds: number of measurements of each path at each batch size. images: number of test
     images on which predictions are compared. least_agreement: a path is not timed if it predicts
     the same class as eager mode on a lower percentage of these images. calibration: folder of
@@ -111,8 +111,8 @@ class DeployBenchmark:
         self.title = self.results.title(extent, settings.rounds)
 
     def run(self) -> list[Row]:
-        """Measure all paths of all models, and write the results and a plot of accuracy against
-        speed. Returns a row per model and path."""
+        """Measure all ways to run the models (paths), and write the results and a plot of accuracy
+        against speed. Returns a row per model and path."""
         settings = self.settings
         with tempfile.TemporaryDirectory() as folder:
             subjects = [self.open_model(Path(folder))]

@@ -47,7 +47,7 @@ class ModelBenchmark:
     cfg: config of the model. name: name of the model in the results. ways: combinations of settings
     to run the model with, such as "bf16+nhwc". backends: attention backends to compare, by default
     all; the model runs once with each backend and the first of `ways`. beside: other models, as
-    values of MODEL.ARCH. They run only with those `ways` that set just a precision, such as "bf16".
+    values of MODEL.ARCH. They run only with the `ways` that consist of a precision, such as "bf16".
     rounds: number of measurements. out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
@@ -106,9 +106,9 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List the measurements of a `ModelBenchmark`, which explains the arguments. Each is a tuple
-    (model name, way, config), where a way is a combination of settings, such as "bf16+nhwc". Raises
-    ValueError for an unknown way or backend."""
+    """List the measurements of a `ModelBenchmark` as tuples (model name, way, config), where a way
+    is a combination of settings, such as "bf16+nhwc". The arguments are those of `ModelBenchmark`.
+    Raises ValueError for an unknown way or backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:

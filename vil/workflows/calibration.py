@@ -42,7 +42,7 @@ class RunCheckpoint(NamedTuple):
 
 
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
-    """Return the run's checkpoint to which MODEL.MODEL_PATH points.
+    """Return the checkpoint of a run that MODEL.MODEL_PATH points to.
 
     MODEL.MODEL_PATH may be the folder RUN/checkpoints/CHECKPOINT or a file in this folder. Returns
     None if it is another path, or if FINETUNE.HEAD changes the head.

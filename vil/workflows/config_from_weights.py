@@ -36,9 +36,10 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Read the description of a model in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
-    Returns (options, class_names): config options for the model, as KEY=VALUE strings, and a list
-    of names or None. Returns ([], None) if `opts` sets no weight file, or if the file has no
-    description. Raises ConfigError if a config cannot represent the described model.
+    opts: config options. Returns (options, class_names): config options that define the model, as
+    KEY=VALUE strings, and the list of class names, or None if the file has no class names. Returns
+    ([], None) if `opts` sets no weight file, or if the file has no description. Raises ConfigError
+    if a config cannot represent the described model.
     """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 

@@ -69,9 +69,9 @@ def make_config(
 
     config: a file or a CfgNode; None for the defaults. overrides: changes to the config.
     output_dir, data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which
-    may register components; ignored if `config` is a CfgNode. preset: name of a preset, which the
-    file and the overrides override; the keys that it sets are logged. Raises ConfigError if a
-    preset is used with a CfgNode.
+    may register components; ignored if `config` is a CfgNode. preset: name of a preset, a set of
+    values for keys that neither the file nor `overrides` set; these keys are logged. Raises
+    ConfigError if a preset is used with a CfgNode.
     """
     flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
     options = Options(as_options(overrides), flags, imports, preset)

@@ -37,11 +37,12 @@ def convert(
 ) -> list[str]:
     """Convert a checkpoint to a safetensors file or folder that also describes its model.
 
-    source: the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
+    source: path of the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
     target: path that ends in .safetensors, or a folder.
     cfg: config of the model. If it is None, the model is taken from `model_name`, else from the
     description in the checkpoint, else it is inferred from the shapes of the tensors.
-    class_names, class_file: names of the model's classes, or a file with one name per line.
+    class_names: names of the model's classes.
+    class_file: file with one class name per line, an alternative to `class_names`.
     rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
 
     Returns lines of text that state which model was inferred, and which weights were loaded,
@@ -66,7 +67,9 @@ def convert(
     model, lines = _build(cfg, model_name, str(source), known, state)
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
-        raise ConfigError("FINETUNE.HEAD new would write a random head: use keep or rows:FILE")
+        raise ConfigError(
+            "FINETUNE.HEAD new would write a random head: set it to keep or rows:FILE"
+        )
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
     names = list(class_names) or select_classes(head, known.get("classes"))
@@ -89,9 +92,10 @@ def _build(
     """Build the model of a checkpoint.
 
     The model is defined by the first of these that is given: the config `cfg`, the name
-    `model_name`, the description `known` in the checkpoint, and the shapes of the weights `state`.
-    source: path of the checkpoint, for messages. Returns (model, lines): if the shapes were used,
-    the lines state which model was inferred.
+    `model_name`, the description `known` in the checkpoint, and the shapes of the tensors in the
+    state dict `state`. source: path of the checkpoint, for messages. Returns (model, lines). The
+    lines of text state which model was inferred from the shapes; they are empty if the model is
+    defined in another way.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()

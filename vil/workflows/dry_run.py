@@ -79,8 +79,8 @@ class DryRun:
 
     data: contents of the datasets. num_images: number of synthetic images in the training step.
     loss: loss of this step. memory_mb: peak memory in MiB. num_parameters: number of parameters of
-    the model. warnings: warnings from building and training. log: all lines that a run would log;
-    empty on ranks other than 0.
+    the model. warnings: warnings from building and training. log: the lines of the log that a run
+    would write; empty on ranks other than 0.
     """
 
     data: DataSummary

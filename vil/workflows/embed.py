@@ -187,11 +187,12 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
 
 
 def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
-    """Measure how well simple classifiers can use the features of a config's model.
+    """Measure the accuracy of simple classifiers on the features of a config's model.
 
-    The classifiers are fitted to the features of the training images, without augmentation. Their
-    accuracy is measured on each test set. See `vil.tasks.classification.probe`. Raises ConfigError
-    if the targets are not classes.
+    The classifiers are k nearest neighbors and a linear probe. They are fitted to the features of
+    the training images, without augmentation, and evaluated on each test set. See
+    `vil.tasks.classification.probe`. class_names: names of the classes that the weights were
+    trained on. Raises ConfigError if the targets are not classes.
     """
     with preserve_global_state():
         model = load_encoder(cfg, class_names)

@@ -33,9 +33,8 @@ class EvaluationResult:
     metrics: {test set: {name of a metric: value}}. report: text that states which weights were
     loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
     results.json; None on ranks other than 0. images: {test set: files of the images with the most
-    errors, on which the errors are drawn}.
-    calibration: lines that state how the probabilities are calibrated; [] if they are not
-    calibrated.
+    errors, on which the errors are drawn}. calibration: lines that state how the probabilities are
+    calibrated; [] if they are not calibrated.
     """
 
     metrics: dict[str, dict[str, Any]]

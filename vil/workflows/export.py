@@ -31,9 +31,9 @@ class ExportResult(NamedTuple):
     """Result of an export.
 
     report: text that states which weights were loaded. differences: for each tested input shape,
-    the difference between the outputs of the exported file and of the model. files: the exported
-    file and, if requested, a second file with int8 linear layers. num_int8: number of int8 layers;
-    0 if there is no second file. model: the model, on the CPU.
+    the largest difference between the logits of the exported file and of the model. files: the
+    exported file and, if requested, a second file with int8 linear layers. num_int8: number of int8
+    layers; 0 if there is no second file. model: the model, on the CPU.
     """
 
     report: str
@@ -54,11 +54,12 @@ def export_config(
 ) -> ExportResult:
     """Load the config's model and weights, and export the model to the file `out`.
 
-    int8: also write a second file with int8 linear layers. calibration: folder of images that
-    determine the input ranges of the int8 layers (static quantization), see
+    int8: whether to also write a second file with int8 linear layers. calibration: folder of images
+    from which the input ranges of the int8 layers are computed (static quantization), see
     `find_calibration_images`; None to compute the ranges in each call (dynamic quantization).
-    options: format, size, dynamic and opset of `vil.export.export_model`. Raises ConfigError if the
-    model cannot be exported, and ExportError if the outputs of the file and of the model differ.
+    options: the arguments `format`, `size`, `dynamic` and `opset` of `vil.export.export_model`.
+    Raises ConfigError if the model cannot be exported, and ExportError if the outputs of the file
+    and of the model differ.
     """
     refuse_without(cfg, "export")
     names, images = list(class_names) or recorded_classes(cfg), []

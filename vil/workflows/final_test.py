@@ -27,11 +27,12 @@ def evaluate_best(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
-    The averaged weights are used, if the run has any. The metrics are logged and written to
-    test_results.json. If this file already has results of the same checkpoint, they are returned
-    without an evaluation. All ranks must call this function, and all get the same metrics.
-    class_names: names of the model's classes. between: called before each batch. Returns {} if the
-    run has no best checkpoint.
+    If the run averages weights (EMA), the averaged weights are used. The metrics are logged and
+    written to test_results.json. If this file already has results of the same checkpoint, they are
+    returned without an evaluation. Returns {} if the run has no best checkpoint. All ranks must
+    call this function, and all get the same metrics.
+
+    class_names: names of the model's classes. between: function that is called before each batch.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
@@ -50,7 +51,8 @@ def evaluate_best(
 
 
 def read_results(run: RunDir, checkpoint: str) -> dict[str, dict[str, Any]] | None:
-    """Return the metrics in test_results.json, or None if the file has none of the checkpoint."""
+    """Return the metrics of a checkpoint from the run's test_results.json, or None if the file has
+    the metrics of another checkpoint or is missing. checkpoint: name of the checkpoint."""
     with suppress(OSError, ValueError, AttributeError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
         if saved.get("checkpoint") == checkpoint:

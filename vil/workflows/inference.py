@@ -192,5 +192,5 @@ def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if needs_head and cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
-            "FINETUNE.HEAD new would evaluate a random head: use keep or rows:FILE"
+            "FINETUNE.HEAD new would evaluate a random head: set it to keep or rows:FILE"
         )

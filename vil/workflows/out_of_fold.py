@@ -64,7 +64,7 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     one test set. runs: {folder of a run: its config and class names}. tta: see `vil.predict`."""
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0], tta)
-    why = "it cannot be predicted out of fold"
+    why = "out-of-fold prediction is not supported for this task"
     refuse_unless_defined(configs[0], "add_target", why)
     check_same(configs, [found.class_names for found in runs.values()])
     check_fold_numbers({run: found.cfg for run, found in runs.items()})

@@ -122,12 +122,12 @@ def find_images(
     sample: bool = False,
     channels: int = 3,
 ) -> tuple[list[ImageSource], list[str]]:
-    """Return the images that `words` specify or, if `sample`, the package's sample images.
+    """List the images in files and folders or, if `sample` is True, the package's sample images.
 
-    words: files, folders, or "-" for an image file whose content `read_stdin` returns. channels:
-    value of INPUT.CHANNELS. Returns (images, classes), where `classes` has the class names of the
-    sample images, and is empty for other images. Raises DataError if there are no images, or if
-    none of them exists.
+    words: paths of files and folders, or "-" for an image file on standard input, whose content
+    `read_stdin` returns. channels: value of INPUT.CHANNELS. Returns (images, classes), where
+    `classes` has the true class of each sample image, and is empty for other images. Raises
+    DataError if there are no images, or if none of them exists.
     """
     if sample:
         return read_demo_digits()
@@ -161,7 +161,9 @@ def task_settings(
     if threshold is None:
         return {"top": None if complete else top or TOP}
     refuse_without(cfg, "predict --threshold")
-    refuse_unless_defined(cfg, "threshold", "it has no such flag as --threshold")
+    refuse_unless_defined(
+        cfg, "threshold", "its predictions have no threshold, so leave out --threshold"
+    )
     return {"top": top or TOP, "threshold": threshold}
 
 

@@ -32,8 +32,9 @@ def write_report(
 ) -> None:
     """Write the HTML report of the run in `folder` to the file `out`.
 
-    options: changes to the config for an evaluation on the first test set, whose results are added
-    to the report; None for no evaluation. checkpoint: the checkpoint to evaluate, "best" or "last".
+    The report also has the results of an evaluation on the first test set, which is run now.
+    options: changes to the config for this evaluation; None for no evaluation. checkpoint: the
+    checkpoint to evaluate, "best" or "last".
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))

@@ -58,8 +58,9 @@ class StreamSettings:
 class ImageStream:
     """Stream of one image through a trained model. Call `predict` to run it.
 
-    source: the trained model. image: path of the image, or an array (H, W, c). The constructor
-    raises ConfigError or DataError if the task, the model, the image or a setting is not supported.
+    source: the trained model. image: path of the image, or an array (H, W, c). settings: memory
+    limit, scratch folder and feature maps to save. The constructor raises ConfigError or DataError
+    if the task, the model, the image or a setting is not supported.
     """
 
     @as_config_error
@@ -88,7 +89,7 @@ class ImageStream:
             for name in settings.save:
                 if name not in maps:
                     raise ConfigError(
-                        f"--save {name}: this output is a vector, expected an output that is a map"
+                        f"--save {name}: this output is a vector, expected a feature map"
                     )
             self.prepared.planner.output_bytes = 0  # maps are mapped from files
             resumable = settings.scratch is not None
@@ -104,8 +105,9 @@ class ImageStream:
         return autocast(self.source.task.device, self.source.task.amp_dtype)
 
     def predict(self, report: Report = lambda share, seconds: None) -> Any:
-        """Stream the image and save its maps. Returns the prediction of the task. report: called
-        with (fraction of the work that is done, estimated remaining seconds)."""
+        """Stream the image and save the requested feature maps. Returns the task's prediction for
+        the image. report: function that is called with (fraction of the work that is done,
+        estimated remaining seconds)."""
         name = str(self.image) if isinstance(self.image, str | Path) else "array"
         meta = ImageMeta(name, self.prepared.size)
         task, save = self.source.task, self.settings.save
@@ -147,8 +149,8 @@ class ImageStream:
     def check_crop(self) -> float:
         """Compare streaming with a normal forward pass, on a crop from the center of the image.
 
-        The crop is streamed in strips of the smallest height. Returns the largest difference of the
-        logits, relative to the largest absolute logit.
+        The crop is streamed in horizontal strips of the smallest possible height. Returns the
+        largest difference of the logits, relative to the largest absolute logit.
         """
         model: MsViT = self.prepared.model
         height, width = self.prepared.size
@@ -180,10 +182,10 @@ class ImageStream:
 
     @contextmanager
     def _folder(self) -> Iterator[tuple[Path, bool]]:
-        """Create a folder for files in a `with` block. Yields (folder, is_kept).
+        """Create a folder for intermediate files in a `with` block. Yields (folder, is_kept).
 
-        The folder is removed at the end of the block. After an error, it is removed only if
-        `is_kept` is False; otherwise, the next run resumes from it.
+        is_kept: whether the folder is kept if the block raises an error, so that the next run can
+        resume from it. Otherwise, it is removed at the end of the block.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:
@@ -252,8 +254,8 @@ class Clock:
 
 
 def describe_save(words: Sequence[str]) -> dict[str, Path]:
-    """Parse words OUTPUT=FILE into {output: file}. Raises ConfigError for words of another form,
-    and if an output occurs twice."""
+    """Parse command-line words OUTPUT=FILE into {output: file}. Raises ConfigError for words of
+    another form, and if an output occurs twice."""
     save: dict[str, Path] = {}
     for word in words:
         name, equals, file = word.partition("=")

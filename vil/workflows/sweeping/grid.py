@@ -44,8 +44,8 @@ class Cell(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The run's value for each config key that the grid varies, as the user wrote it: {config
-        key: value}."""
+        """The run's value for each config key that the grid varies, as {config key: value}. A value
+        is given as the user wrote it."""
         return {setting.key: setting.value for setting in self.values}
 
 
@@ -53,9 +53,10 @@ class Cell(NamedTuple):
 class Grid:
     """Settings of a sweep, which trains each variant with each combination of axis values.
 
-    config: the base config; None for the defaults. fixed: settings of all runs. axes: {config key:
-    a list with a setting for each value}. variants: named sets of settings. flags, imports: see
-    `vil.workflows.configure.Options`.
+    config: the base config; None for the defaults. fixed: settings that all runs share. axes: the
+    config keys to vary, as {config key: a setting for each value}. variants: named sets of
+    settings. flags: {config key: value}, which override all other settings. imports: Python files
+    to run first, which may register components.
     """
 
     config: CfgNode | str | None = None
@@ -92,8 +93,9 @@ class Grid:
         return resolve(config, options)[0]
 
     def name(self, cell: Cell, *, without: Sequence[str] = ()) -> str:
-        """Return the name of a run, such as "linformer-seed_0": its variant, and each axis with the
-        run's value. without: axes to leave out."""
+        """Return the name of a run, such as "linformer-seed_0". It consists of the variant's name,
+        and of each config key that the grid varies with the run's value. without: config keys to
+        leave out."""
         parts = [cell.variant.name.replace(",", "_")] if cell.variant else []
         for key, value in cell.settings.items():
             if key not in without:
@@ -169,8 +171,8 @@ def check_grid(grid: Grid) -> None:
 
 
 def short_key(key: str, keys: Sequence[str]) -> str:
-    """Shorten a dotted config key to the fewest last parts that differ from those of other keys.
-    For example, OPTIM.LR becomes LR. keys: all config keys of the sweep."""
+    """Shorten a dotted config key from the left, as far as it remains unique among `keys`. For
+    example, OPTIM.LR becomes LR. keys: all config keys that the sweep varies."""
     words = key.split(".")
     for length in range(1, len(words)):
         end = ".".join(words[-length:])

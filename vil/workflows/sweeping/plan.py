@@ -48,7 +48,8 @@ class SweepRun:
 
     sweep: the sweep's folder. name: name of the run and of its folder. group: the name without the
     seed; runs that differ only in their seed have the same group. variant: name of the variant, or
-    "". settings: {config key: value as the user wrote it} for the axes. cfg: the complete config.
+    "". settings: {config key that the sweep varies: the run's value, as the user wrote it}. cfg:
+    the complete config.
     """
 
     sweep: Path
@@ -207,8 +208,8 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
 
 
 def identify(cfg: CfgNode, *without: str) -> str:
-    """Return a text that identifies a config, except for LOCAL keys (paths, logging, checkpoints).
-    without: more keys to ignore."""
+    """Return a text that identifies a config. It is the same for configs that differ only in LOCAL
+    keys (paths, logging, checkpoints). without: more keys to ignore."""
     ignored = LOCAL.union(without)
     return repr(sorted(item for item in leaves(cfg).items() if item[0] not in ignored))
 

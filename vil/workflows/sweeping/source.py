@@ -77,7 +77,7 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
 
 
 def read_grid(file: str | Path) -> Grid:
-    """Read a grid from a YAML file with the parts `base`, `fixed`, `grid` and `variants`.
+    """Read a grid from a YAML file with the top-level keys `base`, `fixed`, `grid` and `variants`.
 
     base: a config file, relative to the folder of the YAML file or of the packaged configs. fixed:
     settings of all runs. grid: {config key: list of values}. variants: {name: {config key: value}},
