@@ -166,8 +166,8 @@ class PatchedAttention(GlobalLocalAttention):
         """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "an attention that vil.patch_attention replaced takes neither attn_mask nor "
-                "is_causal: its window or pattern determines which keys are attended to"
+                "a module of vil.patch_attention takes neither attn_mask nor is_causal: its window "
+                "or pattern determines which keys are attended to"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])

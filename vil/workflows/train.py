@@ -156,8 +156,8 @@ def run_training(
     """Train from a config, and resume if OUTPUT_DIR has checkpoints.
 
     OUTPUT_DIR is created after all objects are built, so an error while building leaves no folder.
-    max_steps: number of steps after which to stop; None for no limit. synthetic: {"train": dataset,
-    "val": dataset}, used instead of the config's datasets.
+    max_steps: number of steps after which to stop; None for no limit. synthetic: datasets to use
+    instead of the config's, as {"train": dataset, "val": dataset}.
     """
     check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
@@ -241,7 +241,8 @@ def _build(
 ) -> tuple[nn.Module, TrainLoader]:
     """Build the model and the training loader, and open the task's test sets. Returns (model,
     training loader). resuming: whether the run resumes, so that no initial weights are loaded.
-    synthetic: {"train": dataset, "val": dataset} instead of the config's datasets, or {}."""
+    synthetic: datasets to use instead of the config's, as {"train": dataset, "val": dataset}, or
+    {}."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     if not synthetic:
         check_extras(cfg)
@@ -283,8 +284,9 @@ def _check_folder(run: RunDir, resuming: bool) -> None:
 
 
 def loop_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the arguments of the training loop that are set by config keys. They include the
-    policy, which determines when a run evaluates, saves checkpoints and removes checkpoints."""
+    """Return the arguments of the training loop that are set by config keys. One of them is the
+    `CheckpointPolicy`, which determines when to evaluate, and when to save and remove checkpoints.
+    """
     policy = CheckpointPolicy(
         eval_every=cfg.RUN.EVAL_EVERY,
         save_every=cfg.RUN.SAVE_EVERY,
@@ -322,7 +324,8 @@ def describe(
 
 
 def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
-    """Describe how a finished run ended, its best checkpoint and the next command, in one line."""
+    """Describe in one line how a run ended: its status, its best checkpoint, and the command to run
+    next. metric: name of the metric that selects the best checkpoint."""
     per_epoch, best = state.steps_per_epoch, "no best checkpoint"
     if state.best is not None:
         best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"

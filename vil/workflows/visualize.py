@@ -65,8 +65,8 @@ def visualize_attention(
 
     image: a file, or "test:N" for image N of the first test set. class_names: names of the model's
     classes. stdin: content of an image file to use instead; `image` is then only the title. Returns
-    (report, left_out): text that states which weights were loaded, and a line with the reason for
-    each stage whose maps cannot be drawn.
+    (report, left_out). report: text that states which weights were loaded. left_out: for each stage
+    whose maps cannot be drawn, a line with the reason.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
