@@ -343,7 +343,7 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     about = dict(mean=[0.3] * 3, std=[0.3] * 3, crop_pct=1.0, interpolation="lanczos")
     save_pretrained(model, "lanczos", transform=about)
     refused = vil("predict", "MODEL.MODEL_PATH=lanczos", *words)
-    assert (refused.code, "resized by 'lanczos'" in refused.err) == (2, True)
+    assert (refused.code, "the interpolation 'lanczos'" in refused.err) == (2, True)
 
 
 def test_the_sample_is_the_held_out_digits():
