@@ -54,7 +54,7 @@ COMMANDS = {
     "visualize attention": "draw what a token of an image attends to, in each head and stage",
     "visualize pattern": "draw the tokens that a query token attends to, for each mask and mode",
     "report": "write an HTML report of a run: metrics, curves, confusions, images, config",
-    "analyze": "count parameters and MACs of each stage, or list memory layout copies",
+    "analyze": "count parameters and MACs of each stage, or list memory layout conversions",
 }
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
@@ -88,8 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command line `words` and return the exit code. Errors are printed and converted to
-    exit codes, except OutputError, which is raised if standard output cannot be written."""
+    """Run a command and return the exit code. words: the command-line arguments after `vil`.
+
+    Errors are printed and converted to exit codes. Only OutputError is raised, if standard output
+    cannot be written.
+    """
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
@@ -149,9 +152,10 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def check_runs(runs: str | Sequence[str]) -> None:
-    """Raise ConfigError if the folder of a run does not exist. Called before slow imports.
+    """Raise ConfigError if a run's folder does not exist. Called before torch is imported, because
+    that takes seconds.
 
-    runs: the paths in a command's argument `run`. Paths with glob patterns are not checked.
+    runs: one or several paths of run folders. Paths with glob patterns are not checked.
     """
     for run in [runs] if isinstance(runs, str) else runs:
         if not (os.path.isdir(run) or glob.has_magic(run)):
@@ -194,10 +198,11 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
 
 
 def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
-    """Return the help text of a task's alias for a command, such as "detect train" for "train".
+    """Return the help text of an alias such as "detect train", which is the command "train" for the
+    task "detect".
 
-    The task's examples come first, then the help text of the command. name: the alias. module: the
-    command's module.
+    The task's examples come first, then the help text of the command. name: the alias. task: the
+    task's registry entry. module: the command's module.
     """
     examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
     command, noun = SPELLINGS[name][0], task.facts["noun"]

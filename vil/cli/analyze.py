@@ -1,4 +1,4 @@
-"""Count parameters and multiply-accumulates (MACs) of each stage, or list memory layout copies.
+"""Count parameters and multiply-accumulates (MACs) per stage, or list memory layout conversions.
 
 vil analyze --config-file imagenet/vil_small.yaml
 vil analyze --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384
@@ -6,9 +6,9 @@ vil analyze --config-file coco/mask_rcnn_vil_tiny_1x.yaml INPUT.IMAGE_SIZE 800
 vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhwc
 
 MACs are for one image of INPUT.IMAGE_SIZE. --layout runs a training step in the config's precision
-and memory format, and lists the copies that change a tensor's memory layout, by module, pass
-(forward or backward) and operator, with their bytes and share of the time. Copies inside attention
-backends are not listed.
+and memory format, and lists the copies that change a tensor's memory layout, such as from NCHW to
+NHWC. There is a line per module, pass (forward or backward) and operator, with the bytes copied and
+the share of the step's time. Copies inside attention backends are not listed.
 """
 
 import argparse
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_copies(copies: list) -> None:
-    """Print a table of layout copies: one line per module and operator, and a line of totals."""
+    """Print a table of the copies that change a tensor's memory layout: one line per module, pass
+    and operator, and a line of totals. copies: result of `find_layout_copies`."""
     print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
     for row in copies:
         print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))

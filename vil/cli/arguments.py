@@ -1,7 +1,7 @@
-"""Command-line flags shared by several commands, and the config made from these flags.
+"""Command-line flags that several commands share, and the config that they describe.
 
-All command lines of the original 2021 code work. Flags can also be spelled as in Swin, timm and
-detectron2.
+The command lines of the original 2021 code still work. Flags can also be spelled as in Swin, timm
+and detectron2.
 """
 
 import argparse
@@ -28,8 +28,8 @@ FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED", "fast"
 def config_arguments(
     parser: argparse.ArgumentParser, output: str = "folder of the run (OUTPUT_DIR)"
 ) -> None:
-    """Add the arguments that make a config: --config-file, --data, --output_dir, --seed, --import,
-    and trailing KEY VALUE pairs.
+    """Add the arguments that describe a config: --config-file, --data, --output_dir, --seed,
+    --import, and trailing KEY VALUE pairs.
 
     output: help text of --output_dir, for commands that do not create a run.
     """
@@ -56,7 +56,8 @@ def import_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def preset_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --preset, which sets config keys that the file and KEY VALUE do not set."""
+    """Add the flag --preset, which names a set of config values. The config file and KEY VALUE
+    pairs take precedence over them."""
     text = (
         "set and print the keys of a preset: finetune, small_data or scratch; "
         "keys in the config file and KEY VALUE pairs take precedence"
@@ -65,7 +66,7 @@ def preset_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def fast_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --fast, for commands that only run a model."""
+    """Add the flag --fast, for commands that run a model without training it."""
     text = "optimize the model for inference: pack weights, store nothing for gradients (EVAL.FAST)"
     parser.add_argument("--fast", action="store_const", const="True", help=text)
 
@@ -92,8 +93,8 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
-    """Make the frozen config that a command's parsed arguments describe. Returns (config, sources):
-    the sources are {key: text that names where its value was set}."""
+    """Make the frozen config that a command's parsed arguments describe. Returns (config, sources),
+    where sources is {config key: where its value was set, such as a file name}."""
     found = configure.resolve(args.config_file, options_of(args))
     check_task(args, found[0])
     return found
@@ -145,10 +146,11 @@ def options_of(args: argparse.Namespace) -> configure.Options:
 
 
 def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
-    """List the existing files in a command's arguments, which the output must not overwrite.
+    """List the existing files that a command's arguments name, so that its output does not
+    overwrite them.
 
     If an argument is a folder that contains weights, all files in it are listed. outputs: names of
-    arguments to ignore.
+    the arguments that set output paths, which are ignored.
     """
     values = [value for name, value in vars(args).items() if name not in outputs]
     words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)
@@ -203,8 +205,9 @@ def height_width(text: str) -> tuple[int, int]:
 def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
     """Parse the text of some arguments, and store the values in `args`.
 
-    parsers: {argument name: parser of its text}. Returns {argument name: value}; the value of an
-    argument that is not given is None. Raises ConfigError, which names the flag, for invalid text.
+    parsers: {argument name: function that parses its text}. Returns {argument name: value}, with
+    None for arguments that are not given. Raises ConfigError, which names the flag, for invalid
+    text.
     """
     values = vars(args)
     for name, parse in parsers.items():

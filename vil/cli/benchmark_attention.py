@@ -1,21 +1,21 @@
-"""Measure time and memory of attention: all backends, full attention and bare GEMMs, in one run.
+"""Measure time and memory of all attention backends, of full attention, and of the GEMMs alone.
 
-  vil benchmark attention                                          the paper's figure, in fp32
+  vil benchmark attention                              the settings of the paper's figure, in fp32
   vil benchmark attention --grids 14,28,56 --window 7,8 --dtype float32,bfloat16 --device cuda
   vil benchmark attention --masks chunks,cyclic --modes 0,1 --backends blocked,chunk_handgrad,sdpa
   vil benchmark attention --grids 28,56 --window 8 --pattern "axial | local:5" "random:0.2"
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
-A case is a combination of grid, window, number of heads and dtype, with a mask and a mode or, if
---pattern is given, with a pattern. These candidates run alternately on each case: the backends;
-sdpa (full attention, no bias); sdpa_masked (full attention with the pattern as mask, no bias);
-natten (if installed; CUDA, exact window, no bias); and floor, a lower bound on the time: only the
-GEMMs of the attended query-key pairs.
+Every combination of the values of --grids, --window, --heads, --dtype, --masks and --modes is
+measured; with --pattern, the patterns replace windows, masks and modes. For each combination, these
+run alternately: the backends; sdpa (full attention, no bias); sdpa_masked (full attention with the
+window or pattern as mask, no bias); natten (if installed; CUDA, exact window, no bias); and floor,
+a lower bound on the time: only the GEMMs of the attended query-key pairs.
 
 The table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
 backward time divided by that of the backend chunk_handgrad, of sdpa and of floor. A star marks the
-backend that `auto` selects. For a candidate that cannot run a case, the table has the reason.
-Writes attention.json, attention.csv and plots to --out.
+backend that `auto` selects. If a combination is not supported, the table has the reason instead of
+times. Writes attention.json, attention.csv and plots to --out.
 """
 
 import argparse
@@ -37,7 +37,7 @@ NUMBERS = {
     "head-dim": ("32", at_least(1), "channels per head"),
     "batch": ("2", at_least(1), "images per batch"),
     "num-global": ("1", at_least(0), "number of global tokens"),
-    "rounds": ("9", at_least(1), "measurements of each candidate, after a warm-up"),
+    "rounds": ("9", at_least(1), "measurements of each backend, after a warm-up"),
 }
 
 
@@ -46,8 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, (default, _, meaning) in {**LISTS, **NUMBERS}.items():
         metavar = "A,B" if flag in LISTS else "N"
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
-    add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns instead of windows")
-    add("--bias", action=argparse.BooleanOptionalAction, default=True, help="use learned biases")
+    add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns, instead of windows")
+    add(
+        "--bias",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="add learned biases to the logits",
+    )
     add("--backends", metavar="A,B", help="backends to measure, or sdpa, natten (default: all)")
     add("--device", default="auto", help="auto, cpu or cuda")
     text = "output folder (default: benchmarks/results/attention-<machine>-<time>)"
@@ -58,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)",
     )
     import_argument(parser)
-    add("--plot", metavar="FILE", help="plot the results in FILE again, to its folder or --out")
+    add("--plot", metavar="FILE", help="only plot FILE, an attention.json, in its folder or --out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,8 +98,8 @@ def number_of_bytes(text: str) -> float:
 
 
 def table(rows: list) -> str:
-    """Format the results of one case as a table, with one line per backend. rows: results of
-    `vil.bench.attention.measure`."""
+    """Format the results for one attention setting as a table, with one line per backend. rows:
+    result of `vil.bench.attention.measure`."""
     spec = rows[0].spec
     across, mode = (
         "{} x {}".format(*spec["grid"]),
@@ -112,8 +117,8 @@ def table(rows: list) -> str:
 
 
 def line(row) -> str:
-    """Format the results of one backend on a case as a line of a table. A backend that cannot run
-    has the reason instead of results."""
+    """Format the result of one backend as a line of the table. If the backend does not support the
+    attention setting, the line has the reason instead of numbers."""
     name = f"  {row.backend + (' *' if row.auto else ''):20}"
     if row.total_ms is None:
         return f"{name}  {row.reason}"

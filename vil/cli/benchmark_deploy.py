@@ -4,19 +4,19 @@
   vil benchmark deploy --run runs/nano --paths fast,onnx+int8+static --calibration photos
   vil benchmark deploy --config-file imagenet/vil_tiny.yaml --beside timm/deit_tiny_patch16_224
 
-A path is a way to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized for
-inference, see --fast of vil evaluate), these with +compile (torch.compile), aoti (a package of
-AOTInductor), onnx, onnx+int8 (dynamic) and onnx+int8+static (onnxruntime). For each batch size, the
-models and paths are timed alternately.
+--paths lists ways to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized
+for inference, see --fast of vil evaluate), fast+bf16, any of these with +compile (torch.compile),
+aoti (a package of AOTInductor), and in onnxruntime: onnx, onnx+int8 (dynamic quantization) and
+onnx+int8+static. For each batch size, the models and paths are timed alternately.
 
 The predicted classes of each path are compared with those of eager on test images. If fewer than
 --agreement percent are equal, the speed of the path is not measured. A model without weights, and
-the models of --beside, get random weights: only speed, memory and size are measured. Memory is the
-increase in the resident memory of the process by loading the model and running a batch.
+the models of --beside, get random weights: only speed, memory and size are measured. Memory is how
+much the resident memory of the process grows when it loads the model and runs a batch.
 
-Static int8 chooses the ranges of activations from the images in the folder --calibration, or from
-training images. On first use, attention backends are tuned, as by vil tune. Writes deploy.json,
-deploy.csv and a plot of accuracy against speed, deploy.png, to --out.
+For static int8 quantization, the ranges of activations are calibrated on the images in the folder
+--calibration, or on training images. On first use, attention backends are tuned, as by vil tune.
+Writes deploy.json, deploy.csv and a plot of accuracy against speed, deploy.png, to --out.
 """
 
 import argparse
@@ -45,13 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     add = parser.add_argument
-    text = "paths to measure (default: all); eager is always measured"
+    text = "ways to run the model (default: all); eager is always measured"
     add("--paths", default=PATHS, metavar="A,B", help=text)
     add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none (none)")
     add("--batches", default="1,16", metavar="A,B", help="batch sizes (1,16)")
-    add("--rounds", default="9", metavar="N", help="measurements of each, after a warm-up (9)")
+    add(
+        "--rounds",
+        default="9",
+        metavar="N",
+        help="measurements of each model and path, after a warm-up (9)",
+    )
     add("--images", default="512", metavar="N", help="test images to compare predictions on (512)")
-    text = "predictions that must agree with those of eager, in %% (97)"
+    text = "percentage of predictions that must agree with those of eager (97)"
     add("--agreement", type=float, default=97.0, metavar="P", help=text)
     add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
     add("--no-tune", action="store_true", help="do not tune attention backends first")
@@ -107,8 +112,11 @@ def say(text: str) -> None:
 
 
 def table(rows: list, batches: list[int]) -> str:
-    """Format the results of `DeployBenchmark.run` as a table with one line per model and path. The
-    column `x` is the speed divided by the speed of the model's eager path."""
+    """Format the results of `DeployBenchmark.run` as a table, with one line per model and way to
+    run it. The column `x` is the speedup over running the model in eager mode.
+
+    batches: the measured batch sizes.
+    """
     head = ["model", "path"]
     for batch in batches:
         head += [f"img/s at {batch}", "x"]

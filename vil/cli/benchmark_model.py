@@ -5,16 +5,17 @@
   vil benchmark model --ways bf16,bf16+nhwc,bf16+compile --backends none --beside none DEVICE cuda
   vil benchmark model --ways bf16 --backends none --beside none --profile
 
-A way is a combination of settings, such as bf16+nhwc. The table has these rows: the config's model
-in each of --ways; the same model in the first way, with each attention backend of --backends; and
-each other model of --beside (timm/<name> or torchvision's) in those --ways that only set a
-precision, such as bf16. The models run alternately, one step at a time. A row has median speeds,
-tensor memory beyond weights and images, and the speed relative to the first row, or the reason why
-the model cannot run. Writes model.json and model.csv to --out.
+--ways lists combinations of precision, memory format and other settings, such as bf16+nhwc. The
+table has these rows: the config's model in each of --ways; the same model in the first of --ways,
+with each attention backend of --backends; and each other model of --beside (timm/<name> or
+torchvision's) in those --ways that only set a precision, such as bf16. The models run alternately,
+one step at a time. A row has median speeds, tensor memory beyond weights and images, and the speed
+relative to the first row. If the model cannot run, the row has the reason instead. Writes
+model.json and model.csv to --out.
 
---profile then profiles a training step in each way that does not compile the model. It prints the
-ten most expensive operations, writes all operations to costs-<way>.csv, and writes a trace for
-Perfetto to trace-<way>.json.gz.
+--profile also profiles a training step in each of --ways without compile. It prints the ten most
+expensive operations, writes all operations to costs-<way>.csv, and writes a trace for Perfetto to
+trace-<way>.json.gz.
 """
 
 import argparse
@@ -36,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ways", default=ways, metavar="A,B", help=f"{WAYS}, joined by + ({ways})")
     add("--backends", default="all", metavar="A,B", help="backends to measure: all, none or names")
     add("--beside", default=BESIDE, metavar="A,B", help=f"other models, or none ({BESIDE})")
-    add("--rounds", default="9", metavar="N", help="measurements of each, after a warm-up (9)")
+    add("--rounds", default="9", metavar="N", help="measurements of each row, after a warm-up (9)")
     add(
         "--out",
         metavar="DIR",
         help="output folder (default: benchmarks/results/model-<machine>-<time>)",
     )
-    add("--profile", action="store_true", help="also profile a training step in each way")
+    add("--profile", action="store_true", help="also profile a training step in each of --ways")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list) -> str:
-    """Format the results of `ModelBenchmark.run` as a table, with one line per result."""
+    """Format the results of `ModelBenchmark.run` as a table, with one line per result: a model with
+    its settings and attention backend."""
     names = max(len(row.model) for row in rows)
     head = (
         f"\n  {'':{names}} {'':14} {'':22}{'images per second':>20}{'x the first':>16}{'MiB':>16}"

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Format a config as YAML, with a comment on the source of each value that was set. sources:
-    {key: text that names where its value was set}."""
+    """Format a config as YAML, with a comment that names the source of each value that is not a
+    default. sources: {config key: where its value was set, such as a file name}."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -64,7 +64,7 @@ def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
     """Return YAML with a line for each key whose value in `cfg` differs from `other`.
 
     A comment on each line has the value in `other` and the source of the value in `cfg`. sources:
-    {key: text that names where its value in `cfg` was set}.
+    {config key: where its value in `cfg` was set, such as a file name}.
     """
     lines = []
     for key, (value, was) in diff(cfg, other).items():
@@ -85,8 +85,8 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 def manual() -> str:
     """Return the text of docs/reference/config.md, the manual of all config keys.
 
-    The page has a table of keys per section, the combinations that are not allowed, and the keys of
-    the 2021 code that have no effect.
+    The page has a table of keys for each section of the config, the combinations of keys that are
+    not allowed, and the keys of the 2021 code that are accepted but have no effect.
     """
     sections: dict[str, list[str]] = {}
     for name, key in defaults.KEYS.items():

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a weight file, a checkpoint, or the folder of a run")
     add("target", metavar="TARGET", help="the .safetensors file or the folder to write")
     config_arguments(parser)
-    add("--model", metavar="NAME", help="the name of a model, or of published weights")
+    text = "the built-in model, or the published weights (as in the example), that SOURCE contains"
+    add("--model", metavar="NAME", help=text)
     add(
         "--checkpoint",
         default="best",

@@ -5,9 +5,9 @@
   vil data check --config-file mine.yaml --data mine --sample 1000 DATALOADER.WORKERS 8
 
 Opens every image of the training set and of each test set. Prints the number of images of each
-class, the image sizes, images that cannot be read, copies within a split and between splits
-(leaks), images of one color, and config values that would fit the data better. --sample opens only
-N images of each split. DATALOADER.WORKERS processes read the images.
+class, the image sizes, images that cannot be read, duplicates within a split, duplicates across
+splits (leaks), images of a single color, and config values that would fit the data better. --sample
+opens only N images of each split. DATALOADER.WORKERS processes read the images.
 
 The exit code is 0 if the data can be used, and 3 if training would fail. Each reason for a failure
 is printed on a line that begins with "problem".
@@ -24,7 +24,7 @@ from vil.utils.output_paths import output_file, replacing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="not used")
     add = parser.add_argument
-    add("--sheet", metavar="FILE.png", help="write a sheet with a few images of each class")
+    add("--sheet", metavar="FILE.png", help="write an image that shows a few images of each class")
     add("--json", metavar="FILE", help="write the result as JSON")
     add("--sample", type=at_least(1), metavar="N", help="open only N images of each split")
 

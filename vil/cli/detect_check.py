@@ -4,10 +4,11 @@
   vil detect check mine/train.json --images mine/train
   vil detect check mine/train.json --images mine/train --list faults.tsv
 
-Prints up to twelve faults of each kind. --list writes all faults to a file, one per line: subject,
-TAB, image, TAB, reason. --images also checks that each image exists and has the size given in the
-annotation file. The exit code is 0 if training would only skip the faulty annotations and images,
-and 3 if the file cannot be used for training.
+Prints the numbers of images, boxes, masks and categories, and up to twelve examples of each type of
+fault. --list writes all faults to a file, one per line: what is faulty (such as "annotation 7"),
+TAB, file name of the image, TAB, reason. --images also checks that each image exists and has the
+size given in the annotation file. The exit code is 0 if training would only skip the faulty
+annotations and images, and 3 if the file cannot be used for training.
 """
 
 import argparse

@@ -14,10 +14,10 @@ same name lists the images in the columns row, file and error. The row of an ima
 read is NaN; the exit code is 3 if no image could be read. Images are given as for `vil predict`.
 
 --probe fits simple classifiers on the features of the config's training images, and prints their
-accuracy on the test sets. One is nearest neighbors by cosine similarity, with k = 20 and with a k
-chosen on a fifth of the training images. The other is logistic regression on standardized features
-(a linear probe), with C chosen in the same way. The head is not used, so FINETUNE.HEAD new is
-allowed for weights trained on other classes.
+accuracy on the test sets. One is nearest neighbors (kNN) by cosine similarity, for k = 20 and for
+the k that is best on a held-out fifth of the training images. The other is logistic regression on
+standardized features (a linear probe). Its regularization C is chosen on the same held-out images.
+The head is not used, so FINETUNE.HEAD new is allowed for weights trained on other classes.
 """
 
 import argparse
@@ -63,8 +63,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_embed(args: argparse.Namespace, words: list[str]) -> int:
-    """Write the features of images to --output-file, and the list of images to a CSV file. words:
-    paths of images or folders, or "-". Returns the exit code."""
+    """Write the features of images to --output-file, and the list of images to a CSV file. Returns
+    the exit code.
+
+    words: paths of images or folders, or "-" for standard input.
+    """
     from vil.workflows import embed, predict
 
     cfg, class_names = with_weights(args)

@@ -17,18 +17,19 @@ For a classifier, the metrics are the loss and, in percent: top1; top5, for more
 balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means over classes; auroc
 and average_precision of one class against the others, for up to 100 classes; ece, the expected
 calibration error. With OUTPUT_PERCLASS_ACC True, a line is printed for each class. It begins with
-the numbers of correct predictions and of images. docs/guides/metrics.md explains the metrics.
+the number of correct predictions and the number of images. docs/guides/metrics.md explains the
+metrics.
 
---calibrate fits a temperature, which is a divisor of the logits, on the first set in DATA.VAL, or
-in DATA.TEST if DATA.VAL is empty. It writes the temperature to RUN/calibration.json. `vil evaluate`
-and `vil predict` use it for the same checkpoint.
+--calibrate calibrates the probabilities by temperature scaling: it fits a divisor of the logits on
+the first set in DATA.VAL, or in DATA.TEST if DATA.VAL is empty, and writes it to
+RUN/calibration.json. `vil evaluate` and `vil predict` use it for the same checkpoint.
 
 For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
-0.50 to 0.95; box_ap50 and box_ap75 are for one IoU; _s, _m and _l are for small, medium and large
-objects (below 32 x 32 pixels, below 96 x 96, others); box_ar100 is the recall of 100 detections per
-image; mask_... are the same for masks. A metric is nan (null in results.json) if the test set has
-no object of that size. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results
-format: <set>_bbox.json and <set>_segm.json.
+0.50 to 0.95; box_ap50 and box_ap75 are for IoU 0.50 and 0.75; the suffixes _s, _m and _l are for
+small, medium and large objects (below 32 x 32 pixels, below 96 x 96, others); box_ar100 is the
+average recall with at most 100 detections per image; mask_... are the same for masks. A metric is
+nan (null in results.json) if the test set has no object of that size. A detector's predictions are
+written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and <set>_segm.json.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
 OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class matches with a score
@@ -81,9 +82,10 @@ def evaluate(
 ) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
-    class_names: names of the classes that the weights were trained on. num_worst: number of images
-    with the most errors to draw, for each test set. part: "test" for the sets in DATA.TEST, "val"
-    for the sets in DATA.VAL. calibrate: calibrate the probabilities first.
+    class_names: names of the classes that the weights were trained on. num_worst: for a detector,
+    how many images of each test set to draw, those with the most errors first. part: "test" to
+    evaluate on the sets in DATA.TEST, "val" for those in DATA.VAL. calibrate: first calibrate the
+    probabilities by temperature scaling.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config

@@ -17,7 +17,7 @@
   vil predict --run runs/nano photos/ --format probabilities --output-file all.csv
   vil predict --run 'runs/fold*' --out-of-fold --format csv --output-file oof.csv
   vil predict --run runs/slides slide.tif --stream --memory 2GiB --scratch /data/scratch
-  vil predict --run runs/slides slide.tif --stream --dry-run   what that would cost
+  vil predict --run runs/slides slide.tif --stream --dry-run   only print memory and MACs needed
   vil predict --run runs/slides slide.tif --stream --save stages.3=map.zarr
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
@@ -35,13 +35,14 @@ file, one column for each class, target (if known) and error. Formats for a dete
 have boxes as x1 y1 x2 y2 in pixels; coco is one file in COCO's annotation format, with masks and
 scores.
 
---tta averages the probabilities of several views of each image. hflip uses the image and its mirror
-image; crops uses the image and its four corners (squares of 7/8 of the shorter side); crops+hflip
-uses these five and their mirror images; a number N uses the first N of these ten. The probabilities
-of several runs are averaged, too. The runs must have the same classes, and each run uses its own
-image transform. --threshold P lists only classes with a probability of at least P, or "none".
---out-of-fold takes no images: each run predicts its test set. The test sets together must contain
-each training image exactly once.
+--tta (test-time augmentation) averages the probabilities of several views of each image. hflip uses
+the image and its mirror image; crops uses the image and its four corners (squares of 7/8 of the
+shorter side); crops+hflip uses these five and their mirror images; a number N uses the first N of
+these ten. The probabilities of several runs are averaged, too. The runs must have the same classes,
+and each run uses its own image transform. --threshold P lists only classes with a probability of at
+least P, or "none". --out-of-fold is for the runs of a cross-validation and takes no images: each
+run predicts its test set, the fold that it was not trained on. These test sets together must
+contain each image of the training data exactly once.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
 image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
@@ -121,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def task_flags() -> dict[str, str]:
-    """Return {flag: config key that the flag sets} for the extra prediction flags of all tasks,
-    such as "tile" of detection."""
+    """Return {flag: config key that the flag sets} for the prediction flags that only some tasks
+    have, such as "tile" of detection."""
     tasks = registry("task").values()
     return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
 
@@ -182,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_streamed(args: argparse.Namespace, image: str) -> int:
-    """Predict one image in bounded memory or, with --dry-run, only print the plan. Returns the exit
-    code."""
+    """Predict one image in bounded memory or, with --dry-run, only print the memory and the
+    computation that this needs. Returns the exit code. image: path of the image file."""
     from vil.workflows import inference, predict
     from vil.workflows.stream_image import ImageStream
 
@@ -211,7 +212,8 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
 
 
 def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
-    """Predict the test set of each run with that run. Returns the exit code.
+    """Predict each image of a cross-validation with the run that was not trained on it: each run
+    predicts its own test set. Returns the exit code.
 
     words: images on the command line. Raises ConfigError if there are any.
     """
@@ -258,8 +260,8 @@ def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[li
 
 
 def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
-    """Return one copy of the arguments for each run, with the path of the run as `run`. Without
-    runs, return one copy with None as `run`."""
+    """Return a list of copies of the arguments: one for each run of --run, with the path of that
+    run in the attribute `run`. Without --run, the list has one copy, with `run` None."""
     from vil.workflows.ensemble import find_runs
 
     return [
@@ -286,8 +288,9 @@ def write_predictions(
 ) -> None:
     """Write predictions in the format that the arguments select.
 
-    formats: `Task.output_formats`. classes: class names. file: None for standard output. Raises
-    DataError if no image could be read.
+    formats: {format: function that converts predictions to text}, from `Task.output_formats`.
+    classes: class names. file: None for standard output. Raises DataError if no image could be
+    read.
     """
     tally = Tally()
     write = formats[args.format or next(iter(formats))]
@@ -300,8 +303,8 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
     """Split positional arguments into (config options, images). Options are KEY VALUE or KEY=VALUE.
 
     A known config key always begins an option. Any other argument that is not a VALUE is an image
-    if it is an existing path, has a suffix in `suffixes`, or does not look like a config key.
-    Otherwise it begins an option, too.
+    if it is an existing path, has a suffix in `suffixes` (suffixes of image files), or does not
+    look like a config key. Otherwise it begins an option, too.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -353,7 +356,7 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
     given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:
         if flag not in own:
-            raise ConfigError(f"--{flag}: this config is for a {noun}, which has no such flag")
+            raise ConfigError(f"--{flag} is not supported for a {noun}, the model of this config")
     defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
     if defaults or given:
         args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]
@@ -362,7 +365,7 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
 
 
 class Tally:
-    """Counter of images, unreadable images and, if the true classes are known, correct
+    """Counter of predicted images, unreadable images and, if the true classes are known, correct
     predictions."""
 
     total = failed = correct = with_target = 0

@@ -33,13 +33,14 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scratch", metavar="DIR", help=text)
     text = "--stream: save a stage's output, such as stages.2=map.npy, .zarr or .tif; repeatable"
     add("--save", action="append", default=[], metavar="OUTPUT=FILE", help=text)
-    add("--dry-run", action="store_true", help="--stream: only print the plan")
-    text = "--stream: first compare the outputs for a crop, streamed and not streamed"
+    add("--dry-run", action="store_true", help="--stream: only print memory and work")
+    text = "--stream: first check on a crop that streaming does not change the model's output"
     add("--check", action="store_true", help=text)
 
 
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
-    """Raise ConfigError for flags that cannot be combined. images: the images of the command."""
+    """Raise ConfigError for flags that cannot be combined with --stream or need it. images: paths
+    of the images to predict."""
     if not args.stream:
         for name in ONLY:
             if getattr(args, name):
@@ -58,8 +59,8 @@ def check_flags(args: argparse.Namespace, images: list[str]) -> None:
 
 
 def settings_of(args: argparse.Namespace, image: str) -> Any:
-    """Check the output files of a streamed prediction, and return its settings. image: the path of
-    the image."""
+    """Check that the files of --save may be written, and return the `StreamSettings` that the
+    arguments describe. image: path of the image to predict."""
     from vil.workflows.stream_image import StreamSettings, describe_save
 
     save = describe_save(args.save)
@@ -91,7 +92,8 @@ class ProgressLines:
 
 def check_against_plain(stream: Any) -> None:
     """Print how much the streamed output for a crop differs from that of a plain forward pass.
-    Raises ExportError if the difference is larger than rounding errors."""
+    Raises ExportError if the difference is larger than rounding errors. stream: an `ImageStream`.
+    """
     from vil.utils.errors import ExportError
 
     amp = stream.source.task.amp_dtype is not None

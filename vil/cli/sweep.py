@@ -16,9 +16,10 @@ sweep: finished runs are skipped, others resume from their checkpoints, and fail
 again. A grid with more values adds runs. On Ctrl-C and SIGTERM, the runs save their state and the
 sweep ends.
 
-Files in the output folder: summary.csv and summary.md (a row for each combination: mean and
-standard deviation over the seeds, images/s, memory, parameters, MACs), runs.csv, plots/, and
-runs/<run>, the folders of vil train. docs/guides/sweep.md describes grid files.
+Files in the output folder: summary.csv and summary.md (a row for each combination, with the mean
+and standard deviation of the metrics over the seeds, images/s, memory, parameters and MACs),
+runs.csv (a row for each run), plots/, and runs/<run>, the folders of vil train.
+docs/guides/sweep.md describes grid files.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from vil.workflows.sweeping.source import make_grid
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="folder of the sweep (sweeps/<name of the grid or config>)")
     add = parser.add_argument
-    add("--grid", metavar="FILE", help="YAML file with base, fixed, grid and variants")
+    add("--grid", metavar="FILE", help="YAML file of a sweep, see docs/guides/sweep.md")
     add("--jobs", type=at_least(1), metavar="N", help="runs in parallel (1; SLURM: no limit)")
     text = "number of processes of each run, started by torchrun (1)"
     add("--nproc", type=at_least(1), default=1, metavar="N", help=text)
@@ -109,8 +110,8 @@ def find_run(plan: SweepPlan, number: int) -> SweepRun:
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """Print one line per run: name, state, variant (if any), and values of the config keys that
-    are swept over."""
+    """Print one line per run: name, state, name of its variant in the grid file (if any), and
+    values of the config keys that the sweep varies."""
     from vil.workflows.sweeping.state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
@@ -132,8 +133,8 @@ def print_states(plan: SweepPlan) -> int:
 
 
 def describe(run: SweepRun, plan: SweepPlan) -> str:
-    """Describe how a run differs from others of the sweep, such as "linformer SEED=0": its variant,
-    and its values of the config keys that are swept over."""
+    """Describe how a run differs from others of the sweep, such as "linformer SEED=0": the name of
+    its variant in the grid file, and its values of the config keys that the sweep varies."""
     values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
     return " ".join([*([run.variant] if run.variant else []), *values])
 

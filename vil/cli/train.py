@@ -96,7 +96,8 @@ def print_dry_run(cfg: CfgNode, args: argparse.Namespace) -> int:
 
 
 def describe_data(data: "DataSummary") -> list[str]:
-    """Describe the datasets of a config in a few lines for each."""
+    """Describe each dataset of a config in a few lines: number of images, classes, image sizes, and
+    images that cannot be read."""
     lines = []
     for found in data.datasets:
         lines.append(f"{found.split} {found.name}: {found.num_images} images{_classes(found)}")
@@ -129,8 +130,8 @@ def _classes(found: "DatasetSummary") -> str:
 
 
 def changed_keys(cfg: CfgNode) -> list[str]:
-    """List the keys that differ from the defaults as KEY=VALUE words, in lines of at most 100
-    columns if no word is longer."""
+    """List the keys that differ from the defaults as KEY=VALUE words. Returns lines of at most 100
+    columns, unless a single word is longer."""
     found = diff(cfg, defaults.tree())
     words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
     lines = ["keys that differ from the defaults (all: --all):"]
@@ -143,7 +144,7 @@ def changed_keys(cfg: CfgNode) -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    """Format a value as it is written on a command line."""
+    """Format a config value as text that can be given on a command line."""
     if value == "":
         return ""
     return dump(CfgNode({"KEY": value})).removeprefix("KEY: ").strip()

@@ -1,15 +1,15 @@
 """Find the fastest attention backend for each stage of a config's model, by measuring them.
 
-On a CPU, the MLPs of the model are measured too, with PyTorch's operators and compiled kernels.
+On a CPU, the model's MLPs are measured too: with PyTorch's operators, and with compiled kernels.
 
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
   vil tune --config-file mine.yaml --import my_backend.py
 
-Each backend's output and gradients are compared with the reference before the backend is timed. The
-fastest backends, for this machine and version, are saved in $VIL_CACHE/attention.json (by default
-in ~/.cache/vil). `vil train`, `evaluate` and `predict` use them (with the same --import), and `vil
-info` shows them. For this command, DATALOADER.BSZ is the batch size of one process.
+Before a backend is timed, its output and gradients are compared with the reference implementation.
+The fastest backends, for this machine and version, are saved in $VIL_CACHE/attention.json (by
+default in ~/.cache/vil). `vil train`, `evaluate` and `predict` use them (with the same --import),
+and `vil info` shows them. For this command, DATALOADER.BSZ is the batch size of one process.
 """
 
 import argparse

@@ -17,8 +17,8 @@ The plot shows the model's exact attention weights, computed without mixed preci
 they are a softmax over window and global tokens; for pattern, over the keys of the pattern and
 global tokens; for full, over all tokens; for global, over the global tokens; for srformer, over
 global tokens and square cells of tokens. For performer they are normalized random-feature products.
-linformer cannot be drawn: it mixes all tokens with weights of both signs, so single tokens have no
-weight. docs/guides/visualize.md explains the plot.
+linformer cannot be drawn: its keys are projections of all tokens with weights of both signs, so it
+has no attention weights of single tokens. docs/guides/visualize.md explains the plot.
 """
 
 import argparse
@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--token", metavar="ROW,COL", help="row and column of a pixel (default: the center)")
     add("--stage", type=int, metavar="N", help="number of the stage, from 1 (default: all)")
     add("--block", type=int, metavar="N", help="number of the block, from 1 (default: the last)")
-    add("--only", choices=["token", "global"], help="draw only these rows")
+    add(
+        "--only",
+        choices=["token", "global"],
+        help="draw only the selected token or the global tokens",
+    )
     add("--classes", metavar="FILE", help="file with the class names, one per line")
     add("--out", default="attention.png", metavar="FILE", help="plot to write (attention.png)")
 
