@@ -143,7 +143,8 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_max(number: int) -> int:
-    """Return the maximum of a number over all ranks, without using the accelerator."""
+    """Return the maximum of a number over all ranks. Uses a tensor on the CPU, so that the host
+    does not wait for the accelerator."""
     if not torch_dist.is_initialized():
         return number
     box = torch.tensor(number)

@@ -32,11 +32,11 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Set the model to eval mode, disable gradients and gather sharded weights inside the context.
-    Restore all of this on exit.
+    """Inside the context, set the model to eval mode, disable gradients and gather sharded weights.
+    On exit, undo all of this.
 
-    Autocast converts each weight once in the context, not in each forward pass, so the weights must
-    not change in it.
+    The weights must not change inside the context, because autocast converts each weight only once
+    and not in each forward pass.
     """
     was_training = model.training
     model.eval()

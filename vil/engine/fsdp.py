@@ -1,8 +1,8 @@
 """Shard weights over the ranks (FSDP2), and gather them for a checkpoint.
 
 Each rank stores a shard of every parameter, gradient and optimizer state, and gathers the weights
-of one block at a time. A checkpoint has full tensors under the plain model's names, so a run can
-resume with another strategy or number of ranks.
+of one transformer block at a time. A checkpoint has full tensors under the plain model's names, so
+a run can resume with another strategy (such as DDP) or number of ranks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,8 +47,8 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def shard_like(x: Tensor, other: Tensor) -> Tensor:
-    """Shard a full tensor `x`, equal on all ranks, in the same way as `other`. Returns `x` if
-    `other` is not sharded or has another shape."""
+    """Shard a tensor in the same way as `other`. Returns `x` unchanged if `other` is not sharded or
+    has another shape. x: a full tensor with the same values on all ranks."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
     return distribute_tensor(x.to(other.device), other.device_mesh, other.placements)
@@ -56,7 +56,7 @@ def shard_like(x: Tensor, other: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """Gather the full weights of a sharded model on every rank inside the context.
+    """Inside the context, every rank has the full weights of a sharded model.
 
     Ranks may then run different numbers of forward passes, for example in an evaluation.
     """

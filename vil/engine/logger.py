@@ -1,8 +1,8 @@
 """Log a run to text, JSON, TensorBoard and the terminal.
 
-log.txt        one line per log point: an ISO time stamp and `key value` pairs in a fixed order
-metrics.jsonl  the same numbers, one JSON object per line, each (step, split) once
-tb/            the same numbers for TensorBoard
+log.txt        one line per message: an ISO time stamp and text; metrics are `key value` pairs
+metrics.jsonl  the metrics, one JSON object per line, at most one for each (step, split)
+tb/            the metrics for TensorBoard
 terminal       the lines of log.txt, and a progress bar below them
 
 On ranks other than 0, all methods do nothing.
@@ -31,8 +31,11 @@ SLOW_DATA = 0.2  # share of a step's time
 
 
 class RunLogger:
-    """A logger that writes log.txt and, after `begin`, metrics.jsonl, TensorBoard files and a
-    progress bar."""
+    """A logger that writes log.txt. After a call of `begin`, it also writes metrics.jsonl,
+    TensorBoard files and a progress bar.
+
+    enabled: whether to write at all; False on ranks other than 0.
+    """
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
@@ -56,9 +59,9 @@ class RunLogger:
         records of these steps that an earlier attempt left.
 
         end: the last step of the run. batch_size: images per step over all ranks. thread_hint:
-        called after the first line of metrics; returns advice to log, or "". data_hint: called once
-        if steps spend more than the fraction SLOW_DATA of their time waiting for data; returns
-        advice to log.
+        called after the first line of metrics; returns advice on the number of threads, which is
+        logged, or "". data_hint: called once if steps spend more than the fraction SLOW_DATA of
+        their time waiting for data; returns advice on faster loading, which is logged.
         """
         if not self.enabled:
             return
@@ -94,7 +97,7 @@ class RunLogger:
             self.say(text)
 
     def tick(self, step: int) -> None:
-        """Update the progress bar to a step."""
+        """Show `step` in the progress bar."""
         if not self.bar:
             return
         due = time.monotonic() - self.drawn_time > REDRAW_SECONDS
@@ -117,7 +120,10 @@ class RunLogger:
         self._hint(times["data"] / times["time"])
 
     def _hint(self, waiting: float) -> None:
-        """Log each hint at most once. waiting: share of a step in which it waits for data."""
+        """Log the advice of `thread_hint` and `data_hint` (see `begin`), each at most once.
+
+        waiting: fraction of a step's time that is spent waiting for data.
+        """
         if self.thread_hint and (text := self.thread_hint()):
             self.say(f"hint: {text}")
         self.thread_hint = None
@@ -151,14 +157,21 @@ class RunLogger:
             self.first_step_time = math.inf
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
-        """Log one line per test set. results: {test set: {metric: value}}. Values that are not
-        numbers, such as per-class tables, are left out."""
+        """Log the results of an evaluation during training, one line per test set.
+
+        results: {name of the test set: {metric: value}}. Values that are not numbers, such as
+        per-class tables, are left out.
+        """
         self.last_evaluation = results
         self.results(step, "val", results)
 
     def results(self, step: int, part: str, results: dict[str, dict]) -> None:
-        """Log one line per set, like `evaluation`. part: "val" or "test"; metrics.jsonl names the
-        split <part>/<set>. Before a call of `begin`, only log.txt is written."""
+        """Log evaluation results, one line per set. Before a call of `begin`, only log.txt is
+        written.
+
+        part: "val" or "test", how the sets were used; metrics.jsonl names the split <part>/<set>.
+        results: {name of the set: {metric: value}}.
+        """
         if not self.enabled:
             return
         for name, metrics in results.items():
@@ -253,7 +266,8 @@ def open_bar(step: int, end: int):
 
 
 def memory_mb() -> float:
-    """Return the peak memory in MiB: of the GPU's tensors if one is in use, else of the process."""
+    """Return the peak memory of this process in MiB: tensor memory on the GPU if CUDA is in use,
+    otherwise resident memory."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     unit = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB

@@ -49,12 +49,12 @@ class Metric(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of a batch or of a part of a batch.
+    """The loss of a batch, or of a micro-batch if gradients are accumulated.
 
     If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise `value` is a
-    sum, and `normalizer` is a scalar tensor, such as the sum of the samples' weights. The loss of a
-    step is then the sum of all values, divided by the sum of all normalizers, over all parts and
-    ranks.
+    sum, and `normalizer` is a scalar tensor, such as the sum of the sample weights. The loss of a
+    training step is then the sum of `value` divided by the sum of `normalizer`, where both sums are
+    over all micro-batches and ranks.
     """
 
     value: Tensor
@@ -104,25 +104,41 @@ def train(
     epochs: int,
     policy: CheckpointPolicy,
     set_progress: Callable[[nn.Module, TrainStep], None],
-    accumulate: int = 1,  # equal parts into which a step's batch is split
-    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together, 0: none
-    drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
-    patience: int = 0,  # evaluations without an improvement after which the run ends, 0: never
-    min_delta: float = 0.0,  # the metric must improve by more than this, for patience
-    max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
+    accumulate: int = 1,
+    clip_grad: float = 0.0,
+    drop_on_plateau: float = 0.0,
+    patience: int = 0,
+    min_delta: float = 0.0,
+    max_bad_steps: int = 10,
     log_freq: int = 10,
-    thread_hint: Callable[[], str] | None = None,  # its text, if any, follows the first line
-    data_hint: Callable[[], str] | None = None,  # its text is logged if steps wait long for data
+    thread_hint: Callable[[], str] | None = None,
+    data_hint: Callable[[], str] | None = None,
     max_steps: int | None = None,
-    draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
+    draw: Callable[[Path], Any] | None = None,
 ) -> TrainState:
     """Train until the last epoch, or until `patience` consecutive evaluations did not improve the
     metric. Returns the final state.
 
-    lr_at: function from a step to its learning rate.
+    objects: model, optimizer, gradient scaler and averaged weights, which training changes.
+    lr_at: function that returns the learning rate of a step.
     state: the state to start from, which is the initial state or that of a loaded checkpoint.
-    Raises DivergedError after too many consecutive non-finite steps, and StoppedError, after saving
-    a checkpoint, if a signal was received.
+    run: the run's folder, in which checkpoints and logs are written.
+    guard: records signals and detects hanging steps.
+    policy: schedule of evaluations and checkpoints.
+    set_progress: called before each step to pass the current step to the model's schedules.
+    accumulate: number of equal micro-batches into which a step's batch is split.
+    clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
+    drop_on_plateau: divisor of the learning rate after each evaluation without a new best; 0: none.
+    patience: see above; 0 to never end early.
+    min_delta: the metric must improve by more than this, for `patience`.
+    max_bad_steps: consecutive steps with a non-finite loss or gradient that are skipped.
+    log_freq: steps between two lines of the log.
+    thread_hint, data_hint: see `RunLogger.begin`.
+    max_steps: number of steps after which the run ends, if that is before its last epoch.
+    draw: called on rank 0 with the run's folder after each evaluation, to draw plots.
+
+    Raises DivergedError after more than `max_bad_steps` non-finite steps in a row (or half an
+    epoch, if that is less), and StoppedError, after saving a checkpoint, if a signal was received.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -206,7 +222,8 @@ def train(
 
 
 def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[str, float]:
-    """Return the metrics of a line of the log. The loop waits for the device only here."""
+    """Return the metrics to log: the averages of `meter`, the scale of the gradient scaler, and the
+    number of skipped steps. The loop waits for the device only here."""
     metrics = meter.read()
     if scaler.is_enabled():  # it decreases with every overflow of float16
         metrics["scale"] = scaler.get_scale()
@@ -217,7 +234,7 @@ def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[st
 
 def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLogger) -> float:
     """Return the value of the metric on the first test set. If it is missing or NaN, return NaN and
-    log why no checkpoint becomes the best one, once per run."""
+    log that this checkpoint cannot be the best; the same text is logged only once per run."""
     name, metrics = next(iter(results.items()))
     value = metrics.get(metric.name, math.nan)
     if math.isnan(value):
@@ -265,9 +282,9 @@ def backward(
 ) -> dict[str, Tensor]:
     """Accumulate the scaled gradients of a batch. Returns {"loss": loss, metric: value}.
 
-    batch: the result of `task.prepare`. It is split into `num_parts` equal parts, which run one
-    after the other. Their gradients add up to those of the full batch, but need the memory of one
-    part only. Only batch norms and dropout behave differently than on the full batch.
+    batch: the result of `task.prepare`. It is split into `num_parts` equal micro-batches, which run
+    one after the other. Their gradients add up to those of the full batch, with the memory of a
+    single micro-batch. Only batch norms and dropout behave differently than on the full batch.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -286,11 +303,14 @@ def backward(
 
 
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
-    """Divide the gradients by the sum of `Loss.normalizer` over all parts of a batch and all ranks.
+    """Divide the gradients by the sum of `Loss.normalizer` over all micro-batches and ranks.
 
-    On entry, the gradients are averages over parts and ranks, so they are also multiplied by the
-    number of parts and ranks. Returns the total factor, which the caller applies to the loss too.
-    normalizer: sum of `Loss.normalizer` over this rank's parts.
+    On entry, the gradients are averages over micro-batches and ranks, so they are also multiplied
+    by the number of micro-batches and the number of ranks. Returns the total factor, which the
+    caller applies to the loss too.
+
+    normalizer: sum of `Loss.normalizer` over this rank's micro-batches. num_parts: number of
+    micro-batches of a rank.
     """
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     normalizer = all_reduce_sum(normalizer.clone())
@@ -303,8 +323,7 @@ def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> T
 def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
     """Return a context in which DDP and FSDP reduce gradients over the ranks only if `sync`.
 
-    The loop passes True only for the last part of a batch, so that gradients are reduced once per
-    step.
+    The loop passes True only for the last micro-batch, so that gradients are reduced once per step.
     """
     if is_sharded(model):
         model.set_requires_gradient_sync(sync)

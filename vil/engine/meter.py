@@ -17,11 +17,11 @@ from vil.engine.distributed import all_reduce_sum
 
 
 def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
-    """Return whether the averages are logged after `step`.
+    """Return whether a line with averages is logged after `step`.
 
-    A line is logged every `log_freq` steps of an epoch and at its end. If fewer than `log_freq`
-    steps would remain for the last line, that line also covers the steps of the line before. end:
-    the last step of the run. per_epoch: steps per epoch.
+    A line is logged every `log_freq` steps of an epoch and at its end. A line less than `log_freq`
+    steps before the end of the epoch is left out, so that the last line averages over at least
+    `log_freq` steps. end: the last step of the run. per_epoch: steps per epoch.
     """
     in_epoch = (step - 1) % per_epoch + 1
     last = min(per_epoch, end - step + in_epoch)
@@ -32,8 +32,8 @@ class Meter:
     """Sums of metrics and times since the last `read`.
 
     The time between a `read` and the request of the next batch is not counted, because the loop may
-    evaluate and save a checkpoint in between. The time of a checkpoint that is saved without a
-    `read` before it is counted.
+    evaluate and save a checkpoint in between. If a checkpoint is saved between two steps without a
+    `read`, its time is counted as training time.
     """
 
     def __init__(self):
@@ -49,7 +49,7 @@ class Meter:
     ) -> Iterator[Any]:
         """Yield the batches, and measure the time spent waiting for them.
 
-        Each wait runs inside the context manager that `waiting` returns.
+        waiting: function that returns a context manager, in which each batch is awaited.
         """
         iterator = iter(batches)
         try:

@@ -22,8 +22,8 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """Flags of a step, reduced over all ranks: whether a loss or gradient is not finite, and which
-    signal was received."""
+    """Flags of a training step, reduced over all ranks: whether a loss or gradient is not finite,
+    and which signal (such as SIGTERM) was received."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
@@ -40,10 +40,11 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
-    """Return two flags as a float32 tensor, the same on every rank.
+    """Return two flags of a training step as a float32 tensor, the same on every rank.
 
-    The first is 1 if the loss or the gradient norm of any rank is not finite. The second is the
-    number of a signal that any rank received, or 0.
+    The first is 1 if the loss or the gradient norm of any rank is not finite, else 0. The second is
+    the number of a signal that any rank received, or 0. loss, norm: this rank's loss and gradient
+    norm. signal: number of the signal that this rank received, or 0.
     """
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
@@ -115,7 +116,8 @@ class DelayedFlags:
 
 
 class NonFiniteSteps:
-    """A counter of consecutive skipped steps, which raises DivergedError above `limit`."""
+    """A counter of consecutive skipped steps, which raises DivergedError if there are more than
+    `limit`. folder: the run's folder, in which a crash file is written then."""
 
     def __init__(self, limit: int, folder: Path, rank: int):
         self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"
@@ -125,7 +127,8 @@ class NonFiniteSteps:
         """Count a step. Returns 1 if the flags mark the step as skipped, else 0.
 
         After more than `limit` skipped steps in a row, writes `record` and the largest gradients to
-        a file in the run's folder crash/, and raises DivergedError.
+        a file in <run>/crash/, and raises DivergedError. record: values that describe the step,
+        such as its number, learning rate and sample indices.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

@@ -40,9 +40,9 @@ COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
-    Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: longest time without
-    progress (see `beat`); 0 for no limit. grace_seconds: longest time without progress after a
-    signal.
+    Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: time without progress (see
+    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the same after a
+    signal was received.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -70,8 +70,8 @@ class PreemptionGuard:
             signal.signal(number, handler)
 
     def watch(self, folder: Path, status: Callable[[str, int, str], None]) -> None:
-        """Start to watch for hanging steps of the run in `folder`. status: function that is called
-        before a forced exit with (state, exit code, reason)."""
+        """Start to watch for hanging steps. folder: the run's folder. status: function that is
+        called as status(state, exit code, reason) before the process is ended by force."""
         self.folder, self.status = folder, status
         self.beat()
 
@@ -92,8 +92,8 @@ class PreemptionGuard:
         self.raise_if_stopped(all_reduce_max(self.received_signal))
 
     def raise_if_stopped(self, number: int) -> None:
-        """Raise StoppedError if a signal was received. number: the number of the signal, or 0 for
-        none; must be the same on all ranks."""
+        """Raise StoppedError unless `number` is 0. number: the number of the received signal, or 0
+        for none; must be the same on all ranks."""
         if number:
             raise StoppedError(signal.Signals(number))
 

@@ -12,14 +12,16 @@ class RemainingTime:
     """
 
     def __init__(self, step: int, end: int, now: float):
-        """Start at `step` of the run's `end` steps. now: current time in seconds of some clock."""
+        """Start the estimate at `step`. end: the last step of the run. now: current time in
+        seconds of a monotonic clock."""
         self.start, self.end, self.began = step, end, now
         self.lines, self.step, self.in_steps, self.per_step = 0, step, 0.0, 0.0
 
     def update(self, step: int, per_step: float, now: float) -> float:
-        """Add a log line at `step`, and return the remaining seconds.
+        """Update the estimate with a log line at `step`, and return the remaining seconds.
 
-        per_step: seconds per step since the last line, without evaluations and checkpoints.
+        per_step: seconds per step since the last line, without evaluations and checkpoints. now:
+        current time of the same clock as before.
         """
         self.in_steps += per_step * (step - self.step)
         self.lines, self.step = self.lines + 1, step

@@ -79,8 +79,8 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. reason: why it ended before the last epoch, written to
-        the log and status.json; "" if it did not."""
+        """Record that training is finished. reason: why training ended before the last epoch, or ""
+        if it ran to the end. The reason is written to the log and to status.json."""
         self.reason = reason
         if reason:
             self.log.say(reason)
@@ -149,7 +149,9 @@ def refuse_links(folder: Path) -> None:
     """
     for link in (*folder.glob("*"), *folder.glob("*/*")):
         if link.is_symlink() and not link.is_dir():
-            raise RunFolderError(f"{link} is a link: remove it, because it may lead elsewhere")
+            raise RunFolderError(
+                f"{link} is a link: remove it, because its target may be overwritten"
+            )
     check_run_folder(folder)
 
 
@@ -226,7 +228,7 @@ os.register_at_fork(after_in_child=close_inherited_locks)
 
 
 def append(file: Path, text: str) -> None:
-    """Append the current time and `text` to a file. The file has one entry per start of the run."""
+    """Append the current time and `text` to a file. Called once per start of the run."""
     with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 

@@ -15,7 +15,7 @@ from vil.utils.errors import SaveError
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """The schedule of evaluations and checkpoints, and which checkpoints are kept."""
+    """The schedule of evaluations and checkpoints, and the rules for which checkpoints to keep."""
 
     eval_every: int = 1  # epochs
     save_every: int = 1  # epochs
@@ -45,7 +45,8 @@ class CheckpointPolicy:
 
 
 class CheckpointManager:
-    """A writer of a run's checkpoints. It tolerates temporary failures and saves no step twice."""
+    """Writer of a run's checkpoints. It tolerates failures of the disk up to a limit, and saves no
+    step twice."""
 
     def __init__(self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy):
         self.run, self.objects, self.policy, self.failed = run, objects, policy, 0
@@ -53,10 +54,8 @@ class CheckpointManager:
         self.saved_step = broadcast_object(newest)
 
     def check_best(self, state: TrainState) -> TrainState:
-        """Return `state`, without its best metric value if the best checkpoint was deleted.
-
-        The next evaluation then becomes the best one and is saved.
-        """
+        """Return `state`. If the best checkpoint was deleted, remove the best metric value and its
+        step from `state`, so that the next evaluation becomes the best one and is saved."""
         step, folder = state.best_step, self.run.checkpoints
         is_gone = step not in (None, state.step) and not (folder / name_of(step)).is_dir()
         if not broadcast_object(is_gone):
@@ -67,7 +66,8 @@ class CheckpointManager:
     def save(self, state: TrainState, *, required: bool = False) -> None:
         """Save a checkpoint of `state.step`, unless it was saved already. A failure is logged.
 
-        Raises SaveError if a `required` save fails, or after too many consecutive failures.
+        required: raise SaveError if this save fails. Otherwise SaveError is only raised after too
+        many consecutive failures.
         """
         if self.saved_step == state.step:
             return

@@ -22,11 +22,12 @@ FORMAT = 2  # format 1 had no manifest.sha256
 
 @contextmanager
 def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes `final` on exit.
+    """Yield a temporary folder to write files to. On exit, it is renamed to `final`.
 
-    On exit, the files in the folder are synced, the manifest is written with `metadata`, and the
-    folder is renamed. After an error, no folder remains. Raises OSError if the disk has less than
-    `size` bytes free, the total size of the files.
+    Before the folder is renamed, its files are synced, and a manifest is written that also has the
+    entries of `metadata`. After an error, no folder remains.
+
+    size: total size of the files in bytes. Raises OSError if the disk has less free space.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)

@@ -28,7 +28,8 @@ def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Return the model's state dict, with unsharded copies of all tensors on the CPU.
 
     Copies are needed because safetensors rejects tensors that share memory. All ranks of a sharded
-    model must call this; ranks with `keep` False get an empty dict.
+    model must call this, because it gathers the shards. keep: whether this rank needs the result;
+    otherwise it gets an empty dict.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -58,8 +59,8 @@ def load_exactly(model: nn.Module, file: Path) -> None:
 
 
 def find_differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
-    """Compare two state dicts. Returns a line for each key that is missing from the file, that the
-    model does not have, or whose tensors have different shapes."""
+    """Compare the state dicts of a model and of a file. Returns a line of text for each key that
+    only one of them has, and for each key whose tensors have different shapes."""
     missing = [f"missing {n} {tuple(model[n].shape)}" for n in model if n not in file]
     unexpected = [f"unexpected {n} {tuple(file[n].shape)}" for n in file if n not in model]
     resized = [

@@ -42,7 +42,7 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
     Such parameters were frozen in the saved run. They get the state that `initial_state` returns.
-    If the optimizer counts steps per group, the saved count of their group applies to them too.
+    If the optimizer counts steps per parameter group, they share the saved count of their group.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []
@@ -66,10 +66,12 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """Return the initial state of a parameter without saved state: empty, or a zero momentum.
+    """Return the initial optimizer state of a parameter without saved state: empty, or a zero
+    momentum.
 
     The momentum is added if the other parameters in the group have one, because torch's fused SGD
-    needs it for all parameters of a group or for none. known: states of these other parameters.
+    needs it for all parameters of a group or for none. known: optimizer states of the other
+    parameters in the group.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

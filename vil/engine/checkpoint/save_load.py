@@ -46,7 +46,8 @@ MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 class TrainState:
     """Settings and progress of a run.
 
-    The first five fields are settings. When a run resumes, they are compared with the saved ones.
+    The settings are seed, world (number of ranks), batch_size, steps_per_epoch and optimizer. When
+    a run resumes, they are compared with the saved ones.
     """
 
     seed: int
@@ -85,9 +86,9 @@ class TrainState:
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best, and NaN never does. Without a new best, the number of
-        learning-rate drops increases by one if `drop` is set. For early stopping, a value counts as
-        an improvement if it is better than the last improvement by more than `min_delta`.
+        A better value becomes the new best, and NaN never does. drop: if there is no new best,
+        count one more drop of the learning rate. min_delta: for early stopping, a value is an
+        improvement if it is better than the last improvement by more than this.
         """
         sign = 1 if higher_is_better else -1
 
@@ -135,11 +136,12 @@ def save(
     keep: int,
     is_pinned: Callable[[int], bool] = lambda step: False,
 ) -> Path:
-    """Write the checkpoint of `state.step` to `folder`. Rank 0 writes, and the other ranks wait.
+    """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints.
 
-    Then remove old checkpoints, except the `keep` newest, the best, and those for whose step
-    `is_pinned` returns True. Raises DivergedError if a weight is not finite, and SaveError if
-    writing fails twice. Both are raised on every rank, before older checkpoints are removed.
+    Rank 0 writes, and the other ranks wait. Three types of checkpoints are not removed: the `keep`
+    newest, the best, and those for whose step `is_pinned` returns True. Raises DivergedError if a
+    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
+    before old checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -159,8 +161,8 @@ def save(
 
 
 def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
-    """Collect the content of a checkpoint as {file name: content}. All ranks must call this; ranks
-    with `keep` False get {}."""
+    """Collect the content of a checkpoint as {file name: content}. All ranks must call this. keep:
+    whether this rank needs the result; otherwise it gets {}."""
     model, optimizer, scaler, ema = objects
     files = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:
@@ -301,7 +303,8 @@ def load(
 
 def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
     """Load the averaged weights of a checkpoint into `ema`. If the checkpoint has none, restart the
-    average from the model's weights. say: function that logs a line."""
+    average from the model's weights. If `ema` is None, averaged weights are ignored. say: function
+    that logs a line."""
     file = checkpoint / AVERAGE
     if ema and file.exists():
         load_exactly(ema.model, file)
@@ -323,11 +326,13 @@ def resume(
 ) -> TrainState:
     """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    fresh: state of a new run with the current settings. Rank 0 selects the checkpoint for all
-    ranks, so all machines need access to the folder. A change of the number of ranks or the seed is
-    logged. A change of the batch size, epoch length or optimizer raises CheckpointError, because
-    the saved step or optimizer state would be wrong. A change of the training samples raises
-    CheckpointError unless `allow_changes` is set.
+    fresh: state of a new run with the current settings. say: function that logs a line.
+    allow_changes: accept other training samples than in the saved run.
+
+    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder. A change
+    of the number of ranks or the seed is logged. A change of the batch size, epoch length or
+    optimizer raises CheckpointError, because the saved step or optimizer state would be wrong. So
+    does a change of the training samples, unless `allow_changes` is set.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
