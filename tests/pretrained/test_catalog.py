@@ -283,7 +283,7 @@ def test_bad_folders_raise(tmp_path):
             vil.from_pretrained(tmp_path / name)
         assert "\n" not in str(caught.value)
     torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
-    with pytest.raises(CheckpointError, match="has no description of its model: run vil convert"):
+    with pytest.raises(CheckpointError, match="has no model card: run vil convert"):
         vil.from_pretrained(tmp_path / "bare.pth")
     with pytest.raises(ValueError, match=r"transform can have only mean, .*, got size"):
         vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})

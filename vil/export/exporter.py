@@ -63,6 +63,7 @@ def export_model(
 ) -> list[Difference]:
     """Export a model to a file, and compare the logits of the file and the model on random images.
 
+    path: file to write.
     size: height and width of the images. The file accepts only this size unless `dynamic`
       contains "size".
     format: "onnx", "torch" or "aoti" (a package of AOTInductor, whose name must end with .pt2). By

@@ -16,14 +16,14 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def require_onnx() -> None:
-    """Raise ImportError if a package that writes or runs ONNX files is missing."""
+    """Raise ImportError if a package that is needed to write or run ONNX files is missing."""
     for package in PACKAGES:
         require(package)
 
 
 def check_opset(opset: int | None) -> None:
-    """Raise ValueError for an unsupported ONNX opset, and ImportError if a package that writes or
-    runs ONNX files is missing. opset: None for torch's default."""
+    """Raise ValueError for an unsupported ONNX opset, and ImportError if a package that is needed
+    to write or run ONNX files is missing. opset: the version; None for torch's default."""
     onnx, *_ = map(require, PACKAGES)
     last = onnx.defs.onnx_opset_version()
     if opset is not None and not FIRST_OPSET <= opset <= last:

@@ -22,11 +22,11 @@ def quantize_linears(
     (B, channels, H, W), normalized as the model takes them.
 
     Weights are stored as int8 with one scale per output channel. They only use 7 of the 8 bits,
-    because products of 8-bit values would overflow the accumulators of processors without VNNI. The
-    input of a linear layer is quantized with the range of its values. Without `calibration`, this
-    is the range in each call (dynamic quantization). With `calibration`, it is the range over these
-    images, and values outside of it are clipped (static quantization). All other operations
-    (softmax, norms, convolutions, random features) stay in float32.
+    because sums of products of 8-bit values would overflow on processors without VNNI. The input of
+    a linear layer is quantized with the range of its values. Without `calibration`, the range is
+    computed in each call (dynamic quantization). With `calibration`, the range over these images is
+    used in all calls, and values outside of it are clipped (static quantization). All other
+    operations (softmax, norms, convolutions, random features) stay in float32.
 
     Raises ValueError if the file has no linear layers with the marks that `export_model` writes, or
     if `calibration` has no images.
@@ -62,9 +62,9 @@ def quantize_linears(
 
 
 def _reader(model, batches: Iterable[Tensor]):
-    """Return a CalibrationDataReader of onnxruntime for batches of images.
+    """Return a CalibrationDataReader of onnxruntime, which passes batches of images to a model.
 
-    model: the ONNX model. If its batch is fixed, the images are passed one by one.
+    model: the ONNX model. If its batch size is fixed, the images are passed one by one.
     """
     graph_input = model.graph.input[0]
     fixed = graph_input.type.tensor_type.shape.dim[0].dim_value

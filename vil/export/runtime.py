@@ -18,10 +18,10 @@ PACKAGE = "/data/aotinductor/"  # part of the names of entries of a package of A
 
 
 class ExportedModel(nn.Module):
-    """A module that runs an exported file, from images (B, channels, H, W) to logits (B, classes).
+    """A module that runs an exported file. It maps float32 images (B, channels, H, W) on the CPU to
+    logits (B, classes).
 
-    The images must be float32 and on the CPU.
-    run: function that maps images to logits. metadata: the file's metadata, see
+    run: function that runs the file on images. metadata: the file's metadata, which is described in
     docs/guides/exported_files.md.
     """
 
@@ -37,9 +37,9 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """Load a file written by `export_model` as a module that maps images to logits.
 
-    format: "onnx", "torch" or "aoti"; by default "onnx" if the file ends in .onnx, otherwise
-    detected from the content of the file. ONNX files run in onnxruntime on the CPU, with torch's
-    number of threads.
+    format: "onnx", "torch" or "aoti"; by default "onnx" if the file's name ends in .onnx, otherwise
+    detected from the content of the file. ONNX files run in onnxruntime on the CPU, with as many
+    threads as torch is set to use.
     """
     path = Path(path)
     if format is None:
@@ -104,8 +104,8 @@ def require(package: str) -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence all warnings and log messages up to WARNING in a `with` block, because tracers and
-    converters warn about their own code."""
+    """Silence Python warnings and log messages up to WARNING in a `with` block. Used around torch's
+    and onnxruntime's exporters, which warn about their own code."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

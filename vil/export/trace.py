@@ -71,11 +71,10 @@ def write_program(
 
 
 def token_stride(model: nn.Module) -> int:
-    """Return the stride of the model in pixels: the side of the area that a token of the last stage
-    covers.
+    """Return the total stride of the model in pixels: the side of the image area that a token of
+    the last stage covers. Returns 32 for models of other libraries.
 
-    Images with a smaller side would have no token in the last stage. Returns 32 for models of
-    other libraries.
+    Images with a smaller side would have no token in the last stage.
     """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
@@ -83,9 +82,10 @@ def token_stride(model: nn.Module) -> int:
 def least_side(model: nn.Module) -> int:
     """Return the smallest image side in pixels for tracing with dynamic sizes.
 
-    torch treats dimensions of size 1 as constant. With this side, every stage has at least two
-    tokens per row. Stages whose attention divides the grid into chunks, or into cells with one key
-    each, have at least two chunks or cells per row.
+    torch treats dimensions of size 1 as constant, so no dimension may be 1. With this side, the
+    token grid of every stage has a side of at least 2. Where attention divides the grid (longformer
+    into chunks, srformer into squares that are pooled to one key), there are at least two chunks or
+    squares per side.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
@@ -96,10 +96,11 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return an image side in pixels, near `side`, at which every stage resizes its position
-    embeddings and projections.
+    """Return an image side in pixels, near `side`, to trace a program of dynamic size with. At this
+    side, every stage must resize its position embeddings and projections.
 
-    A program that is traced at the original image size of these parameters would never resize them.
+    If the program were traced at the image size for which these parameters were made, the resizing
+    would be missing from the program.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -121,7 +122,7 @@ def in_channels(model: nn.Module) -> int:
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
     """Convert any error in a `with` block to a ValueError, "the model cannot be exported as <what>:
-    <reason>"."""
+    <reason>". what: the format, such as "ONNX"."""
     try:
         yield
     except Exception as error:

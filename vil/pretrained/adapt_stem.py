@@ -12,7 +12,7 @@ MSVIT_STEM = "stages.0.embed.proj.weight"
 
 
 def find_stems(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of a model's first convolutions, whose input is the image."""
+    """Return the names of the weights of those convolutions in a model whose input is the image."""
     if isinstance(model, MsViT):
         return (MSVIT_STEM,)
     first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
@@ -24,8 +24,9 @@ def adapt_stem(weight: Tensor, shape: torch.Size) -> Tensor | None:
 
     If the new number is 1, the weight is summed over C: a gray image then gives the same outputs as
     C copies of it. Otherwise, the weight is repeated and scaled by C / (new number), so that the
-    outputs keep their magnitude. This generalizes timm's adapt_input_conv to any C. shape: the new
-    shape. Returns None if more than the number of channels differs.
+    outputs keep their magnitude. This generalizes timm's adapt_input_conv to any C.
+
+    shape: the new shape. Returns None if it differs in more than the number of input channels.
     """
     if weight.ndim != 4 or (weight.shape[0], *weight.shape[2:]) != (shape[0], *shape[2:]):
         return None

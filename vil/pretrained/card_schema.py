@@ -1,4 +1,4 @@
-"""Validate the model cards in weight files, which have the settings that the model is built with.
+"""Validate the model cards in weight files. A model card has the settings of the model to build.
 
 Without this check, an untrusted file could make vil build a model of arbitrary size.
 """
@@ -58,7 +58,7 @@ def is_names(value: Any) -> bool:
 
 
 def is_arguments(value: Any) -> bool:
-    """Return whether a value is None or a dict {attention name: {argument: value}}."""
+    """Return whether a value is None or a dict {name of an attention type: {argument: value}}."""
     return value is None or (
         isinstance(value, dict) and all(isinstance(own, dict) for own in value.values())
     )
@@ -94,7 +94,8 @@ CARD: dict[str, Check] = {
 
 def check_card(card: Any, source: Path) -> dict:
     """Check the fields of a model card, and return the card. Raises CheckpointError, with the name
-    of the field, for a missing or invalid field. source: file of the card, for messages."""
+    of the field, for a missing or invalid field. source: file that contains the card, for messages.
+    """
     if not isinstance(card, dict):
         raise CheckpointError(f"{source}: its model card is not a JSON object")
     if is_number(form := card.get("format"), FORMAT + 1):
@@ -116,10 +117,10 @@ def check_card(card: Any, source: Path) -> dict:
 
 
 def check_size(card: Mapping, file: Path) -> None:
-    """Raise CheckpointError if a model card describes a model with more parameters than its file
-    contains, or a model that is not valid.
+    """Raise CheckpointError if a model card describes a model that is not valid, or that has more
+    parameters than the weight file.
 
-    Only reads the shapes in the header of the safetensors file, and builds no model.
+    file: the safetensors file. Only the shapes in its header are read, and no model is built.
     """
     model = card["model"]
     try:

@@ -1,10 +1,10 @@
 """Weight enums in the style of torchvision, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
 There is one enum class per model, with one member per weight file. A member has `url`, `sha256`,
-`meta` and `transforms()`, which builds the input transform. `meta` has the number of parameters,
-multiply-accumulates, metrics, config file and class names. `meta["status"]` is "published" if the
-metrics are from the paper's authors, and "measured" if they were measured with this package.
-DEFAULT is the member with the best accuracy.
+`meta` and `transforms()`, which builds the input transform. `meta` is a dict with the number of
+parameters, multiply-accumulates, metrics, config file and class names. `meta["status"]` is
+"published" if the metrics are from the paper's authors, and "measured" if they were measured with
+this package. DEFAULT is the member with the best accuracy.
 
 The file of ViL_Nano_Weights.DIGITS ships with the package. The authors published the other files,
 listed in published.csv, but their server is offline. Downloads fail with an error that explains how
@@ -42,8 +42,8 @@ IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 class Row(NamedTuple):
     """A row of published.csv, which describes one published weight file. All fields are text.
 
-    The fields top1, top5, parameters and macs are values that the paper's authors published, or "".
-    Other numbers are counted on the model or taken from the config file.
+    The fields top1, top5, parameters and macs are the values that the paper's authors published, or
+    "" if they published none.
     """
 
     section: str

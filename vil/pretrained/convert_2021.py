@@ -98,8 +98,8 @@ def _make_projection(
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
     """Return whether a key of a state dict of the 2021 reference can be ignored.
 
-    Such keys are index buffers, tables that the reference never used (`unused`), and copies of a
-    shared weight with equal values.
+    Such keys are index buffers, bias tables that the reference never used, and copies of a shared
+    weight with equal values. unused: names of these bias tables.
     """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
@@ -108,8 +108,8 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the names, in the 2021 reference, of the parameters of the module's attention layers
-    that the reference saved but never used."""
+    """Return the names of attention parameters that the 2021 reference saved but never used. The
+    names are those of the reference."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()

@@ -39,6 +39,7 @@ def get_model(
     head, rule, convert: how to adapt weights with another number of classes, another size of
       position embeddings, or another attention; see `load_weights`.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
+
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
     file that does not fit the model.
     """

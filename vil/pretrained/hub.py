@@ -63,19 +63,23 @@ def from_pretrained(
 ) -> MsViT:
     """Load a model from a folder, a file written by `vil convert`, or a repository of the Hub.
 
+    source: path of the folder or file, or name of the repository.
+    head: "keep" loads the saved head; "new" and "rows:FILE" allow another number of classes, see
+      `load_weights`.
+    rule: how to resize position embeddings, see `load_weights`.
     settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
-    ones. rule: how to resize position embeddings. head: "keep" loads the saved head; "new" and
-    "rows:FILE" allow another number of classes. See `load_weights` for rule and head. The returned
-    model is in eval mode, and its `notes` have the input transform and the class names, if known.
-    Raises CheckpointError if the source is missing, damaged or not a model of vil, ValueError for
-    an unknown setting.
+      ones.
+
+    The returned model is in eval mode, and its `notes` have the input transform and the class
+    names, if known. Raises CheckpointError if the source is missing, damaged or not a model of vil,
+    ValueError for an unknown setting.
     """
     path = Path(source)
     if path.is_file():
         card, weights = read_metadata(path), path
         if card is None:
             raise CheckpointError(
-                f"{path} has no description of its model: run vil convert on this file, "
+                f"{path} has no model card: run vil convert on this file, "
                 "or use vil.get_model(NAME, weights=FILE)"
             )
     else:
@@ -96,8 +100,8 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of a model's architecture, such as "vil_tiny". Window sizes are ignored.
-    Returns "msvit" if no named architecture is the same."""
+    """Return the name of the built-in architecture that a model has, such as "vil_tiny", or "msvit"
+    if it has none of them. Window sizes are not compared."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}

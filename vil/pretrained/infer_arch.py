@@ -1,4 +1,4 @@
-"""Infer the named model that a state dict belongs to, from the names and shapes of its tensors."""
+"""Infer which built-in model a state dict belongs to, from the names and shapes of its tensors."""
 
 import re
 from collections.abc import Mapping
@@ -22,14 +22,15 @@ RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
 def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """Find the architecture that a state dict belongs to. Returns (name of the architecture, such
-    as "vil_tiny", and a randomly initialized model that fits the state dict).
+    """Find the built-in architecture that a state dict belongs to. Returns (name, model): the name
+    of the architecture, such as "vil_tiny", and a randomly initialized model that fits the state
+    dict.
 
-    state: has the key names of vil or of the 2021 reference. The tensors determine the image size,
-    windows, number of classes and the attention of each stage (full or local). Models without a
-    relative bias get the architecture's default windows. For a detector's state dict, the model
-    crops its position embeddings for other grid sizes, as the reference did, instead of
-    interpolating them.
+    state: state dict with the key names of vil or of the 2021 reference. The tensors determine the
+    image size, the windows, the number of classes and the attention of each stage (full or local).
+    Models without a relative bias get the architecture's default windows. For a detector's state
+    dict, the model crops its position embeddings for other grid sizes, as the reference did,
+    instead of interpolating them.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """
@@ -41,7 +42,7 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     if report.complete:
         return name, model
     raise CheckpointError(
-        f"the weights fit none of the named models; the nearest is {name}: "
+        f"the weights fit none of vil's built-in models; the nearest is {name}: "
         f"{report.one_line()}; give --model NAME, or a config"
     )
 
@@ -49,8 +50,8 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
 def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
     """Return the stages of architecture `name`, with the attention types of a state dict.
 
-    All blocks of a stage get the attention (full or local) that the stage's first block has in the
-    state dict.
+    All blocks of a stage get the same attention, full or local: that of the stage's first block in
+    the state dict.
     """
     stages = parse_arch(ARCHS[name])
     for i, spec in enumerate(stages):
@@ -72,7 +73,7 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
     """Return how well architecture `name` fits a state dict: the intersection over union of their
     tensor names.
 
-    A common name with different shapes only counts if the tensor can be resized.
+    A name belongs to the intersection only if the shapes are equal or the tensor can be resized.
     """
     model = _build_on_meta(tuple(_infer_attention(name, state)))
     names, target = map_names(model, state), model.state_dict()
@@ -84,7 +85,7 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
 
 
 def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
-    """Build the named model with the image size, windows and number of classes of a state dict.
+    """Build architecture `name` with the image size, windows and number of classes of a state dict.
     pos_resize: how the model fits position embeddings to a grid, "interpolate" or "crop"."""
     stages, settings = _infer_attention(name, state), dict(DEFAULTS.get(name, {}))
     settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0

@@ -1,10 +1,10 @@
 """Load weights into models and report what happened to each key.
 
 State dicts have the key names of vil or of the 2021 reference. Position embeddings are resized. The
-head is loaded, replaced, or reduced to selected classes. These keys are not needed, and are
-reported as ignored: copies of shared projections, index buffers, bias tables that the reference
-never used, and the parts of a detector outside of its backbone. By default, any other key that is
-missing, unexpected or has another shape is an error.
+head is loaded, replaced, or reduced to selected classes. By default, a key that is missing,
+unexpected or has another shape is an error. The following keys are no error but are reported as
+ignored: copies of shared projections, index buffers, bias tables that the reference never used, and
+the modules of a detector outside of its backbone.
 """
 
 import logging
@@ -53,8 +53,12 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted", "adapte
 class Report:
     """Report of what happened to each key of a state dict that was loaded into a model.
 
-    `missing` lists weights of the model that the state dict does not have. `fresh` lists weights of
-    the model that keep their initial values because the caller requested this.
+    Each field is a list of keys. Keys in `loaded` were loaded, and those of them that were changed
+    to fit the model are also in `resized`, `converted` (from other attention projections) or
+    `adapted` (to another number of image channels). `ignored` has keys that are not needed. `fresh`
+    has weights of the model that keep their initial values because the caller requested this. These
+    do not fit: `missing` has weights of the model that the state dict does not have, `unexpected`
+    has keys that the model does not have, and `mismatched` has weights of another shape.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -79,8 +83,8 @@ class Report:
         return "; ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Format the report as lines of text: the number of keys in each list, and the first keys
-        of the lists in LISTED, which may need the user's attention."""
+        """Format the report as lines of text: the number of keys in each field, and the first keys
+        of those fields that may need the user's attention (LISTED)."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
@@ -268,8 +272,11 @@ def _fit(
 
 
 def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Repeat a parameter of a single global token for several global tokens, to the given shape.
-    leaf: last part of the parameter's name. Returns None for other parameters."""
+    """Repeat a parameter of a single global token for several global tokens. Returns None for other
+    parameters.
+
+    leaf: last component of the parameter's name. value: the parameter. shape: the shape to return.
+    """
     if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
         return None
     single = [1 if dim in GLOBAL[leaf] else size for dim, size in enumerate(shape)]
@@ -326,8 +333,8 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
-    """Return a sentence for an error message: the likely reason why weights do not fit, and what to
-    do. heads: names of the head's parameters."""
+    """Return a sentence for an error message: the likely reason why weights do not fit, and how to
+    fix it. heads: names of the head's parameters."""
     nothing = "" if report.loaded else ", no name matches"
     other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected

@@ -25,10 +25,11 @@ def make_model_card(
     """Describe a model in a dict for JSON, from which `build_from_card` can rebuild the model: its
     architecture, settings, input transform and class names.
 
-    transform: mean, std, crop_pct and interpolation, as in timm. classes: class names. Both default
-    to the model's `notes`. source: the file that the weights come from; its name and SHA-256 are
-    recorded. Raises ValueError for an unknown key in `transform`, a wrong number of classes, a head
-    that is not a single linear layer, and a global pool that `from_pretrained` does not support.
+    transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
+    classes: class names. Both default to the model's `notes`. source: the file that the weights
+    come from; its name and SHA-256 are recorded. Raises ValueError for an unknown key in
+    `transform`, a wrong number of class names, a head that is not a single linear layer, and a
+    global pooling that `from_pretrained` does not support.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")

@@ -62,11 +62,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the path of the weight file for a folder or a link file; other paths are unchanged.
+    """Return the path of the weight file that a path stands for.
 
-    For a folder of `save_pretrained` and for a checkpoint's folder, return the weight file in it.
-    For a run's folder, return the weight file of the best checkpoint. For a run's file `best` or
-    `last`, return the weight file of the checkpoint that is named in it.
+    A folder of `save_pretrained` or of a checkpoint stands for the weight file in it, and a run's
+    folder for the weight file of its best checkpoint. A run's file `best` or `last`, which contains
+    the name of a checkpoint, stands for that checkpoint's weight file. Other paths are returned
+    unchanged.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
@@ -128,10 +129,10 @@ def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
-    """Write tensors to a .safetensors file atomically, with a SHA-256 of them in its header.
+    """Write tensors to a .safetensors file atomically, with their SHA-256 in its header.
 
-    card: the model card (description of the model) to write to the header, valid as JSON. Raises
-    CheckpointError if the file cannot be written.
+    card: the model card, a description of the model that can be converted to JSON, which is also
+    written to the header. Raises CheckpointError if the file cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
     header = {"format": "pt", SHA256: hash_tensors(tensors), CARD: json.dumps(card)}
@@ -147,7 +148,7 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping
 
 def read_metadata(path: str | Path) -> dict | None:
     """Read the model card, which describes the model, from a weight file. Returns None if the file
-    has none. Raises CheckpointError if the file is damaged or the card is not valid."""
+    has no model card. Raises CheckpointError if the file is damaged or the card is not valid."""
     path = Path(path)
     if path.suffix != ".safetensors":
         return None
