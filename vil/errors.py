@@ -1,6 +1,6 @@
-"""Exceptions for problems that a user can fix.
+"""Exceptions that tell a user what went wrong, such as an invalid config or missing data.
 
-A `vil` command that fails with one of them exits with the `exit_code` of the exception.
+A `vil` command that ends with one of them exits with the `exit_code` of the exception.
 """
 
 # ruff: noqa: F401

@@ -30,8 +30,8 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces `path` when the block ends. If the block
-    raises an exception, the temporary file is removed and `path` does not change."""
+    """Yield the path of a temporary file, which replaces `path` at the end of the `with` block. If
+    the block raises an exception, the temporary file is removed and `path` does not change."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         aside.touch()  # fail before the work if the folder cannot be written to

@@ -30,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print and flush a line, and ignore errors. file: None for standard output."""
+    """Print and flush a line, and ignore errors. file: an open text file; None for standard output."""
     with suppress(OSError, ValueError):
         print(text, file=file, flush=True)
 
@@ -43,7 +43,7 @@ def echo_error(text: str) -> None:
 class StandardStream:
     """A wrapper of standard output or stderr that escapes control characters on a terminal.
 
-    strict: whether a failed write raises OutputError instead of being ignored.
+    strict: whether a failed write raises OutputError; otherwise it is ignored.
     """
 
     def __init__(self, stream: TextIO, *, strict: bool) -> None:
@@ -74,7 +74,7 @@ class StandardStream:
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Replace sys.stdout and sys.stderr by `StandardStream`s for the block.
+    """Replace sys.stdout and sys.stderr by `StandardStream`s in a `with` block.
 
     A standard stream that the parent process closed becomes /dev/null. Otherwise, the next file to
     be opened would get the same file descriptor and receive the printed text.

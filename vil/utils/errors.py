@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 class ConfigError(ValueError):
-    """Error for an invalid config or command line. The message is joined into one line."""
+    """Error for an invalid config or command line. Line breaks in the message become spaces."""
 
     exit_code = 2
 
@@ -118,7 +118,8 @@ def as_config_error(build: Callable) -> Callable:
 
 @contextmanager
 def os_error_as(error_type: type[Exception], prefix: str) -> Iterator[None]:
-    """Turn an OSError in the block into an `error_type` with the message "<prefix>: <reason>"."""
+    """Convert an OSError in a `with` block to an `error_type`, with the message "<prefix>:
+    <reason>"."""
     try:
         yield
     except OSError as error:

@@ -7,15 +7,16 @@ from vil.utils.errors import DataError
 
 
 class Extra(NamedTuple):
-    """An optional package: the module to import, and the extra of vil that installs it."""
+    """An optional package: the name of the module to import, and the name of the extra of vil that
+    installs it (`pip install 'vil[NAME]'`)."""
 
     module: str
     name: str
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module is installed, without importing it. A folder with this name
-    in the current folder, such as `datasets`, is ignored."""
+    """Return whether a top-level module is installed, without importing it. A folder of the same
+    name in the current folder, such as `datasets`, does not count."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -26,7 +27,7 @@ def is_installed(module: str) -> bool:
 def require_extra(extra: Extra, user: str) -> None:
     """Raise DataError, with the pip command to run, if an optional package is not installed.
 
-    user: what needs the package, such as "the dataset a.parquet".
+    user: noun for what needs the package, such as "the dataset a.parquet", for the message.
     """
     if not is_installed(extra.module):
         raise DataError(f"{user} needs {extra.module}: pip install 'vil[{extra.name}]'")

@@ -10,8 +10,8 @@ import torch
 
 @contextmanager
 def preserve_global_state() -> Iterator[None]:
-    """Restore global state at the end of the block: torch's random generators and global settings,
-    the environment variables, and the level and handlers of the logger "vil"."""
+    """Restore global state at the end of a `with` block: torch's random generators and global
+    settings, the environment variables, and the level and handlers of the logger "vil"."""
     log = logging.getLogger("vil")
     environment, level, handlers = dict(os.environ), log.level, list(log.handlers)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []

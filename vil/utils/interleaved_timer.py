@@ -1,9 +1,9 @@
 """Time several functions alternately, so that a slow phase of the machine affects all of them.
 
-Each round runs every function, called a candidate, once. A warm-up drops candidates that are much
-too slow. A candidate that is slow in the first round skips most of the later rounds. Times include
-launch and execution of device kernels. torch.utils.benchmark.Timer cannot interleave: it repeats a
-single statement.
+Each round runs every function once. The functions are called candidates. A warm-up drops candidates
+that are much too slow. A candidate that is slow in the first round skips most of the later rounds.
+Times include launch and execution of device kernels. torch.utils.benchmark.Timer is not used,
+because it repeats a single statement.
 """
 
 import math
@@ -22,20 +22,24 @@ MILLI = 1e3
 
 
 class Limits(NamedTuple):
-    """Thresholds for candidates that run in fewer rounds ("slow") or are dropped ("too slow"). Both
-    are multiples of the fastest candidate's time."""
+    """Thresholds above which a candidate runs in fewer rounds ("slow") or is dropped ("too slow").
 
-    slow: float = 10.0  # above this, run only every `slow_rounds`-th round
-    too_slow: float = 60.0  # above this, drop the candidate
-    patience: float = 1.0  # seconds; a candidate below this is never slow
-    slow_rounds: int = 3  # a slow candidate runs in each round divisible by this
+    slow, too_slow: thresholds as multiples of the fastest candidate's time. patience: seconds; a
+    candidate below this is never slow. slow_rounds: a slow candidate runs in every slow_rounds-th
+    round.
+    """
+
+    slow: float = 10.0
+    too_slow: float = 60.0
+    patience: float = 1.0
+    slow_rounds: int = 3
 
     def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
-        """Return a time limit in seconds: `times` x the fastest candidate's time, but at least
+        """Return a time limit in seconds: `times` x the time of the fastest candidate, but at least
         `patience` seconds.
 
         first: {name of a candidate: seconds of its first call}. exempt: names of candidates that
-        are ignored when the fastest is determined.
+        do not count as the fastest.
         """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
@@ -43,8 +47,12 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A function to time. `forward` returns the output. `backward`, if given, takes the output and
-    returns the gradients. `least` is a known lower bound of the seconds of both passes together."""
+    """A function to time, in a forward pass and a backward pass.
+
+    forward: function that returns the output. backward: function that takes the output and returns
+    the gradients; None to time only the forward pass. least: a known lower bound of the seconds
+    that both passes take together.
+    """
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]] | None = None
@@ -81,9 +89,10 @@ def time_interleaved(
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Time the candidates in interleaved rounds.
 
-    exempt: names of candidates that are never dropped for their measured time, and that are ignored
-    when the fastest candidate is determined. limits: when a candidate is slow or dropped. Returns
-    (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all others.
+    candidates: {name: function to time}. rounds: number of rounds after the warm-up. exempt: names
+    of candidates that are never dropped for their measured time, and do not count as the fastest.
+    limits: when a candidate is slow or dropped. Returns (times, dropped): {name: Times} of the
+    candidates that finish, and {name: reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []
@@ -114,9 +123,9 @@ def warm_up(
     """Run each candidate once, and drop those that fail or are too slow.
 
     A candidate that is too slow runs a second time, because the first call may compile. Candidates
-    run in the order of `Candidate.least`. A candidate whose `least` is too slow does not run.
-    exempt: see `time_interleaved`. Returns (first, dropped): {name: seconds} of the remaining
-    candidates, and {name: reason} of all others.
+    run in ascending order of `Candidate.least`, their lower bound of the time. If this lower bound
+    is already too slow, the candidate does not run. exempt, limits: see `time_interleaved`. Returns
+    (first, dropped): {name: seconds} of the remaining candidates, and {name: reason} of all others.
     """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"

@@ -1,4 +1,4 @@
-"""Lazy exports of a package: its public names are imported at first use, so it imports fast."""
+"""Lazy exports of a package: a public name is imported at its first use, not with the package."""
 
 import importlib
 from collections.abc import Callable, Mapping

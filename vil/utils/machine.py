@@ -113,10 +113,10 @@ def _child_seconds(process: multiprocessing.Process) -> float:
 
 
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
-    """Return how many of the usable cores other processes left idle between two moments.
+    """Return how many of the usable cores other processes left idle on average between two moments.
 
-    All usable cores count as idle if the moments are less than MIN_SECONDS apart, or if one of them
-    is None.
+    since, now: results of `read_cpu_time` at the two moments. If one of them is None, or if they
+    are less than MIN_SECONDS apart, all usable cores count as idle.
     """
     cores = float(usable_cores())
     if since is None or now is None or now.wall - since.wall < MIN_SECONDS:
@@ -156,7 +156,8 @@ def version(package: str) -> str:
 
 @functools.cache
 def has_compiler(device: str) -> bool:
-    """Return whether torch.compile can run: it needs Triton on CUDA, else a C++ compiler."""
+    """Return whether torch.compile can run: it needs Triton on CUDA, and a C++ compiler on other
+    devices. device: the device type."""
     if device == "cuda":
         return importlib.util.find_spec("triton") is not None
     return shutil.which(os.environ.get("CXX", "g++")) is not None

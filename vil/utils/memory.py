@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 class TensorMemory(TorchDispatchMode):
     """A dispatch mode that counts the bytes of all live tensors that operators have returned. `now`
-    is the current count, and `peak` the largest so far."""
+    is the current number of bytes, and `peak` the largest so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Run the block on fake tensors, which have no values. Yields a TensorMemory, whose `peak` is
-    the peak memory in bytes that real tensors would have used."""
+    """Run a `with` block on fake tensors, which have shapes but no values. Yields a TensorMemory,
+    whose `peak` is the peak memory in bytes that real tensors would have used."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

@@ -23,12 +23,13 @@ def output_file(
     """Return the path of an output file, after checking that it may be written.
 
     Args:
+        given: the path as the user wrote it.
         flag: the option that sets the path, for error messages.
         endings: the allowed suffixes; () allows any.
-        inputs: files that the command reads.
+        inputs: files that the command reads, which must not be overwritten.
 
     Raises ConfigError if the suffix is not allowed, if the file cannot be written, or if the path
-    is a folder, a file that a run needs, or an input (also through a link).
+    is a folder, a file that vil needs in a run's folder, or one of `inputs` (also through a link).
     """
     path = Path(given)
     if endings and path.suffix.lower() not in endings:
@@ -57,8 +58,8 @@ def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
 
 
 def refuse_run_files(path: Path, flag: str) -> None:
-    """Raise ConfigError for a path inside a run's checkpoints folder, and for a file that a run
-    folder needs (one of RUN_FILES). flag: the option that sets the path."""
+    """Raise ConfigError for an output path inside a run's checkpoints folder, and for a file in a
+    run's folder that vil reads later (one of RUN_FILES). flag: the option that sets the path."""
     real = path.resolve()
     if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
         raise ConfigError(f"{flag} {path}: used by the run {real.parent}; choose another name")
@@ -72,10 +73,12 @@ def refuse_run_files(path: Path, flag: str) -> None:
 
 @contextmanager
 def replacing(path: Path, flag: str = "--out") -> Iterator[Path]:
-    """Yield the path of a file to write, which replaces `path` when the block ends.
+    """Yield the path of a temporary file to write, which replaces `path` at the end of the `with`
+    block.
 
     If the block raises an exception, `path` does not change. If `path` is a link, its target is
-    replaced. A device or a named pipe is yielded directly. Raises ConfigError instead of OSError.
+    replaced. If `path` is a device or a named pipe, it is yielded itself. An OSError is raised as
+    ConfigError. flag: the option that sets the path, for the message.
     """
     with os_error_as(ConfigError, f"{flag} {path}"):
         real = path.resolve()

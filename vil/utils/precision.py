@@ -7,7 +7,7 @@ import torch
 
 @torch.compiler.assume_constant_result
 def has_autocast(device: str) -> bool:
-    """Return whether autocast supports a device type such as "cuda". "meta" is not supported.
+    """Return whether autocast supports a device type. It supports "cuda" and "cpu", but not "meta".
     torch.compile treats the result as a constant and does not trace this function."""
     return torch.amp.is_autocast_available(device)
 

@@ -1,8 +1,8 @@
 """Registries of components by name, such as datasets, optimizers and attention types.
 
-An entry has the component or its location, the config keys that set its arguments, and other
-properties. A location "module:attribute" is imported at first use, so that reading a registry does
-not import torch.
+An entry has the component (a class or function) or its location, the config keys that set its
+arguments, and other properties. A location "module:attribute" is imported at first use, so that
+reading a registry does not import torch.
 """
 
 import importlib
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A config section. In a list of declarations, the keys after a section belong to it."""
+    """A config section, such as OPTIM. In a list of declarations, a section comes before its keys."""
 
     name: str  # "OPTIM.ADAM"
     meaning: str
@@ -37,8 +37,8 @@ class Section(NamedTuple):
 
 
 def load_object(home: Any) -> Any:
-    """Import the object at the location "module:attribute". An argument that is not a string is
-    returned unchanged."""
+    """Import the object at a location "module:attribute". home: the location, or the object itself,
+    which is returned unchanged."""
     if not isinstance(home, str):
         return home
     module, _, attribute = home.partition(":")
@@ -73,6 +73,7 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """A mapping from name to entry for components of one kind, in the order of registration.
 
+    kind: noun for the components in messages, such as "dataset". entry_type: class of the entries.
     check: function, or its location "module:function", that raises ValueError for an invalid
     component. `register` calls it as check(component, entry); `add` does not.
     libraries: {prefix: location "module:function"}. The function returns {name: entry} for the
@@ -104,8 +105,9 @@ class Registry(Mapping[str, Entry]):
     ) -> None:
         """Add an entry for a component. Raises ValueError if the name is taken.
 
-        home: the object or its location "module:attribute". about: description in one line. keys:
-        {keyword argument of the component: config key}. facts: other properties of the component.
+        home: the component or its location "module:attribute". about: description in one line.
+        keys: {keyword argument of the component: config key that sets it}. facts: other properties
+        of the component, which code that uses this registry reads.
         """
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))
@@ -113,10 +115,10 @@ class Registry(Mapping[str, Entry]):
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
-        """Add a component at run time, and check it unless `home` is a string.
+        """Add a component at run time, and check it unless `home` is a location.
 
-        declared: the arguments `keys` and `facts` of `add`. Raises ValueError if the name is taken
-        or the check fails.
+        home, about: see `add`. declared: the arguments `keys` and `facts` of `add`. Raises
+        ValueError if the name is taken or the check fails.
         """
         self.add(name, home, about, **declared)
         if self.check is None or isinstance(home, str):

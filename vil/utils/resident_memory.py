@@ -16,9 +16,10 @@ PEAK = "5"  # what resets the peak, see proc(5)
 def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[T, int | None]:
     """Load something, use it twice, and measure how much the resident memory of the process grows.
 
-    Returns (result of `load`, growth). The growth is the peak during the second `use`, minus the
-    memory before `load`, in bytes. It includes memory that the first `use` allocates and keeps, for
-    example for caches. It is None on systems other than Linux.
+    load: function that loads the object, such as a model. use: function that is called twice with
+    this object. Returns (result of `load`, growth). The growth is the peak during the second call
+    of `use`, minus the memory before `load`, in bytes. It includes memory that the first call
+    allocates and keeps, for example for caches. It is None on systems other than Linux.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # freed memory that is kept would hide growth
@@ -36,7 +37,8 @@ def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[
 
 
 def _read(field: str) -> int | None:
-    """Return the bytes in a field of /proc/self/status, or None if the system has no such file."""
+    """Return the value in bytes of a field of /proc/self/status, such as "VmRSS", or None if the
+    system has no such file."""
     with suppress(OSError):
         found = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text(encoding="utf-8"))
         return int(found[1]) * 1024 if found else None

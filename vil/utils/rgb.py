@@ -24,7 +24,7 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
 
     Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for images
-    of 32-bit integers, and for values outside of the default range.
+    of 32-bit integers (which have no default range), and for values outside of the default range.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
@@ -66,7 +66,8 @@ def default_range(kind: str, least: float, most: float) -> tuple[float, float]:
 def _warn(kind: str, is_dark: bool) -> None:
     """Warn, once per process, which default range is used for images with more than 8 bits.
 
-    kind: key of FULL_RANGE. is_dark: whether the image uses only a small part of the range.
+    kind: type of the values, a key of FULL_RANGE. is_dark: whether the image uses only a small part
+    of the range.
     """
     text = "%s images are read with the value range %g to %g; set DATA.VALUE_RANGE to change it"
     if is_dark:

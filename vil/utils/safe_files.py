@@ -10,8 +10,8 @@ from vil.utils.errors import DataError, RunFolderError
 
 
 def regular_file(path: str | Path) -> Path:
-    """Return the path of a regular file or a folder. Raises OSError for other files, because
-    reading a named pipe or a device might never end."""
+    """Return a path unchanged if it is a regular file or a folder. Raises OSError for other files,
+    because reading a named pipe or a device might never end."""
     if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return Path(path)
@@ -22,8 +22,9 @@ def path_below(
 ) -> Path:
     """Return root/name, or `name` if it is absolute, after checking that the path is allowed.
 
-    Raises DataError if the path, with all links resolved, is not below `root` or one of `roots`.
-    named_by: the file or config key that contains the path, for the message.
+    roots: further folders that are allowed. named_by: the file or config key that contains the
+    path, for the message. Raises DataError if the path, with all links resolved, is not below
+    `root` or one of `roots`.
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))
@@ -39,7 +40,7 @@ def path_below(
 def check_run_folder(folder: Path) -> None:
     """Check the files in a run folder before they are read.
 
-    Raises RunFolderError for a named pipe, a device, or a link to a file outside of the link's
+    Raises RunFolderError for a named pipe, a device, or a link whose target is a file in another
     folder. A subfolder such as `checkpoints` may be a link to another disk.
     """
     for path in (p for depth in ("*", "*/*", "*/*/*") for p in folder.glob(depth)):

@@ -31,7 +31,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak bytes of tensor memory during a call, above what was allocated before."""
+    """Return the peak of tensor memory during a call, minus the memory that was allocated before
+    the call, in bytes."""
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

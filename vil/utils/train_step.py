@@ -2,8 +2,8 @@
 
 An example is random shift, where each query attends to its chunk and one random neighbor chunk. The
 training loop creates a `TrainStep` for each step and passes it to the model. The schedules are pure
-functions of the `TrainStep`. So all ranks, a recomputed forward pass and a resumed run get the same
-random numbers in the same step.
+functions of the `TrainStep`. Therefore all ranks get the same random numbers in a step, and so do a
+recomputed forward pass (activation checkpointing) and a resumed run.
 """
 
 from dataclasses import dataclass

@@ -37,8 +37,9 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 def untraced(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function to run in a new thread, outside of the caller's torch modes.
 
-    Transforms, fake tensors, tracers and inference mode apply to one thread only. So tensors that
-    the function creates in the new thread are real: their values can be read and cached.
+    torch.func transforms, fake tensors, tracers and inference mode apply to one thread only. So
+    tensors that the function creates in the new thread are ordinary ones, whose values can be read
+    and cached.
     """
 
     @wraps(function)
