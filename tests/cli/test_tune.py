@@ -78,7 +78,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     measured = re.findall(r"^  flex +\d+\.\d\d +0\.00 ", out, re.MULTILINE)
     assert len(measured) == bool(shutil.which("g++")), "in evaluation, where it can be compiled"
     assert "only the exact window" in out, "the reasons of the others"
-    assert f"{choices} choices saved in {tmp_path / 'cache' / 'attention.json'}" in out
+    assert f"{choices} selected backends saved in {tmp_path / 'cache' / 'attention.json'}" in out
     CHOICES.clear()
     shown = vil("info", "--all", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
     assert shown.count("chosen, tuned") == 3

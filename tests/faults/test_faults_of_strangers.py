@@ -283,7 +283,7 @@ def test_f16_checkpoints(whole, tmp_path):
     for name, tamper in EVALUATED.items():
         tamper(copied(whole))
         ended = vil("evaluate", "--run", "run", "--checkpoint", "last")
-        tally.judge(name, ended, CHECKPOINT, "damaged|has no name of a checkpoint")
+        tally.judge(name, ended, CHECKPOINT, "damaged|does not name a checkpoint")
     tally.record("checkpoints")
     folder = copied(whole)
     of_another_library("theirs")

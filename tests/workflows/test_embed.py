@@ -48,7 +48,7 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     ended = command(*words)
     assert ended.code == 0, ended.err
     assert ended.out == "5 images, 32 features: features.npy, features.csv\n"
-    assert "3 of 5 images could not be read: rows of NaN" in ended.err
+    assert "3 of 5 images could not be read: their rows are NaN" in ended.err
     features = np.load("features.npy")
     assert np.array_equal(features, vil.embed(run, photos, batch_size=2), equal_nan=True)
     with open("features.csv", encoding="utf-8") as file:

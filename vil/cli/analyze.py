@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 def print_copies(copies: list) -> None:
     """Print a table of the copies that change a tensor's memory layout: one line per module, pass
     and operator, and a line of totals. copies: result of `find_layout_copies`."""
-    print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
+    print(f"{'module':40} {'pass':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
     for row in copies:
         print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))
     calls, size, share = (sum(row[i] for row in copies) for i in (3, 4, 5))

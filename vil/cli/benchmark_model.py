@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     print(table(benchmark.run()), flush=True)
     for way, trace, costs in benchmark.profile() if args.profile else ():
         print(f"\n  a training step of {benchmark.name}, {way}; {trace}")
-        print(f"  {'module':36}{'way':10}{'ms':>9}{'share':>8}{'calls':>7}  operator")
+        print(f"  {'module':36}{'pass':10}{'ms':>9}{'share':>8}{'calls':>7}  operator")
         for cost in costs[:SHOWN]:
             print(
                 f"  {cost.module:36}{cost.way:10}{1e3 * cost.seconds:9.1f}{cost.share:8.1%}"

@@ -82,7 +82,7 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
     (count, width), failed = embed.embed_files(model, images, file)
     print(f"{count} images, {width} features: {file}, {table}")
     if failed:
-        print(f"{failed} of {count} images could not be read: rows of NaN", file=sys.stderr)
+        print(f"{failed} of {count} images could not be read: their rows are NaN", file=sys.stderr)
     return 0
 
 

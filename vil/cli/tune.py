@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
     if not tuning.found:
         print("no backend can run: nothing is saved")
     elif file := tuning.save():
-        print(f"{len(tuning.found)} choices saved in {file}")
+        print(f"{len(tuning.found)} selected backends saved in {file}")
     return 0

@@ -33,7 +33,8 @@ def get_model(
     weights: None for random initialization; a member of `vil.get_model_weights(name)` or the name
       of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
       a file that `load_weights` can read.
-    attention: attention of the stages with local attention, see `parse_arch`.
+    attention: name of the attention type of those stages that do not have full attention, such as
+      "linformer", or a string with a name for each block; see vil/models/arch.py.
     windows: side of longformer's window in tokens, or the size parameter of another attention; one
       number for all stages, or a list with a number for each stage.
     head, rule, convert: how to adapt weights with another number of classes, another size of

@@ -35,9 +35,9 @@ def font_for(canvas: Image.Image) -> ImageFont.FreeTypeFont:
 def draw_text(
     pen: ImageDraw.ImageDraw, x: int, y: int, text: str, color: Color, font: ImageFont.FreeTypeFont
 ) -> int:
-    """Draw a line of text on a rectangle of `color`, with its upper left corner at (x, y).
+    """Draw a line of text on a rectangle filled with `color`. Returns its height in pixels.
 
-    Returns the height of the line in pixels.
+    pen: draws on the image. x, y: the upper left corner of the rectangle.
     """
     height = sum(font.getmetrics())
     pen.rectangle((x, y, x + round(font.getlength(text)) + 2, y + height), fill=color)

@@ -235,7 +235,7 @@ def resolve_link(folder: Path, link: str) -> Path | None:
         return None
     name = file.read_text(errors="replace").strip()
     if not is_name(name):
-        raise CheckpointError(f"{file} has no name of a checkpoint: delete it, and resume the run")
+        raise CheckpointError(f"{file} does not name a checkpoint: delete it, and resume the run")
     return folder / name
 
 
