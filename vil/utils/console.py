@@ -30,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print and flush a line, and ignore errors. file: an open text file; None for standard output."""
+    """Print and flush a line, and ignore errors. file: an open file; None for standard output."""
     with suppress(OSError, ValueError):
         print(text, file=file, flush=True)
 

@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A config section, such as OPTIM. In a list of declarations, a section comes before its keys."""
+    """A config section, such as OPTIM. In a list of declarations, it comes before its keys."""
 
     name: str  # "OPTIM.ADAM"
     meaning: str
