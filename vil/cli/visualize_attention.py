@@ -16,9 +16,10 @@ each stage is drawn.
 The plot shows the model's exact attention weights, computed without mixed precision. For longformer
 they are a softmax over window and global tokens; for pattern, over the keys of the pattern and
 global tokens; for full, over all tokens; for global, over the global tokens; for srformer, over
-global tokens and square cells of tokens. For performer they are normalized random-feature products.
-linformer cannot be drawn: its keys are projections of all tokens with weights of both signs, so it
-has no attention weights of single tokens. docs/guides/visualize.md explains the plot.
+global tokens and square groups of tokens, each reduced to one key. For performer they are
+normalized products of random features. linformer cannot be drawn: its keys are projections of all
+tokens with weights of both signs, so it has no attention weights of single tokens.
+docs/guides/visualize.md explains the plot.
 """
 
 import argparse

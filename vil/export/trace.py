@@ -84,8 +84,8 @@ def least_side(model: nn.Module) -> int:
 
     torch treats dimensions of size 1 as constant, so no dimension may be 1. With this side, the
     token grid of every stage has a side of at least 2. Where attention divides the grid (longformer
-    into chunks, srformer into squares that are pooled to one key), there are at least two chunks or
-    squares per side.
+    into chunks, srformer into squares that are reduced to one key), there are at least two chunks
+    or squares per side.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
