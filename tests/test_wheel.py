@@ -10,7 +10,7 @@ import pytest
 
 from vil.data.datasets.digits import read_demo_digits
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow  # .ci/run installs the wheel too
 
 ROOT = Path(__file__).parent.parent
 
