@@ -8,12 +8,15 @@ import pytest
 from PIL import Image
 
 from vil.report.charts import MAX_POINTS, downsample
+from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
 from vil.report.page import Page, Setting, render
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.report import SIDE, Evaluated, sections_of
 from vil.tasks.image_report import encode_thumbnail
+from vil.tasks.image_task import Outputs
+from vil.tasks.regression.report import plot_predictions
 
 pytestmark = pytest.mark.smoke
 
@@ -99,6 +102,15 @@ def test_curves_of_any_shape(points, tmp_path):
         x, y = map(float, place.split(","))
         assert 0 <= x <= 400
         assert 0 <= y <= 240
+
+
+def test_dollar_signs_in_names_are_no_formulas(tmp_path):
+    """matplotlib refuses r$_a_b$ as a formula."""
+    name = "US$_a_b in $"
+    curves = {f"val/{name}": [(1, 2.0)], "train": [(1, 3.0)]}
+    outputs = Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
+    for figure in (plot_curves(curves, name), plot_predictions(outputs, [name])):
+        figure.savefig(tmp_path / "plot.png")
 
 
 def test_downsampling_keeps_the_mean_and_the_end():

@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from vil.utils.plot_text import plot_text
+
 HEAT = colormaps["inferno"]
 MARK = "#00d5ff"
 LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue
@@ -58,15 +60,8 @@ def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | P
         _draw_image(line[0], image, row)
         for axes, panel in zip(line[1:], row.panels()):
             _draw_map(axes, image, row, *panel)
-    figure.suptitle(printable(title), fontsize=10, parse_math=False)
+    figure.suptitle(plot_text(title), fontsize=10)
     figure.savefig(path, dpi=90)
-
-
-def printable(text: str) -> str:
-    """Make text safe to draw: replace characters that cannot be printed, and escape bytes that are
-    not UTF-8."""
-    valid = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in valid)
 
 
 def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
@@ -77,7 +72,7 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
     axes.set_xticks([0, width // 2, width])
     axes.set_yticks([0, height // 2, height])
     axes.tick_params(labelsize=6, length=2, pad=1)
-    axes.set_title(row.title, fontsize=8, parse_math=False)
+    axes.set_title(plot_text(row.title), fontsize=8)
     _mark_token(axes, row)
 
 

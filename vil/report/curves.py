@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from vil.report.run_record import metrics
+from vil.utils.plot_text import plot_text
 
 # plot -> (label of the y axis, metrics)
 PLOTS = {
@@ -75,11 +76,11 @@ def plot_curves(curves: Curves, label: str) -> Figure:
     """Plot learning curves in one figure. The noisy curve of the training set is a thin line, and
     the curves of test sets have markers. label: label of the value axis."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="epoch", ylabel=label)
+    axes = figure.add_subplot(xlabel="epoch", ylabel=plot_text(label))
     for name, points in curves.items():
         is_training = name.split(" ")[0] == "train"
         style = {"linewidth": 1} if is_training else {"linewidth": 2, "marker": "o"}
-        axes.plot(*zip(*points), label=name, markersize=3, **style)
+        axes.plot(*zip(*points), label=plot_text(name), markersize=3, **style)
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
     if len(curves) > 1:

@@ -12,6 +12,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from vil.report.sweep_table import GroupRow, Table
 from vil.utils.atomic_write import write_aside
+from vil.utils.plot_text import plot_text
 
 INK, DOT = "#222222", "#0072B2"
 COLORS = (
@@ -57,13 +58,15 @@ def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
         axes.errorbar(
             group.metric, y, xerr=group.spread, fmt="D", color=INK, capsize=4, markersize=5
         )
-    axes.set_yticks(range(len(groups)), [group.name for group in groups])
+    axes.set_yticks(range(len(groups)), [plot_text(group.name) for group in groups])
     axes.invert_yaxis()
     axes.margins(y=0.6 / max(len(groups), 1))
     axes.grid(axis="x", alpha=0.3)
     counts = {group.seeds for group in groups}
     seeds = f"{counts.pop()}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    axes.set_title(f"{table.title}: mean, standard deviation, and {seeds} seeds", fontsize=9)
+    axes.set_title(
+        f"{plot_text(table.title)}: mean, standard deviation, and {seeds} seeds", fontsize=9
+    )
     return figure
 
 
@@ -82,8 +85,9 @@ def plot_cost(table: Table) -> Figure | None:
         for number, group in enumerate(groups):
             if value := value_of(group):
                 axes.errorbar(
-                    value / unit, group.metric, yerr=group.spread, capsize=3, label=group.name,
-                    fmt=MARKS[number % len(MARKS)], color=COLORS[number % len(COLORS)],
+                    value / unit, group.metric, yerr=group.spread, capsize=3,
+                    label=plot_text(group.name), fmt=MARKS[number % len(MARKS)],
+                    color=COLORS[number % len(COLORS)],
                 )  # fmt: skip
         values = [value_of(group) for group in groups if value_of(group)]
         if max(values) > WIDE * min(values):

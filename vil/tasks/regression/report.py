@@ -10,6 +10,7 @@ from vil.tasks.base import TaskReport
 from vil.tasks.image_report import SHOWN, ReportTable, make_thumbnail, render_parts
 from vil.tasks.image_task import Outputs
 from vil.tasks.regression.task import RegressionTask
+from vil.utils.plot_text import plot_text
 
 MAX_PLOTS = 6  # numbers whose predictions are plotted
 
@@ -79,5 +80,5 @@ def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
     for panel, name, true, predicted in zip(panels, names, outputs.targets.T, outputs.values.T):
         panel.scatter(true, predicted, s=6, alpha=0.5)
         panel.axline((float(true.mean()), float(true.mean())), slope=1, color="gray", linewidth=1)
-        panel.set(title=name[:40], xlabel="true", ylabel="predicted")
+        panel.set(title=plot_text(name[:40]), xlabel="true", ylabel="predicted")
     return figure
