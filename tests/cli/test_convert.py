@@ -159,6 +159,11 @@ def test_a_checkpoint_has_the_config_and_the_classes_of_its_run():
         found = read_metadata("checkpoint.safetensors")
         for name in ("model", "classes", "transform"):
             assert found[name] == wanted[name]
+        rows = ("FINETUNE.HEAD=rows:rows.txt", "DATA.NUM_CLASSES=2")
+        Path("rows.txt").write_text("3 1")
+        succeeds("convert", source, "two.safetensors", *rows)
+        names = read_metadata("two.safetensors")["classes"]
+        assert names == [wanted["classes"][row] for row in (3, 1)]
         loaded = package.load_for_inference(source)
         assert loaded.cfg.MODEL.VIT.REVERSIBLE
         assert loaded.classes == wanted["classes"]

@@ -174,6 +174,7 @@ def test_a_run_that_is_still_training(run):
     assert "Best top-1 in training" in found.said
     assert re.search(r"Test top-1\s*12.25%", found.said)
     assert not found.all("img")
+    Path("live/converted.safetensors").touch()  # a run, not a folder of weights
     for name in ("status.json", "metrics.jsonl", "command.txt", "env.txt", "classes.txt"):
         Path("live", name).unlink()
     assert vil("report", "live", "--no-eval").code == 0

@@ -38,6 +38,10 @@ def test_a_stored_calibration_is_used_for_its_checkpoint(run):
     assert results(run)["fake"] == calibrated
     assert f"calibrated with temperature {stored['temperature']:.4f} of {run}" in ended.err
     assert "calibrated" not in ended.out
+    for source in (run, run / "checkpoints/best"):
+        weights = ("--config-file", run / "config.yaml", f"MODEL.MODEL_PATH={source}")
+        ended = vil("evaluate", *weights)
+        assert f"calibrated with temperature {stored['temperature']:.4f} of {run}" in ended.err
     model = package.load_for_inference(run)
     assert model.task.temperature == stored["temperature"]
     assert "calibrated with temperature" in model.report

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from tests.common.old_runs import copy_old
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.data.image import read_image
+from vil.tasks.multilabel.task import MultilabelTask
 from vil.utils.errors import ConfigError, DataError
-from vil.workflows.ensemble import find_runs, make_ensemble
+from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 
 ONE = [*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1"]
 
@@ -87,6 +89,17 @@ def test_outputs_are_averaged_in_float64(runs):
     task = vil.load_for_inference(runs / "run0").task
     outputs = [torch.tensor([row]) for row in ([1.0, 1e-9], [0.0, 3e-9], [0.5, 2e-9])]
     assert task.average_outputs(outputs).tolist() == torch.tensor([[0.5, 2e-9]]).tolist()
+
+
+def test_thresholds_are_averaged_without_changing_the_models():
+    tasks = [
+        MultilabelTask(device=torch.device("cpu"), num_labels=2, thresholds=pair)
+        for pair in ([0.2, 0.4], [0.6, 0.8])
+    ]
+    for order in (tasks, tasks[::-1]):
+        combined = Ensemble([SimpleNamespace(task=task) for task in order]).task
+        assert combined.thresholds.tolist() == pytest.approx([0.4, 0.6])
+    assert tasks[0].thresholds.tolist() == [0.2, 0.4]
 
 
 def test_models_of_other_classes_are_refused(runs, photos, tmp_path):

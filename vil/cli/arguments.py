@@ -158,7 +158,8 @@ def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
     files = []
     for path in map(Path, filter(None, [*texts, *(word.partition("=")[2] for word in texts)])):
         with suppress(OSError, ValueError):  # a word that cannot be a path
-            is_weights = path.is_dir() and any(path.glob("*.safetensors"))
+            is_run = (path / "config.yaml").is_file()
+            is_weights = path.is_dir() and not is_run and any(path.glob("*.safetensors"))
             files += path.glob("*") if is_weights else [path] if path.is_file() else []
     return files
 

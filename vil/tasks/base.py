@@ -306,6 +306,13 @@ class Task:
         """
         raise NotImplementedError
 
+    def for_ensemble(self, tasks: Sequence["Task"]) -> "Task":
+        """Return the task that decodes the averaged outputs of several models, by default this one.
+
+        tasks: the tasks of the models. This task is the first of them.
+        """
+        return self
+
     def add_target(self, prediction: Any, target: str) -> Any:
         """Return a copy of a prediction that also has the ground-truth target of its image.
 

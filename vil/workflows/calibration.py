@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 
 from vil.engine.checkpoint.save_load import is_name
 from vil.engine.distributed import DistInfo, compute_on_main
+from vil.pretrained.state_dict_io import find_weights
 from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
@@ -44,10 +45,11 @@ class RunCheckpoint(NamedTuple):
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     """Return the checkpoint of a run that MODEL.MODEL_PATH points to.
 
-    MODEL.MODEL_PATH may be the folder RUN/checkpoints/CHECKPOINT or a file in this folder. Returns
-    None if it is another path, or if FINETUNE.HEAD changes the head.
+    MODEL.MODEL_PATH may be the folder of a run, a checkpoint in it, or a file of a checkpoint.
+    Returns None if it is another path, or if FINETUNE.HEAD changes the head.
     """
-    path = Path(cfg.MODEL.MODEL_PATH)
+    given = Path(cfg.MODEL.MODEL_PATH)
+    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given))
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
         if is_name(folder.name) and folder.parent.name == "checkpoints":
             return RunCheckpoint(folder.parent.parent, folder.name)

@@ -72,7 +72,7 @@ def convert(
         )
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
-    names = list(class_names) or select_classes(head, known.get("classes"))
+    names = select_classes(head, list(class_names) or known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {

@@ -7,6 +7,7 @@ import glob
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ class Ensemble:
     models: Sequence[InferenceModel]
     views: tuple[View, ...] = ()
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """The task of the first model, which decodes the averaged outputs."""
-        return self.models[0].task
+        """The task that decodes the averaged outputs, see `Task.for_ensemble`."""
+        tasks = [model.task for model in self.models]
+        return tasks[0].for_ensemble(tasks) if len(tasks) > 1 else tasks[0]
 
     @property
     def cfg(self) -> CfgNode:

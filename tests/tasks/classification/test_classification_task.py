@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
 from vil.tasks.classification.measures import metric_names
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.classification.task import ClassificationTask, top_five
 from vil.utils.errors import DataError
 
 pytestmark = pytest.mark.smoke
@@ -107,7 +107,12 @@ def test_many_classes_have_no_metrics_of_all_probabilities(num_classes):
 
 def test_a_model_without_numbers_is_measured():
     figures = task_on(batch_of([[math.nan] * 7] * 3, [0, 1, 2])).evaluate(nn.Flatten())["set"]
-    assert all(math.isnan(figures[name]) for name in ("loss", "auroc", "average_precision", "ece"))
+    assert all(math.isnan(figures[name]) for name in metric_names(7) if name != "count")
+
+
+def test_equal_logits_rank_classes_in_order_as_in_predictions():
+    logits = torch.zeros(1, 40, dtype=torch.bfloat16)
+    assert top_five(logits).tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_a_class_has_a_line_of_its_metrics():

@@ -4,6 +4,7 @@ Shapes: N images, K classes of the model, C classes of the test set. weights (N,
 that each image is counted in a bootstrap resample; None: count each image once.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ class Measures:
     def image_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
         """Return {name: value} of the metrics that do not rank images, such as top-1 accuracy.
 
-        weights (N,): number of times that each image is counted; None: once.
+        weights (N,): number of times that each image is counted; None: once. If a probability is
+        NaN, all values are NaN.
         """
         p = self.predictions
         weights = np.ones(len(p.indices), np.int64) if weights is None else weights
@@ -82,7 +84,7 @@ class Measures:
                 "macro_f1": mean(counts.f1()),
                 "ece": float("nan") if bins is None else bins.expected_error(),
             }
-        return values
+        return dict.fromkeys(values, math.nan) if np.isnan(p.probability).any() else values
 
     def rank_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
         """Return AUROC and average precision, as means over classes: {name: value}.

@@ -209,7 +209,9 @@ class ClassificationTask(ImageTask):
         for batch in iter_in_step(self.test_sets[name], between):
             indices, batch = batch.indices, batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
-                logits = self.divide_by_temperature(model(batch.images))
+                logits = model(batch.images)
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                logits = self.divide_by_temperature(logits)
                 scores = self.score(name, logits, batch.targets)
             batches.append(self.to_arrays(name, indices, batch.targets, logits, scores))
         if not all_reduce_max(len(batches)):
@@ -371,5 +373,6 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
 
 
 def top_five(logits: Tensor) -> Tensor:
-    """Return the classes with the highest logits, (B, min(5, K)), best first."""
-    return logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    """Return the classes with the highest logits, (B, min(5, K)), best first. Of classes with equal
+    logits, the first comes first, as in predictions."""
+    return logits.argsort(dim=-1, descending=True, stable=True)[:, :5]

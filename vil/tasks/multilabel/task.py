@@ -4,6 +4,7 @@ Shapes: B images, N images of a test set, K labels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -133,6 +134,12 @@ class MultilabelTask(ImageTask):
         chosen = values.get("thresholds", {})
         names = self.class_names or list(chosen)
         self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
+
+    def for_ensemble(self, tasks: Sequence["MultilabelTask"]) -> "MultilabelTask":
+        """Return a copy of this task with the mean of the tasks' thresholds."""
+        task = copy(self)
+        task.thresholds = np.mean([each.thresholds for each in tasks], axis=0)
+        return task
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Return label probabilities (B, K) float32, on the CPU, for B inputs (c, H, W)."""
