@@ -114,6 +114,13 @@ def test_set_input_size(name):
     assert model.settings["img_size"] == (96, 64)
 
 
+def test_an_image_without_a_token_changes_nothing():
+    model = vil.get_model("vil_nano")
+    with pytest.raises(ValueError, match="at least 16 pixels per side"):
+        model.set_input_size(12)
+    assert model.settings["img_size"] == 64
+
+
 def test_set_input_size_of_linformer():
     model, x = create("vil_tiny", attention="linformer", img_size=64), torch.randn(1, 3, 96, 96)
     wanted = model(x)

@@ -366,10 +366,13 @@ class MsViT(nn.Module):
         """Resize the position embeddings and bias tables for another image size.
 
         img_size: image side, or (height, width), in pixels. rule: "linear", "bicubic" or "extend",
-        see `vil.layers.pos_embed.resize_table`.
+        see `vil.layers.pos_embed.resize_table`. Raises ValueError for less than one token per side.
         """
+        grids = self.grids(to_2tuple(img_size))
+        if min(map(min, grids)) < 1:
+            raise ValueError(f"images must have at least {self.strides[-1]} pixels per side")
         self.settings["img_size"] = img_size
-        for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
+        for stage, grid in zip(self.stages, grids):
             if stage.embed.position is not None:
                 stage.embed.position.set_grid(grid, rule)
             for block in stage.blocks:
@@ -377,11 +380,7 @@ class MsViT(nn.Module):
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
         """Return each stage's grid (rows, columns) of tokens for an image of (height, width)."""
-        grids = []
-        for stage in self.stages:
-            img_size = tuple(n // stage.embed.patch for n in img_size)
-            grids.append(img_size)
-        return grids
+        return [(img_size[0] // stride, img_size[1] // stride) for stride in self.strides]
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
         """Count the multiply-accumulates of each stage, and then of the head, for one image.

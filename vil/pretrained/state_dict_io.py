@@ -97,8 +97,8 @@ def unwrap(content: object) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
-    values = content.values() if isinstance(content, dict) else ()
-    if not values or not all(isinstance(value, Tensor) for value in values):
+    items = content.items() if isinstance(content, dict) else ()
+    if not items or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in items):
         raise ValueError("expected a dict of names and tensors")
     return _strip_wrappers(content)
 
