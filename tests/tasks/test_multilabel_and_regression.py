@@ -114,6 +114,7 @@ def test_regression_metrics_are_those_of_scikit_learn():
     np.testing.assert_allclose(metrics["per_number"]["r2"][:2], r2, rtol=1e-6)
     assert np.isnan(metrics["per_number"]["r2"][2])  # constant in the test set
     assert metrics["mae"] == pytest.approx(mae.mean())
+    assert metrics["r2"] == pytest.approx(r2.mean())
 
 
 @pytest.mark.parametrize("kind", ["huber", "mse", "mae"])

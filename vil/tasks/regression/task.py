@@ -93,9 +93,9 @@ class RegressionTask(ImageTask):
 
         outputs: predicted numbers (N, K) and targets. Returns {loss, mae, rmse, r2, count,
         per_number}. mae and rmse are in the original units of the numbers. r2 is the coefficient of
-        determination, and is NaN for a number that is constant in the test set. mae, rmse and r2
-        are means over the K numbers. count is the number of images. per_number is {"mae": list,
-        "rmse": list, "r2": list}, with one value per number.
+        determination, and is NaN for a number that is constant in the test set. mae and rmse are
+        means over the K numbers, r2 over those that are not constant. count is the number of
+        images. per_number is {"mae": list, "rmse": list, "r2": list}, with one value per number.
         """
         targets = outputs.targets.astype(np.float64)
         errors = outputs.values.astype(np.float64) - targets
@@ -114,6 +114,7 @@ class RegressionTask(ImageTask):
         return {
             "loss": loss.item(),
             **{name: float(values.mean()) for name, values in each.items()},
+            "r2": float(r2[spread > 0].mean()) if (spread > 0).any() else float("nan"),
             "count": len(errors),
             "per_number": {name: values.tolist() for name, values in each.items()},
         }
