@@ -112,6 +112,7 @@ def test_the_command_lists_all_paths():
     assert LISTED.split(",") == list(PATHS)
 
 
+@pytest.mark.long
 def test_a_model_with_weights():
     """Predictions are compared, and everything is written."""
     paths = "fast,fast+bf16,onnx,onnx+int8,onnx+int8+static"

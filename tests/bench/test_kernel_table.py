@@ -85,6 +85,7 @@ def check(jobs: list, tmp_path: Path) -> None:
     assert find_regressions(ROWS, rows) == []
 
 
+@pytest.mark.long
 @needs_same_compiler
 def test_a_kernel_takes_no_more_than_in_the_table(tmp_path):
     check([("sm_90", "chunks, w 8", "bfloat16", 64)], tmp_path)

@@ -154,7 +154,7 @@ def test_every_attention_has_a_position_embedding(name, caplog):
     model = built(f"{MSVIT}.ATTN_TYPE={name}")
     for stage in model.stages:
         assert any(key.endswith("x_pos_embed") for key, _ in stage.named_parameters())
-    assert "absolute embedding is used there" in caplog.text
+    assert "absolute position embedding is used instead" in caplog.text
 
 
 @pytest.mark.defect("B19")

@@ -62,6 +62,7 @@ def test_the_least_limit_is_named_and_works():
         vil.plan_stream(model, (160, 120), least // 2)
 
 
+@pytest.mark.long
 def test_tokens_on_disk_need_a_folder(tmp_path):
     model = make_model(TWO)
     image = make_image(SIZE)
