@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
+from tests.engine.test_early_stopping import scripted
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.preemption import REPEAT_SECONDS, PreemptionGuard
@@ -96,6 +97,24 @@ def test_an_evaluation_is_broken_off_and_made_up_for(straight, tmp_path):
     assert [m["split"] for m in metrics(tmp_path)] == ["train"]
     toy_train(tmp_path, ema=0.9, task=SignalInEvaluation(sent))
     assert_same_run(tmp_path, straight)
+
+
+def test_an_evaluation_after_resuming_at_the_last_step_is_saved(tmp_path):
+    """And a line of it in metrics.jsonl that was written before a kill is replaced."""
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path, task=scripted(50), **at(9))
+    state = toy_train(tmp_path, task=scripted(60))
+    assert (state.best, state.best_step, state.evaluated) == (60, 10, 10)
+    assert resolve_link(tmp_path / "checkpoints", "best").name == "step-00000010"
+    assert toy_train(tmp_path, task=scripted()) == state  # nothing to do
+
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path / "killed", task=scripted(50), **at(9))
+    (tmp_path / "killed/metrics.jsonl").write_text((tmp_path / "metrics.jsonl").read_text())
+    toy_train(tmp_path / "killed", task=scripted(70))
+    lines = [(m["step"], m["split"]) for m in metrics(tmp_path / "killed")]
+    assert lines == [(5, "train"), (5, "val/odd"), (10, "train"), (10, "val/odd")]
+    assert metrics(tmp_path / "killed")[-1]["top1"] == 70
 
 
 def test_a_signal_before_the_first_step_saves_where_the_run_begins(tmp_path):

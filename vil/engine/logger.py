@@ -52,16 +52,18 @@ class RunLogger:
         *,
         steps_per_epoch: int,
         batch_size: int,
+        evaluates: bool = False,
         thread_hint: Callable[[], str] | None = None,
         data_hint: Callable[[], str] | None = None,
     ) -> None:
         """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
         records of these steps that an earlier attempt left.
 
-        end: the last step of the run. batch_size: images per step over all ranks. thread_hint:
-        called after the first line of metrics; returns advice on the number of threads, which is
-        logged, or "". data_hint: called once if steps spend more than the fraction SLOW_DATA of
-        their time waiting for data; returns advice on faster loading, which is logged.
+        end: the last step of the run. batch_size: images per step over all ranks. evaluates:
+        whether `step` itself is evaluated, so that records of its evaluation are removed too.
+        thread_hint: called after the first line of metrics; returns advice to log, or "".
+        data_hint: called once if steps spend more than the fraction SLOW_DATA of their time waiting
+        for data; returns advice to log.
         """
         if not self.enabled:
             return
@@ -71,7 +73,7 @@ class RunLogger:
         self.thread_hint, self.data_hint = thread_hint, data_hint
         self.first_step_time = 0.0
         self.remaining = RemainingTime(step, end, time.monotonic())
-        rewind(self.folder / "metrics.jsonl", step)
+        rewind(self.folder / "metrics.jsonl", step, evaluates=evaluates)
         self.metrics = open(self.folder / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
         self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
         if sys.stdout.isatty():
@@ -228,22 +230,29 @@ def as_time(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))).replace(" ", "")
 
 
-def rewind(file: Path, step: int) -> None:
+def rewind(file: Path, step: int, *, evaluates: bool = False) -> None:
     """Remove from metrics.jsonl the lines of steps after `step`, and lines that a crash left
-    incomplete."""
+    incomplete. With `evaluates`, also remove the lines of an evaluation at `step`."""
     if not file.exists():
         return
     lines = file.read_text(errors="replace").splitlines()
-    kept = [line for line in lines if step_of(line) <= step]
+    points = [(line, *step_and_split(line)) for line in lines]
+    kept = [
+        line
+        for line, at, split in points
+        if at <= step and not (evaluates and at == step and split.startswith("val/"))
+    ]
     replace_text(file, "".join(f"{line}\n" for line in kept))
 
 
-def step_of(line: str) -> float:
-    """Return the step of a line of metrics.jsonl; infinity if the line is not valid."""
+def step_and_split(line: str) -> tuple[float, str]:
+    """Return the step and split of a line of metrics.jsonl; (infinity, "") if the line is not
+    valid."""
     try:
-        return float(json.loads(line)["step"])
+        point = json.loads(line)
+        return float(point["step"]), str(point.get("split"))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
+        return math.inf, ""
 
 
 def open_bar(step: int, end: int):

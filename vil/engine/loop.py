@@ -153,12 +153,13 @@ def train(
         return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    run.log.begin(state.step, end, **sizes, thread_hint=thread_hint, data_hint=data_hint)
+    hints = dict(thread_hint=thread_hint, data_hint=data_hint)
+    run.log.begin(state.step, end, evaluates=policy.evaluates(state, end), **sizes, **hints)
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
     bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
-    checkpoints = CheckpointManager(run, objects, policy)
+    checkpoints = CheckpointManager(run, objects, policy, state)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
     guard.watch(run.folder, run.status)

@@ -45,13 +45,17 @@ class CheckpointPolicy:
 
 
 class CheckpointManager:
-    """Writer of a run's checkpoints. It tolerates failures of the disk up to a limit, and saves no
-    step twice."""
+    """A writer of a run's checkpoints. It tolerates temporary failures and saves no state twice.
 
-    def __init__(self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy):
+    state: the state from which the run starts.
+    """
+
+    def __init__(
+        self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy, state: TrainState
+    ):
         self.run, self.objects, self.policy, self.failed = run, objects, policy, 0
-        newest = newest_step(run.checkpoints) if run.dist.is_main else None
-        self.saved_step = broadcast_object(newest)
+        newest = broadcast_object(newest_step(run.checkpoints) if run.dist.is_main else None)
+        self.saved = state if newest == state.step else None
 
     def check_best(self, state: TrainState) -> TrainState:
         """Return `state`. If the best checkpoint was deleted, remove the best metric value and its
@@ -64,12 +68,12 @@ class CheckpointManager:
         return replace(state, best=None, best_step=None)
 
     def save(self, state: TrainState, *, required: bool = False) -> None:
-        """Save a checkpoint of `state.step`, unless it was saved already. A failure is logged.
+        """Save a checkpoint, unless the same state was saved already. A failure is logged.
 
-        required: raise SaveError if this save fails. Otherwise SaveError is only raised after too
-        many consecutive failures.
+        A state that was saved before an evaluation is saved again, with the result, after it.
+        Raises SaveError if a `required` save fails, or after too many consecutive failures.
         """
-        if self.saved_step == state.step:
+        if self.saved == state:
             return
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)
@@ -83,5 +87,5 @@ class CheckpointManager:
             run.log.say(f"ERROR {error}; training continues ({self.failed} failed in a row)")
             run.log.record(state.step, "save", {"failed": self.failed})
             return
-        self.failed, self.saved_step = 0, state.step
+        self.failed, self.saved = 0, state
         run.status("running")

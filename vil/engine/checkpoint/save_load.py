@@ -16,6 +16,7 @@ import platform
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -176,16 +177,27 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 
 
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
-    """Write a checkpoint to the new folder `final`. After an error, no folder remains.
+    """Write a checkpoint to the new folder `final`. After an error, no new folder remains.
 
+    A checkpoint that is already there, of the state before an evaluation, is replaced. Until then
+    it is kept under another name of the same step, which `checkpoints` lists after a kill.
     files: {file name: content}, from `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
-    with new_folder(final, count_bytes(files), **metadata) as aside:
-        for name, content in files.items():
-            (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
-            set_default_permissions(aside / name)
+    spare = final.with_name(final.name.replace("-", "-0"))
+    try:
+        with new_folder(final, count_bytes(files), **metadata) as aside:
+            for name, content in files.items():
+                (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
+                set_default_permissions(aside / name)
+            if final.is_dir() and not spare.is_dir():
+                final.rename(spare)
+    finally:
+        if spare.is_dir() and not final.is_dir():
+            spare.rename(final)
+    with suppress(OSError):  # `prune` removes it later
+        remove(spare)
 
 
 def count_bytes(content: Any) -> int:
