@@ -1,5 +1,6 @@
 """Checkpoints survive crashes and corruption: what is loaded is what was saved, or an error."""
 
+import errno
 import json
 import os
 import pickle
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.common.toy_engine import CLASSES, DTYPE, toy_model, toy_optimizer
+from tests.common.toy_engine import CLASSES, DTYPE, toy_model, toy_optimizer, toy_train
+from tests.engine.test_early_stopping import scripted
+from vil.engine.checkpoint import save_load
 from vil.engine.checkpoint.manifest import (
     MANIFEST,
     MANIFEST_HASH,
@@ -219,6 +222,22 @@ def test_a_corrupt_newer_checkpoint_is_replaced_and_no_intact_one_removed(tmp_pa
     assert newest_valid(tmp_path, lambda text: None).name == "step-00000002"
     save_steps(tmp_path, 9, keep=1)
     assert newest_valid(tmp_path, pytest.fail).name == "step-00000009"
+
+
+def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(tmp_path, monkeypatch):
+    def write(final, files, state, write=save_load.write):
+        if state.step == 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(final, files, state)
+
+    monkeypatch.setattr(save_load, "write", write)
+    state = toy_train(tmp_path, task=scripted(90, 95, 10, 20, 15), epochs=5, keep=1)
+    assert (state.best, state.best_step) == (90, 5)
+    assert resolve_link(tmp_path / "checkpoints", "best").name == "step-00000005"
+    assert (tmp_path / "checkpoints/step-00000005").is_dir()
+    log = (tmp_path / "log.txt").read_text()
+    assert "the new best checkpoint could not be written: step-00000005 remains the best" in log
+    assert "was deleted" not in log
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

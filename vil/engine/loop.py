@@ -178,7 +178,7 @@ def train(
             early = stopped_early(state, patience, min_delta) if state.step < end else ""
             ends = state.step == end or early != ""
             if policy.saves(state, end) or ends:
-                checkpoints.save(state, required=ends)
+                state = checkpoints.save(state, required=ends)
             if ends:
                 run.end(early)
                 return state

@@ -67,14 +67,16 @@ class CheckpointManager:
         self.run.log.say(f"ERROR the best checkpoint, {folder / name_of(step)}, was deleted")
         return replace(state, best=None, best_step=None)
 
-    def save(self, state: TrainState, *, required: bool = False) -> None:
+    def save(self, state: TrainState, *, required: bool = False) -> TrainState:
         """Save a checkpoint, unless the same state was saved already. A failure is logged.
 
         A state that was saved before an evaluation is saved again, with the result, after it.
+        Returns `state`. If a new best checkpoint could not be written, the previous one remains the
+        best in the returned state.
         Raises SaveError if a `required` save fails, or after too many consecutive failures.
         """
         if self.saved == state:
-            return
+            return state
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)
         kept = dict(keep=policy.keep, is_pinned=partial(policy.is_pinned, state))
@@ -86,6 +88,17 @@ class CheckpointManager:
                 raise
             run.log.say(f"ERROR {error}; training continues ({self.failed} failed in a row)")
             run.log.record(state.step, "save", {"failed": self.failed})
-            return
+            return self._restore_best(state)
         self.failed, self.saved = 0, state
         run.status("running")
+        return state
+
+    def _restore_best(self, state: TrainState) -> TrainState:
+        """Return `state` with the best checkpoint of the last saved state, if its own could not be
+        written."""
+        if state.best_step != state.step:
+            return state
+        best, step = (self.saved.best, self.saved.best_step) if self.saved else (None, None)
+        kept = "no checkpoint is" if step is None else f"{name_of(step)} remains"
+        self.run.log.say(f"ERROR the new best checkpoint could not be written: {kept} the best")
+        return replace(state, best=best, best_step=step)
