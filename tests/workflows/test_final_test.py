@@ -1,6 +1,8 @@
 """The best checkpoint on test images that had no influence on the run."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -8,6 +10,7 @@ import vil
 from tests.common.data_files import png_bytes
 from tests.common.small_runs import SMALL, metrics, succeeds, torchrun
 from vil.config import get_config
+from vil.workflows.final_test import evaluate_best
 
 SETS = (
     *SMALL, "DATA.TRAIN=[folder]", "DATA.VAL=[folder]", "DATA.TEST=[folder]",
@@ -82,6 +85,26 @@ def test_resuming_a_finished_run_repeats_nothing_unless_the_file_is_gone(trained
     assert again.test_metrics == trained.test_metrics
     assert len(metrics(folder, "test/")) == 1
     assert saved(folder)["metrics"] == trained.test_metrics
+
+
+def test_a_run_stopped_in_the_final_test_is_finished_on_resuming(pets, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+
+    def stop(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate_best(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vil.workflows.train.evaluate_best", stop)
+        with pytest.raises(vil.errors.StoppedError):
+            vil.train(None, SETS, data=pets, output_dir=folder)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["code"]) == ("preempted", 75)
+    result = vil.train(output_dir=folder, resume=True)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["code"], status["step"]) == ("finished", 0, result.step)
+    (line,) = result.history("test/folder")
+    assert line["top1"] == result.test_metrics["folder"]["top1"]
 
 
 def test_without_val_nothing_changes(pets, tmp_path):

@@ -73,11 +73,24 @@ class RunLogger:
         self.thread_hint, self.data_hint = thread_hint, data_hint
         self.first_step_time = 0.0
         self.remaining = RemainingTime(step, end, time.monotonic())
-        rewind(self.folder / "metrics.jsonl", step, evaluates=evaluates)
-        self.metrics = open(self.folder / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
+        self._reopen_metrics(
+            lambda at, split: at > step or (evaluates and at == step and split.startswith("val/"))
+        )
         self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
         if sys.stdout.isatty():
             self.bar = open_bar(step, end)
+
+    def _reopen_metrics(self, is_outdated: Callable[[float, str], bool]) -> None:
+        """Open metrics.jsonl to append lines, without the lines for whose step and split
+        `is_outdated` returns True, and without lines that a crash left incomplete."""
+        file, previous = self.folder / "metrics.jsonl", self.metrics
+        if file.exists():
+            lines = file.read_text(errors="replace").splitlines()
+            kept = [line for line in lines if (at := position_of(line)) and not is_outdated(*at)]
+            replace_text(file, "".join(f"{line}\n" for line in kept))
+        self.metrics = open(file, "a", buffering=1)  # noqa: SIM115
+        if previous:
+            previous.close()
 
     def say(self, text: str) -> None:
         """Write a line to the terminal and to log.txt."""
@@ -168,14 +181,15 @@ class RunLogger:
         self.results(step, "val", results)
 
     def results(self, step: int, part: str, results: dict[str, dict]) -> None:
-        """Log evaluation results, one line per set. Before a call of `begin`, only log.txt is
-        written.
-
-        part: "val" or "test", how the sets were used; metrics.jsonl names the split <part>/<set>.
-        results: {name of the set: {metric: value}}.
-        """
+        """Log one line per set, like `evaluation`. part: "val" or "test"; metrics.jsonl names the
+        split <part>/<set>. Lines of an earlier test of the same step and set are replaced. Before a
+        call of `begin`, only log.txt is written."""
         if not self.enabled:
             return
+        if part == "test" and self.metrics:
+            splits = {f"{part}/{name}" for name in results}
+            with self.ignore_os_errors():
+                self._reopen_metrics(lambda at, split: at == step and split in splits)
         for name, metrics in results.items():
             metrics = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
             where = self.position(step) if self.metrics else f"step {step}"
@@ -230,29 +244,13 @@ def as_time(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))).replace(" ", "")
 
 
-def rewind(file: Path, step: int, *, evaluates: bool = False) -> None:
-    """Remove from metrics.jsonl the lines of steps after `step`, and lines that a crash left
-    incomplete. With `evaluates`, also remove the lines of an evaluation at `step`."""
-    if not file.exists():
-        return
-    lines = file.read_text(errors="replace").splitlines()
-    points = [(line, *step_and_split(line)) for line in lines]
-    kept = [
-        line
-        for line, at, split in points
-        if at <= step and not (evaluates and at == step and split.startswith("val/"))
-    ]
-    replace_text(file, "".join(f"{line}\n" for line in kept))
-
-
-def step_and_split(line: str) -> tuple[float, str]:
-    """Return the step and split of a line of metrics.jsonl; (infinity, "") if the line is not
-    valid."""
+def position_of(line: str) -> tuple[float, str] | None:
+    """Return the step and split of a line of metrics.jsonl; None if the line is not valid."""
     try:
         point = json.loads(line)
         return float(point["step"]), str(point.get("split"))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf, ""
+        return None
 
 
 def open_bar(step: int, end: int):

@@ -147,9 +147,11 @@ def train(
     run.tick(state.step)
     if state.step > end or state.step == state.evaluated == end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
+        run.end()
         return state
     if reason := stopped_early(state, patience, min_delta):
         run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to continue")
+        run.end(reason)
         return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)

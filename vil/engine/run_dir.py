@@ -18,6 +18,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -47,7 +48,7 @@ class RunDir:
     def __init__(self, folder: str | Path, dist: DistInfo, device: torch.device):
         self.folder, self.dist, self.device = Path(folder), dist, device
         self.checkpoints = self.folder / "checkpoints"
-        self.writes, self.step, self.begun = dist.is_main, 0, False
+        self.writes, self.step, self.begun, self.ended = dist.is_main, 0, False, False
         if self.writes:
             self.lock = open_folder(self.folder)
             self.folder_lock = lock_folder(self.folder)
@@ -79,10 +80,14 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. reason: why training ended before the last epoch, or ""
-        if it ran to the end. The reason is written to the log and to status.json."""
-        self.reason = reason
-        if reason:
+        """Record that training is finished. If this is not after `begin`, status.json is changed
+        only if an earlier attempt was stopped after its last step, such as in the final test.
+
+        reason: why training ended before the last epoch, written to the log and status.json; "" if
+        it did not.
+        """
+        self.ended, self.reason = True, reason
+        if reason and self.begun:
             self.log.say(reason)
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
@@ -107,12 +112,19 @@ class RunDir:
 
     def __exit__(self, error_type, error, traceback) -> None:
         self.log.close()
-        if self.begun:
-            state, code, reason = outcome(error or self.ended_by)
+        state, code, reason = outcome(error or self.ended_by)
+        if self.begun or (self.ended and code == 0 and not self._is_finished()):
             self.status(state, code, reason or self.reason)
         if self.writes:
             self.lock.close()
             release_lock(self.folder_lock)
+
+    def _is_finished(self) -> bool:
+        """Return whether status.json records that the run is finished."""
+        with suppress(OSError, ValueError, AttributeError):
+            text = (self.folder / "status.json").read_text(encoding="utf-8")
+            return json.loads(text).get("state") == "finished"
+        return False
 
 
 def outcome(error: BaseException | None) -> tuple[str, int, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.engine.checkpoint.save_load import resolve_link, step_of
+from vil.engine.checkpoint.save_load import TrainState, resolve_link, step_of
 from vil.engine.distributed import broadcast_object
 from vil.engine.run_dir import RunDir
 from vil.utils.json_text import to_json
@@ -23,16 +23,20 @@ RESULTS = "test_results.json"
 
 
 def evaluate_best(
-    cfg: CfgNode, class_names: Sequence[str], run: RunDir, *, between: Callable[[], None]
+    cfg: CfgNode,
+    class_names: Sequence[str],
+    run: RunDir,
+    state: TrainState,
+    *,
+    between: Callable[[], None],
 ) -> dict[str, dict[str, Any]]:
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
-    If the run averages weights (EMA), the averaged weights are used. The metrics are logged and
-    written to test_results.json. If this file already has results of the same checkpoint, they are
-    returned without an evaluation. Returns {} if the run has no best checkpoint. All ranks must
-    call this function, and all get the same metrics.
-
-    class_names: names of the model's classes. between: function that is called before each batch.
+    The averaged weights are used, if the run has any. The metrics are logged and written to
+    test_results.json. If this file already has results of the same checkpoint, they are returned
+    without an evaluation. All ranks must call this function, and all get the same metrics.
+    class_names: names of the model's classes. state: the run's final state. between: called before
+    each batch. Returns {} if the run has no best checkpoint.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
@@ -45,6 +49,9 @@ def evaluate_best(
     task, model = loaded.task, loaded.model
     open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
     results = task.evaluate(model, between)
+    if not run.begun:  # the run was stopped after its last step
+        sizes = dict(steps_per_epoch=state.steps_per_epoch, batch_size=state.batch_size)
+        run.log.begin(state.step, state.step, **sizes)
     run.log.results(step_of(best), "test", results)
     run.write(RESULTS, to_json({"checkpoint": best.name, "metrics": results}, indent=1) + "\n")
     return results

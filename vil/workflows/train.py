@@ -222,7 +222,8 @@ def run_training(
                 **loop_settings(cfg),
             )
             if cfg.DATA.VAL and max_steps is None:
-                tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
+                between = guard.check_all_ranks
+                tests = evaluate_best(kept_cfg, loader.classes, run, state, between=between)
             if run.begun and max_steps is None:
                 if task.hint:
                     say(f"hint: {task.hint}")
