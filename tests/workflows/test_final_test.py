@@ -74,7 +74,7 @@ def test_vil_evaluate_gives_the_same_metrics(trained, tmp_path):
         vil.evaluate(trained.run_dir, output_dir=tmp_path, part="tests")
 
 
-def test_resuming_a_finished_run_repeats_nothing_unless_the_file_is_gone(trained):
+def test_resuming_a_finished_run_repeats_nothing_unless_results_are_missing(trained):
     folder = trained.run_dir
     file = folder / "test_results.json"
     file.write_text(file.read_text().replace('"count": 10', '"count": 11'))
@@ -85,6 +85,9 @@ def test_resuming_a_finished_run_repeats_nothing_unless_the_file_is_gone(trained
     assert again.test_metrics == trained.test_metrics
     assert len(metrics(folder, "test/")) == 1
     assert saved(folder)["metrics"] == trained.test_metrics
+    file.write_text(file.read_text().replace('"folder": {', '"others": {'))  # of another DATA.TEST
+    again = vil.train(output_dir=folder, resume=True)
+    assert again.test_metrics == saved(folder)["metrics"] == trained.test_metrics
 
 
 def test_a_run_stopped_in_the_final_test_is_finished_on_resuming(pets, tmp_path, monkeypatch):

@@ -33,15 +33,16 @@ def evaluate_best(
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
     The averaged weights are used, if the run has any. The metrics are logged and written to
-    test_results.json. If this file already has results of the same checkpoint, they are returned
-    without an evaluation. All ranks must call this function, and all get the same metrics.
-    class_names: names of the model's classes. state: the run's final state. between: called before
-    each batch. Returns {} if the run has no best checkpoint.
+    test_results.json. If this file already has results of the same checkpoint on the same sets,
+    they are returned without an evaluation. All ranks must call this function, and all get the same
+    metrics. class_names: names of the model's classes. state: the run's final state. between:
+    called before each batch. Returns {} if the run has no best checkpoint.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
         return {}
-    known = broadcast_object(read_results(run, best.name) if run.dist.is_main else None)
+    names = cfg.DATA.TEST
+    known = broadcast_object(read_results(run, best.name, names) if run.dist.is_main else None)
     if known is not None:
         return known
     cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep"])
@@ -57,11 +58,13 @@ def evaluate_best(
     return results
 
 
-def read_results(run: RunDir, checkpoint: str) -> dict[str, dict[str, Any]] | None:
-    """Return the metrics of a checkpoint from the run's test_results.json, or None if the file has
-    the metrics of another checkpoint or is missing. checkpoint: name of the checkpoint."""
-    with suppress(OSError, ValueError, AttributeError):
+def read_results(
+    run: RunDir, checkpoint: str, names: Sequence[str]
+) -> dict[str, dict[str, Any]] | None:
+    """Return the metrics in test_results.json, or None if the file has none of the checkpoint on
+    the test sets `names`."""
+    with suppress(OSError, ValueError, AttributeError, KeyError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
-        if saved.get("checkpoint") == checkpoint:
+        if saved.get("checkpoint") == checkpoint and saved["metrics"].keys() == set(names):
             return saved["metrics"]
     return None
