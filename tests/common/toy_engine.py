@@ -113,6 +113,7 @@ def toy_train(
     loader=None,
     fsdp=False,
     metric="",
+    test_set="",
     **options,
 ) -> TrainState:
     """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
@@ -134,7 +135,7 @@ def toy_train(
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
     start = TrainState(
         seed, dist.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__,
-        metric=metric,
+        metric=metric, test_set=test_set,
     )  # fmt: skip
     fields = [field.name for field in dataclasses.fields(CheckpointPolicy)]
     policy = {name: settings.pop(name) for name in fields if name in settings}

@@ -150,3 +150,15 @@ def test_another_metric_on_resume_begins_a_new_best(tmp_path, capsys):
     assert "best checkpoint is now selected by ece, previously by the default metric" in (
         capsys.readouterr().out
     )
+
+
+def test_another_test_set_on_resume_begins_a_new_best(tmp_path, capsys):
+    def resume(values, epochs, test_set):
+        task, options = Scripted(values), dict(epochs=epochs, dropout=0.0, metric="ece")
+        return toy_train(tmp_path, task=task, test_set=test_set, **options)
+
+    assert resume([5.0], 1, "").best == 5.0  # of an older version, without the name
+    assert resume([6.0], 2, "easy").best == 5.0
+    state = resume([9.0, 8.0], 4, "hard")
+    assert (state.best, state.best_step, state.test_set) == (8.0, 20, "hard")
+    assert "best checkpoint is now selected on hard, previously on easy" in capsys.readouterr().out

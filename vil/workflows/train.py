@@ -193,6 +193,7 @@ def run_training(
             optimizer=optim.name,
             data=fingerprint(loader.samples.dataset),
             metric=cfg.EVAL.METRIC,
+            test_set=next(iter(task.test_sets), ""),
         )
         objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
         kept = dict(dist=dist, say=say, allow_changes=cfg.RUN.ALLOW_CHANGES)

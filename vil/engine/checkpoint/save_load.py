@@ -66,6 +66,7 @@ class TrainState:
     metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
     stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
     improved: float | None = None  # the metric of that evaluation
+    test_set: str = ""  # name of the set that `best` was measured on; older checkpoints have none
 
     @property
     def epoch(self) -> int:
@@ -338,13 +339,12 @@ def resume(
 ) -> TrainState:
     """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    fresh: state of a new run with the current settings. say: function that logs a line.
-    allow_changes: accept other training samples than in the saved run.
-
-    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder. A change
-    of the number of ranks or the seed is logged. A change of the batch size, epoch length or
-    optimizer raises CheckpointError, because the saved step or optimizer state would be wrong. So
-    does a change of the training samples, unless `allow_changes` is set.
+    fresh: state of a new run with the current settings. Rank 0 selects the checkpoint for all
+    ranks, so all machines need access to the folder. A change of the number of ranks or the seed is
+    logged. After a change of the metric or test set that selects the best checkpoint, the selection
+    starts again. A change of the batch size, epoch length or optimizer raises CheckpointError,
+    because the saved step or optimizer state would be wrong. A change of the training samples
+    raises CheckpointError unless `allow_changes` is set.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
@@ -365,10 +365,7 @@ def resume(
                 "to this checkpoint, or set RUN.ALLOW_CHANGES True"
             )
         say(text)
-    if saved.metric != fresh.metric:
-        old, new = (state.metric or "the default metric" for state in (saved, fresh))
-        say(f"the best checkpoint is now selected by {new}, previously by {old}")
-        saved = replace(saved, best=None, best_step=None, metric=fresh.metric)
+    saved = reset_best(saved, fresh, say)
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} now: results will not be bit-identical")
@@ -378,3 +375,18 @@ def resume(
         except OSError as error:
             say(f"{folder}: the files last and best cannot be written: {one_line(error)}")
     return replace(saved, seed=fresh.seed, world=fresh.world, data=fresh.data)
+
+
+def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> TrainState:
+    """Return `saved` with the metric and test set of `fresh`. If either differs, the state has no
+    best value any more, because values of two metrics or sets cannot be compared. say: function
+    that logs a line."""
+    if has_new_metric := saved.metric != fresh.metric:
+        old, new = (state.metric or "the default metric" for state in (saved, fresh))
+        say(f"the best checkpoint is now selected by {new}, previously by {old}")
+    if has_new_set := saved.test_set not in ("", fresh.test_set):
+        old, new = saved.test_set, fresh.test_set
+        say(f"the best checkpoint is now selected on {new}, previously on {old}")
+    if has_new_metric or has_new_set:
+        saved = replace(saved, best=None, best_step=None)
+    return replace(saved, metric=fresh.metric, test_set=fresh.test_set)
