@@ -95,6 +95,13 @@ def test_a_resumed_run_stops_at_the_same_step_with_the_same_bits(tmp_path):
     assert_same_run(tmp_path / "straight", tmp_path / "halves")
 
 
+def test_another_metric_on_resume_starts_the_count_again(tmp_path):
+    toy_train(tmp_path, task=scripted(50, 40), epochs=2, patience=3)
+    task = scripted(3, 4, 2, 1, metric=Metric("precision"))
+    state = toy_train(tmp_path, task=task, epochs=9, patience=2, metric="precision")
+    assert (state.step, state.best, state.improved, state.stale) == (30, 4, 4, 2)
+
+
 @pytest.mark.long
 def test_all_ranks_stop_together(tmp_path):
     options = dict(epochs=30, patience=1, min_delta=50.0)  # points of top-1

@@ -379,8 +379,8 @@ def resume(
 
 def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> TrainState:
     """Return `saved` with the metric and test set of `fresh`. If either differs, the state has no
-    best value any more, because values of two metrics or sets cannot be compared. say: function
-    that logs a line."""
+    best value any more, and early stopping starts again, because values of two metrics or sets
+    cannot be compared. say: function that logs a line."""
     if has_new_metric := saved.metric != fresh.metric:
         old, new = (state.metric or "the default metric" for state in (saved, fresh))
         say(f"the best checkpoint is now selected by {new}, previously by {old}")
@@ -388,5 +388,5 @@ def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None])
         old, new = saved.test_set, fresh.test_set
         say(f"the best checkpoint is now selected on {new}, previously on {old}")
     if has_new_metric or has_new_set:
-        saved = replace(saved, best=None, best_step=None)
+        saved = replace(saved, best=None, best_step=None, improved=None, stale=0)
     return replace(saved, metric=fresh.metric, test_set=fresh.test_set)
