@@ -215,6 +215,18 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert resolve_link(tmp_path, "last").name == "step-00000005"
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_is_logged_once(tmp_path, monkeypatch):
+    def remove(path):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    monkeypatch.setattr(save_load, "remove", remove)
+    assert toy_train(tmp_path, epochs=6, keep=1).step == 30
+    assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000030"
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("step-00000005 cannot be removed: OSError") == 1
+    assert "was not written" not in log
+
+
 def test_a_corrupt_newer_checkpoint_is_replaced_and_no_intact_one_removed(tmp_path):
     save_steps(tmp_path, 1, 9)
     truncate(tmp_path / "step-00000009" / "state.pt")

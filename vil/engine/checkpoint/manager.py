@@ -80,6 +80,7 @@ class CheckpointManager:
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)
         kept = dict(keep=policy.keep, is_pinned=partial(policy.is_pinned, state))
+        kept["say"] = run.log.say_once
         try:
             save(run.checkpoints, self.objects, state, dist=run.dist, **kept)
         except SaveError as error:

@@ -137,13 +137,14 @@ def save(
     dist: DistInfo,
     keep: int,
     is_pinned: Callable[[int], bool] = lambda step: False,
+    say: Callable[[str], None] = warnings.warn,
 ) -> Path:
     """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints.
 
-    Rank 0 writes, and the other ranks wait. Three types of checkpoints are not removed: the `keep`
-    newest, the best, and those for whose step `is_pinned` returns True. Raises DivergedError if a
-    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
-    before old checkpoints are removed.
+    Then remove old checkpoints, except the `keep` newest, the best, and those for whose step
+    `is_pinned` returns True. say: function that logs a line, for each one that cannot be removed.
+    Raises DivergedError if a weight is not finite, and SaveError if
+    writing fails twice. Both are raised on every rank, before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -152,13 +153,14 @@ def save(
         try:
             write(final, files, state)
             update_links(folder, state)
-            prune(folder, state.step, keep, is_pinned)
             problem = None
             break
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
             problem = one_line(error)
     if problem := broadcast_object(problem):
         raise SaveError(f"the checkpoint of step {state.step} was not written: {problem}")
+    if dist.is_main:
+        prune(folder, state.step, keep, is_pinned, say)
     return final
 
 
@@ -216,17 +218,26 @@ def update_links(folder: Path, state: TrainState) -> None:
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
-def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
+def prune(
+    folder: Path,
+    step: int,
+    keep: int,
+    is_pinned: Callable[[int], bool],
+    say: Callable[[str], None],
+) -> None:
     """Remove old checkpoints, except the `keep` newest, the best, and those for whose step
-    `is_pinned` returns True.
+    `is_pinned` returns True. say: function that logs a line, for each one that cannot be removed.
 
     Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
     run would have resumed from one of them.
     """
-    best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
-        if checkpoint != best and not is_pinned(step_of(checkpoint)):
-            remove(checkpoint)
+        try:
+            is_best = checkpoint == resolve_link(folder, "best")
+            if not is_best and not is_pinned(step_of(checkpoint)):
+                remove(checkpoint)
+        except (OSError, CheckpointError) as error:
+            say(f"ERROR {checkpoint} cannot be removed: {one_line(error)}")
 
 
 # ------------------------------------------------------------------------------------------ loading
