@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
 from tests.engine.test_early_stopping import scripted
+from vil.engine.checkpoint import save_load
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.preemption import REPEAT_SECONDS, PreemptionGuard
@@ -143,6 +144,21 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
         toy_train(tmp_path, loader=Slow())
     assert time.monotonic() - began < 10
     assert newest_step(tmp_path / "checkpoints") == 3
+
+
+def test_a_save_that_takes_longer_than_the_grace_is_finished(tmp_path, monkeypatch):
+    def write(final, files, state, write=save_load.write):
+        if state.step == 7:
+            time.sleep(2)
+        write(final, files, state)
+
+    codes = []
+    monkeypatch.setattr(save_load, "write", write)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path, grace_seconds=1.0, **at(6))
+    assert codes == []
+    assert newest_step(tmp_path / "checkpoints") == 7
 
 
 @pytest.mark.long

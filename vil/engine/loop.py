@@ -180,7 +180,8 @@ def train(
             early = stopped_early(state, patience, min_delta) if state.step < end else ""
             ends = state.step == end or early != ""
             if policy.saves(state, end) or ends:
-                state = checkpoints.save(state, required=ends)
+                with guard.saving():
+                    state = checkpoints.save(state, required=ends)
             if ends:
                 run.end(early)
                 return state
@@ -216,7 +217,8 @@ def train(
                 run.log.first_progress(state.step)  # if the first line takes long
             guard.raise_if_stopped(previous.signal)
     except StoppedError as stop:
-        checkpoints.save(state, required=True)
+        with guard.saving():
+            checkpoints.save(state, required=True)
         stop.train_state = state
         run.log.say(f"{stop}; step {state.step} is saved, --resume continues from there")
         raise

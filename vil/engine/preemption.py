@@ -6,7 +6,8 @@ evaluation. Then all ranks raise StoppedError at the same point, and the loop sa
 The signal handler itself saves nothing, because it may run in the middle of a collective.
 
 A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
-`grace_seconds` after a signal. First it writes the stacks of all threads to stderr and to
+`grace_seconds` after a signal. Time in which a checkpoint is saved does not count for the latter.
+First it writes the stacks of all threads to stderr and to
 <run>/crash/. If the hanging step holds Python's GIL, this thread cannot run. For this case, a run
 with `hang_seconds` also sets a timer of faulthandler. About 2 x `hang_seconds` after the last
 progress, the timer writes the stacks to stderr only, and ends the process with exit code 1.
@@ -49,7 +50,7 @@ class PreemptionGuard:
         self.dist, self.hang_seconds, self.grace_seconds = dist, hang_seconds, grace_seconds
         self.received_signal = 0  # the signal that this process received, 0: none
         self.signal_time = self.progress_time = 0.0
-        self.is_waiting = False
+        self.is_waiting = self.is_saving = False
         self.folder: Path | None = None
         self.status: Callable[[str, int, str], None] = lambda *_: None
         self.handlers: dict[int, object] = {}
@@ -110,6 +111,17 @@ class PreemptionGuard:
         finally:
             self.is_waiting = False
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Return a context for saving a checkpoint, which `grace_seconds` does not limit: a slow
+        disk, or the rank that writes, would otherwise cost the state that the signal asks for."""
+        self.is_saving = True
+        try:
+            yield
+        finally:
+            self.beat()
+            self.is_saving = False
+
     def _record(self, number: int, frame: object) -> None:
         """Handle a signal: record the first one, and end the process on the second."""
         now = time.monotonic()
@@ -138,7 +150,8 @@ class PreemptionGuard:
             if self.folder and 0 < self.hang_seconds < now - self.progress_time:
                 self._exit(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.signal_time, self.progress_time)
-            if self.received_signal and now - since > self.grace_seconds:
+            is_overdue = now - since > self.grace_seconds and not self.is_saving
+            if self.received_signal and is_overdue:
                 name = signal.Signals(self.received_signal).name
                 self._exit(f"{name} received, and no step within {self.grace_seconds:g} s")
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 HUNG = 6
-PREEMPTED = 75  # EX_TEMPFAIL: the state is saved, restart the command
+PREEMPTED = 75  # EX_TEMPFAIL: restart the command to resume
 INTERRUPTED = 130
 
 

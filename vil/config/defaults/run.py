@@ -54,7 +54,8 @@ DECLARED = (
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Replaces HANG_SECONDS after SIGTERM, SIGUSR1 or Ctrl-C.",
+        "Like HANG_SECONDS, but once SIGTERM, SIGUSR1 or Ctrl-C was received. A checkpoint that is "
+        "being written has HANG_SECONDS.",
         positive,
     ),
     Section("", "The run as a whole."),
