@@ -51,6 +51,12 @@ def test_a_dry_run_describes_the_data():
     assert [entry.name for entry in Path("deep").iterdir()] == ["run.dry-run.png"]
 
 
+def test_a_dry_run_in_float16_may_skip_its_step():
+    overflow = ("AMP.ENABLED=True", "AMP.DTYPE=float16", "LOSS.LOSS=focal", "LOSS.FOCAL.ALPHA=1e6")
+    words = [*TINY, *overflow, "DATA.KWARGS.n=16", "--dry-run"]  # an epoch is one step
+    assert "the first step is skipped, because its loss" in succeeds("train", *words)
+
+
 def test_the_changed_keys_of_a_dry_run_make_the_same_config():
     shown = succeeds("train", *TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "--dry-run", "SEED=7")
     keys = shown.partition("(all: --all):\n")[2].partition("\nthe model has")[0]

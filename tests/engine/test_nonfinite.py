@@ -98,6 +98,15 @@ def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
     assert (state.skipped, saved["scaler"]["scale"]) == (1, 2.0**15)
 
 
+def test_epochs_of_one_step_survive_overflows(tmp_path):
+    options = dict(loader=ToyLoader(steps_per_epoch=1), epochs=7)
+    half = Poisoned({0, 1, 2, 3}, float("inf"), amp_dtype=torch.float16)
+    assert toy_train(tmp_path / "half", task=half, **options).skipped == 4
+    assert toy_train(tmp_path / "single", task=Poisoned({2}), **options).skipped == 1
+    with pytest.raises(DivergedError, match="2 steps in a row"):
+        toy_train(tmp_path / "diverged", task=Poisoned({2, 3}), **options)
+
+
 @pytest.mark.long
 def test_one_bad_rank_stops_the_step_of_both(tmp_path):
     launch(2, (tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9}))

@@ -18,6 +18,7 @@ loaded into the backbone.
 """
 
 import argparse
+import math
 import os
 import shlex
 from pathlib import Path
@@ -87,9 +88,10 @@ def print_dry_run(cfg: CfgNode, args: argparse.Namespace) -> int:
         for line in done.log if args.all else (f"WARNING {text}" for text in done.warnings):
             print(line)
         print(dump(cfg) if args.all else "\n".join(changed_keys(cfg)))
-        print(
-            f"the model has {done.num_parameters:,} parameters; the first loss is {done.loss:.4g}"
-        )
+        loss = f"the first loss is {done.loss:.4g}"
+        if math.isnan(done.loss):
+            loss = "the first step is skipped, because its loss or gradient is not finite"
+        print(f"the model has {done.num_parameters:,} parameters; {loss}")
         images = f"{done.num_images} synthetic images"
         print(f"dry run: one step of {images} took {done.memory_mb:.0f} MB at its peak")
     return 0

@@ -104,12 +104,12 @@ def train(
     epochs: int,
     policy: CheckpointPolicy,
     set_progress: Callable[[nn.Module, TrainStep], None],
-    accumulate: int = 1,
-    clip_grad: float = 0.0,
-    drop_on_plateau: float = 0.0,
-    patience: int = 0,
-    min_delta: float = 0.0,
-    max_bad_steps: int = 10,
+    accumulate: int = 1,  # equal parts into which a step's batch is split
+    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together, 0: none
+    drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
+    patience: int = 0,  # evaluations without an improvement after which the run ends, 0: never
+    min_delta: float = 0.0,  # the metric must improve by more than this, for patience
+    max_bad_steps: int = 10,  # consecutive non-finite steps; outside float16 at most half an epoch
     log_freq: int = 10,
     thread_hint: Callable[[], str] | None = None,
     data_hint: Callable[[], str] | None = None,
@@ -160,7 +160,9 @@ def train(
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
-    bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
+    if not scaler.is_enabled():  # in float16, overflows lower the scale until there are none
+        max_bad_steps = min(max_bad_steps, max(per_epoch // 2, 1))
+    bad_steps = NonFiniteSteps(max_bad_steps, run.folder, dist.rank)
     checkpoints = CheckpointManager(run, objects, policy, state)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()

@@ -78,9 +78,10 @@ class DryRun:
     """Result of a dry run.
 
     data: contents of the datasets. num_images: number of synthetic images in the training step.
-    loss: loss of this step. memory_mb: peak memory in MiB. num_parameters: number of parameters of
-    the model. warnings: warnings from building and training. log: the lines of the log that a run
-    would write; empty on ranks other than 0.
+    loss: loss of this step; NaN if the step was skipped, because the loss or a gradient is not
+    finite, as is normal for the first steps in float16. memory_mb: peak memory in MiB.
+    num_parameters: number of parameters of the model. warnings: warnings from building and
+    training. log: all lines that a run would log; empty on ranks other than 0.
     """
 
     data: DataSummary
@@ -114,7 +115,8 @@ def dry_run(
         show(summary)
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
-            changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
+            changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # it never diverges
+            changes += ["MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
             changes += [f"{key}={value}" for key, value in summary.learned_settings.items()]
             trial = override(cfg, changes)
             task = task_for(trial, torch.device("cpu"))
@@ -123,7 +125,7 @@ def dry_run(
                 result = run_training(trial, max_steps=1, synthetic=synthetic)
             log_file = Path(folder, "log.txt")
             log = log_file.read_text("utf-8").splitlines() if log_file.exists() else []
-            loss = result.history()[-1]["loss"] if log else math.nan
+            loss = result.history()[-1].get("loss", math.nan) if log else math.nan
     count = sum(parameter.numel() for parameter in result.model.parameters())
     return DryRun(summary, num_images, loss, memory_mb(), count, warnings, log)
 

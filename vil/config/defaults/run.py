@@ -34,8 +34,8 @@ DECLARED = (
     Key(
         "MAX_BAD_STEPS",
         10,
-        "Stop after more than this many consecutive steps that were skipped because of a "
-        "non-finite loss or gradient (or after half an epoch of them, if that is less).",
+        "Stop after more than this many consecutive skipped steps with a non-finite loss or "
+        "gradient (except in float16, at most half an epoch).",
         at_least(0),
     ),
     Key(
