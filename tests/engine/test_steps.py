@@ -198,6 +198,12 @@ def test_the_learning_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_
     assert_equal(weights(folder), weights(tmp_path / "drops"))
 
 
+def test_drops_beyond_the_range_of_floats_give_a_learning_rate_of_0(tmp_path):
+    task = Scripted([1.0, 0.0, 0.0, 0.0])
+    toy_train(tmp_path, task=task, epochs=4, log_freq=5, drop_on_plateau=1e200)
+    assert learning_rates(tmp_path)[-1] == 0
+
+
 def test_a_checkpoint_without_drops_is_read(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)

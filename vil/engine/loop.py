@@ -192,7 +192,7 @@ def train(
             guard.beat()
             set_progress(plain, TrainStep(state.seed, state.step, state.epoch, epochs, per_epoch))
             seed_step(state.seed, state.step, dist.rank)
-            lr = lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
+            lr = lr_at(state.step) * (drop_on_plateau or 1.0) ** -state.drops  # underflows to 0
             set_lr(optimizer, lr)
 
             norms.keep()
