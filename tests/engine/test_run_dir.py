@@ -222,6 +222,15 @@ def test_a_link_to_a_file_elsewhere_is_refused(tmp_path, name):
     assert victim.read_text() == "mine"
 
 
+def test_a_log_that_cannot_be_opened_leaves_no_lock(tmp_path):
+    (tmp_path / "log.txt").mkdir()
+    with pytest.raises(RunFolderError, match="log.txt cannot be written: Is a directory"):
+        RunDir(tmp_path, DistInfo(), CPU)
+    (tmp_path / "log.txt").rmdir()
+    with RunDir(tmp_path, DistInfo(), CPU):
+        pass
+
+
 def test_a_folder_on_another_disk_is_fine(tmp_path):
     (tmp_path / "large").mkdir()
     (tmp_path / "run").mkdir()

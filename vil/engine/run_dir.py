@@ -50,9 +50,15 @@ class RunDir:
         self.checkpoints = self.folder / "checkpoints"
         self.writes, self.step, self.begun, self.ended = dist.is_main, 0, False, False
         if self.writes:
-            self.lock = open_folder(self.folder)
-            self.folder_lock = lock_folder(self.folder)
-        self.log = RunLogger(self.folder, enabled=self.writes)
+            self.lock, self.folder_lock = open_folder(self.folder), None
+        try:
+            if self.writes:
+                self.folder_lock = lock_folder(self.folder)
+            with os_error_as(RunFolderError, f"{self.folder / 'log.txt'} cannot be written"):
+                self.log = RunLogger(self.folder, enabled=self.writes)
+        except BaseException:
+            self._release_locks()
+            raise
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
         self.reason = ""  # why a finished run ended before its last epoch, for status.json
         self.last_error = ""  # of status.json
@@ -115,6 +121,9 @@ class RunDir:
         state, code, reason = outcome(error or self.ended_by)
         if self.begun or (self.ended and code == 0 and not self._is_finished()):
             self.status(state, code, reason or self.reason)
+        self._release_locks()
+
+    def _release_locks(self) -> None:
         if self.writes:
             self.lock.close()
             release_lock(self.folder_lock)
