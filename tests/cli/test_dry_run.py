@@ -1,7 +1,9 @@
 """`vil train --dry-run` describes the data, and finds mistakes."""
 
+import os
 import re
 import shlex
+import signal
 from pathlib import Path
 
 from PIL import Image
@@ -15,6 +17,7 @@ from tests.common.small_runs import (
     vil,
 )
 from vil.config import get_config
+from vil.engine import loop
 
 
 def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
@@ -55,6 +58,15 @@ def test_a_dry_run_in_float16_may_skip_its_step():
     overflow = ("AMP.ENABLED=True", "AMP.DTYPE=float16", "LOSS.LOSS=focal", "LOSS.FOCAL.ALPHA=1e6")
     words = [*TINY, *overflow, "DATA.KWARGS.n=16", "--dry-run"]  # an epoch is one step
     assert "the first step is skipped, because its loss" in succeeds("train", *words)
+
+
+def test_a_dry_run_ends_on_ctrl_c(monkeypatch):
+    def seed_step(*key, seed_step=loop.seed_step):
+        os.kill(os.getpid(), signal.SIGINT)
+        seed_step(*key)
+
+    monkeypatch.setattr(loop, "seed_step", seed_step)
+    assert vil("train", *TINY, "--dry-run").code == 130
 
 
 def test_the_changed_keys_of_a_dry_run_make_the_same_config():

@@ -107,7 +107,7 @@ def dry_run(
     function that is called with the data summary before the training step.
 
     Raises DataError or ConfigError if the data are missing or invalid, or if the example file
-    cannot be written.
+    cannot be written, and KeyboardInterrupt on Ctrl-C.
     """
     with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)
@@ -123,6 +123,8 @@ def dry_run(
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
             with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):
                 result = run_training(trial, max_steps=1, synthetic=synthetic)
+            if result.status == "interrupted":
+                raise KeyboardInterrupt
             log_file = Path(folder, "log.txt")
             log = log_file.read_text("utf-8").splitlines() if log_file.exists() else []
             loss = result.history()[-1].get("loss", math.nan) if log else math.nan
