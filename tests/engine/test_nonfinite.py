@@ -89,6 +89,13 @@ def test_too_many_in_a_row_end_the_run_and_leave_a_dump(tmp_path):
     assert set(found["largest"]) == {"1.weight", "1.bias", "4.weight", "4.bias"}
 
 
+def test_a_dump_that_cannot_be_written_does_not_hide_the_reason(tmp_path):
+    (tmp_path / "crash").touch()
+    with pytest.raises(DivergedError, match="up to step 8; .*json cannot be written: File ex"):
+        toy_train(tmp_path, task=Poisoned({5, 6, 7}), max_bad_steps=2)
+    assert json.loads((tmp_path / "status.json").read_text())["code"] == 5
+
+
 def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
     task = Poisoned({3}, float("inf"), amp_dtype=torch.float16)
     state = toy_train(tmp_path, task=task, max_steps=5)

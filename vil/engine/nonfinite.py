@@ -132,10 +132,14 @@ class NonFiniteSteps:
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
-            dump(self.file, model, record | {"samples": record["samples"].tolist()})
+            details = f"see {self.file}"
+            try:
+                dump(self.file, model, record | {"samples": record["samples"].tolist()})
+            except OSError as error:
+                details = f"{self.file} cannot be written: {error.strerror or error}"
             raise DivergedError(
                 f"loss or gradient not finite in {self.in_a_row} steps in a row, up to step "
-                f"{record['step']}; see {self.file}"
+                f"{record['step']}; {details}"
             )
         return int(flags.bad)
 
