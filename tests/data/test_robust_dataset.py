@@ -113,6 +113,14 @@ def test_nine_broken_in_a_row_are_tolerated_ten_are_not(five_percent):
         train(five_percent, max_bad_fraction=1.0)
 
 
+def test_a_list_that_cannot_be_written_costs_nothing_else(five_percent, tmp_path, capsys):
+    listed = tmp_path / "bad_samples.txt"
+    listed.mkdir()
+    loader, _ = train(five_percent, max_bad_fraction=0.05, bad_file=listed)
+    assert len(loader.bad_samples.seen) == len(BAD)
+    assert f"vil: {listed} cannot be written: Is a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_leaves_them_out_and_counts_them_once(five_percent, workers, caplog):
     dataset = build_dataset("folder", five_percent, "val", eval_transform(8))

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from vil.data.batch import BadSample
 from vil.data.dataset import LoadableDataset
 from vil.data.samplers import Position, fork_rng
-from vil.utils.console import printable
+from vil.utils.console import echo_error, printable
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,12 @@ class BadSampleLog:
                 )
 
     def append(self, line: str) -> None:
-        """Append a line to the file, unless the file already contains it."""
-        with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
-            file.seek(0)
-            if line not in file:
-                file.write(line)
+        """Append a line to the file, unless the file already contains it. If it cannot be written,
+        print this to stderr: a full disk ends no run."""
+        try:
+            with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
+                file.seek(0)
+                if line not in file:
+                    file.write(line)
+        except OSError as error:
+            echo_error(f"vil: {self.file} cannot be written: {error.strerror or error}")
