@@ -44,6 +44,15 @@ def trained(tmp_path_factory):
     return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
 
 
+def test_resuming_a_run_that_stopped_early_gives_the_same_result(tmp_path):
+    words = [*TINY, "RUN.PATIENCE=1", "RUN.MIN_DELTA=100", "OPTIM.EPOCHS=9"]
+    first = vil.train(None, words, output_dir=tmp_path)
+    again = vil.train(output_dir=tmp_path, resume=True)
+    assert first.reason.startswith("stopped early after step 8")
+    assert (again.reason, again.step, again.best) == (first.reason, first.step, first.best)
+    assert again.metrics == first.metrics
+
+
 def final(result):
     return load_file(result.last_checkpoint / "model.safetensors")
 

@@ -47,6 +47,8 @@ from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
+POSITION = ("step", "epoch", "split", "wall")  # of a line of metrics.jsonl; the rest are metrics
+
 log = logging.getLogger(__name__)
 
 
@@ -57,9 +59,10 @@ class TrainResult:
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. folder:
     the run's folder. step: number of finished training steps. best: best value of the task's
     metric, reached at step `best_step`; None if there was no evaluation. model: the model after the
-    last step, on its device. metrics: {test set: {name: value}} of the last evaluation. reason: why
-    the run stopped early (RUN.PATIENCE), or "". test_metrics: metrics of the best checkpoint on
-    DATA.TEST, if DATA.VAL is set and the run is finished; otherwise {}.
+    last step, on its device. metrics: {test set: {name: value}} of the last evaluation; if an
+    earlier call did it, without values that are not numbers. reason: why the run stopped early
+    (RUN.PATIENCE), or "". test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is
+    set and the run is finished; otherwise {}.
     """
 
     status: str
@@ -234,8 +237,21 @@ def run_training(
                 raise
             status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
-        best, last = (state.best, state.best_step), (run.log.last_evaluation, run.reason, tests)
+        evaluation = run.log.last_evaluation or read_last_evaluation(folder)
+        best, last = (state.best, state.best_step), (evaluation, run.reason, tests)
         return TrainResult(status, folder, state.step, *best, distributed.unwrap(model), *last)
+
+
+def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
+    """Return {test set: metrics} of the last evaluation that a run logged, or {} if there is
+    none."""
+    sets = RunRecord.read(folder).evaluations()
+    last = max((points[-1]["step"] for points in sets.values()), default=None)
+    return {
+        name: {key: value for key, value in points[-1].items() if key not in POSITION}
+        for name, points in sets.items()
+        if points[-1]["step"] == last
+    }
 
 
 def _build(
