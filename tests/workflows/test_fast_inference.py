@@ -52,6 +52,12 @@ def test_python_has_the_key():
     assert json.dumps(one.classes[0][0]) == json.dumps(two.classes[0][0])
 
 
+def test_training_ignores_the_key_in_its_final_test(tmp_path, monkeypatch):
+    monkeypatch.setattr("vil.workflows.inference.optimize_for_inference", pytest.fail)
+    words = [*TINY, "DATA.VAL=[fake]", "OPTIM.EPOCHS=1", "EVAL.FAST=True"]
+    assert vil.train(None, words, output_dir=tmp_path).test_metrics
+
+
 @pytest.mark.detection
 def test_detectors_and_training_are_refused(tmp_path):
     refused = command("train", "--fast", *TINY)

@@ -45,7 +45,7 @@ def evaluate_best(
     known = broadcast_object(read_results(run, best.name, names) if run.dist.is_main else None)
     if known is not None:
         return known
-    cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep"])
+    cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"])
     loaded = load_for_evaluation(cfg, run.device, run.dist, class_names)
     task, model = loaded.task, loaded.model
     open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
