@@ -222,6 +222,18 @@ def test_a_link_to_a_file_elsewhere_is_refused(tmp_path, name):
     assert victim.read_text() == "mine"
 
 
+def test_a_run_starts_while_another_process_looks_at_its_lock(tmp_path, monkeypatch):
+    (tmp_path / "run.lock").touch()
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, 2); print(); input()"
+    words = [sys.executable, "-c", code, str(tmp_path / "run.lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as looks:
+        looks.stdout.readline()  # it holds the lock, and lets go at the first wait
+        monkeypatch.setattr("vil.engine.run_dir.time.sleep", lambda s: looks.communicate("\n"))
+        with RunDir(tmp_path, DistInfo(), CPU):
+            assert looks.returncode == 0
+
+
 def test_a_log_that_cannot_be_opened_leaves_no_lock(tmp_path):
     (tmp_path / "log.txt").mkdir()
     with pytest.raises(RunFolderError, match="log.txt cannot be written: Is a directory"):

@@ -18,6 +18,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, Stopped
 from vil.utils.machine import version
 from vil.utils.safe_files import check_run_folder
 
+LOCK_ATTEMPTS, LOCK_SECONDS = 5, 0.02  # seconds between attempts
 HELD: set[int] = set()  # descriptors of locked folders
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
@@ -179,13 +181,13 @@ def refuse_links(folder: Path) -> None:
 def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
-    Raises RunInUseError if another process holds the lock. The lock is a POSIX record lock, because
-    loader workers do not inherit it. Workers may run for seconds after their run was killed, and an
-    inherited lock would block a restart.
+    Raises RunInUseError if another process holds the lock for more than a moment, which `is_locked`
+    does. The lock is a POSIX record lock, because loader workers do not inherit it. Workers may run
+    for seconds after their run was killed, and an inherited lock would block a restart.
     """
     stream = file.open("a+")
     try:
-        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        acquire(stream)
     except OSError as error:
         stream.seek(0)
         holder = stream.read().strip() or "another process"  # which did not write its name yet
@@ -195,6 +197,19 @@ def lock(file: Path) -> TextIO:
     stream.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
     stream.flush()
     return stream
+
+
+def acquire(stream: TextIO) -> None:
+    """Acquire the lock of an open file. Raises OSError if another process still holds it after the
+    last attempt."""
+    for left in reversed(range(LOCK_ATTEMPTS)):
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if left == 0:
+                raise
+            time.sleep(LOCK_SECONDS)
 
 
 def is_locked(folder: Path) -> bool:
