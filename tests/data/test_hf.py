@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -18,7 +19,7 @@ from vil.data import build_dataset
 from vil.data.loader import EvalLoader
 from vil.data.transforms import eval_transform
 from vil.engine.distributed import DistInfo
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, StoppedError
 from vil.utils.extras import is_installed
 
 if is_installed("datasets"):
@@ -206,6 +207,19 @@ def test_workers_read_the_same_images(tmp_path, context):
         assert one.images.equal(other.images)
         assert one.bad_samples == other.bad_samples
     assert sum(len(batch) for batch in reads[1]) == 8
+
+
+@needs_library
+def test_a_signal_that_comes_while_a_row_is_read_is_no_broken_image(tmp_path, monkeypatch):
+    """Without workers the main process reads; its handler raises wherever it is."""
+
+    def stopped(*args):
+        raise StoppedError(signal.SIGTERM)
+
+    data = build_dataset(saved(tmp_path, rows()), tmp_path, "train")
+    monkeypatch.setattr(Dataset, "__getitem__", stopped)
+    with pytest.raises(StoppedError):
+        data.image(0)
 
 
 @needs_library

@@ -160,8 +160,8 @@ def test_a_signal_that_comes_while_an_image_is_read_is_no_broken_image(tmp_path,
         raise StoppedError(signal.SIGTERM)
 
     file = tmp_path / "a.png"
-    file.write_bytes(PNG)
-    monkeypatch.setattr(Image.Image, "load", stopped)
-    monkeypatch.setattr(Image, "open", stopped)
-    with pytest.raises(StoppedError):
-        read_image(file)
+    file.write_bytes(encode(IMAGE, "JPEG"))
+    for owner, name in ((Image.Image, "getexif"), (Image.Image, "load"), (Image, "open")):
+        monkeypatch.setattr(owner, name, stopped)
+        with pytest.raises(StoppedError):
+            read_image(file)

@@ -82,6 +82,8 @@ def _orientation(image: Image.Image) -> int:
         return 1
     try:
         return image.getexif().get(ORIENTATION, 1)
+    except StoppedError:  # a signal in the main process
+        raise
     except Exception:  # PIL raises any exception for invalid EXIF data; the pixels are valid
         return 1
 

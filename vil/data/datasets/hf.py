@@ -18,7 +18,7 @@ from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.table_labels import Location, read_lists, read_weights
 from vil.data.image import UnreadableImage, read_image
 from vil.data.splits import number_keys
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, StoppedError
 from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
 from vil.utils.safe_files import path_below, regular_file
@@ -140,6 +140,8 @@ class HuggingFace(ImageDataset):
     def content(self, index: int) -> bytes:
         try:
             cell = self.rows[int(index)][self.column]
+        except StoppedError:  # a signal in the main process
+            raise
         except Exception as error:  # pyarrow has no common type for corrupt data
             raise UnreadableImage(f"{type(error).__name__}: {error}") from error
         if cell["bytes"] is not None:
