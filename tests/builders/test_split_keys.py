@@ -184,6 +184,15 @@ def test_too_few_images_of_a_class_are_named_and_counted(root, tmp_path):
     assert "2 of 3 classes have fewer than 2 images" in message
 
 
+def test_an_empty_part_is_refused(root):
+    rows = [f"cat/{i:02}.png,tag {i}" for i in range(10)]
+    (root / "tags.csv").write_text("\n".join(["path,label", *rows]))
+    words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", "LOSS.LABEL_SMOOTHING=0")
+    sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
+    message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
+    assert "1 of 2 parts have no images, because too few of the 10 images share a label" in message
+
+
 def test_a_detector_has_no_such_keys():
     words = ["DATA.VAL_FRACTION=0.2"]
     with pytest.raises(ConfigError, match="TASK detection .* does not support DATA.VAL_FRACTION"):

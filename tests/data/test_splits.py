@@ -66,6 +66,17 @@ def test_numbers_are_spread_over_the_parts():
         assert held_out.max() <= 24
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 24, 45])
+def test_a_fraction_of_few_numbers_is_met(count):
+    numbers = np.arange(count, dtype=np.float32)[:, None]
+    for fraction in (0.05, 0.2, 0.5):
+        parts = assign_parts(numbers, [1 - fraction, fraction], target_type="numbers")
+        assert np.sum(parts == 1) == pytest.approx(max(1, fraction * count), abs=0.95)
+    groups = np.arange(count).repeat(20)  # each with one number
+    parts = assign_parts(numbers.repeat(20, 0), [0.8, 0.2], target_type="numbers", groups=groups)
+    assert set(parts) == {0, 1}
+
+
 def test_a_split_is_the_same_in_every_version():
     targets = np.random.RandomState(0).randint(0, 7, 400)
     groups = np.random.RandomState(1).randint(0, 150, 400)
@@ -74,6 +85,9 @@ def test_a_split_is_the_same_in_every_version():
     digest = hashlib.sha256(parts.astype(np.int64).tobytes()).hexdigest()[:16]
     assert digest == "3250313214790d2b"
     assert not np.array_equal(parts, assign_parts(targets, FIFTHS, groups=groups, seed=6))
+    numbers = np.random.RandomState(2).randint(0, 30, (400, 2)).astype(np.float32)
+    of_numbers = assign_parts(numbers, [0.9, 0.1], target_type="numbers", groups=groups)
+    assert hashlib.sha256(of_numbers.tobytes()).hexdigest()[:16] == "4dbaeb54796a9706"
     # the numbers of the groups do not matter, only their order
     assert np.array_equal(parts, assign_parts(targets, FIFTHS, groups=groups * 3 + 5, seed=5))
 

@@ -96,6 +96,11 @@ def _divide(
     parts = assign_parts(targets, fractions, groups=groups, seed=seed, **kind)
     if dataset.target_type == "class":
         _check_classes(dataset.classes, targets, parts, count, what)
+    if empty := count - len(np.unique(parts)):
+        raise DataError(
+            f"{what}: {empty} of {count} parts have no images, because too few of the "
+            f"{len(samples)} images share a label: add images"
+        )
     return parts
 
 

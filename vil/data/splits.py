@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NUM_BINS = 10  # quantile bins per number
+NUM_BINS = 10  # quantile bins per number, at most
 
 
 def assign_parts(
@@ -36,15 +36,22 @@ def assign_parts(
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     groups = groups.reshape(-1)
-    part_of_group = _assign_groups(
-        groups, *sample_labels(targets, target_type), np.asarray(fractions, np.float64), seed
-    )
-    return part_of_group[groups]
+    shares = np.asarray(fractions, np.float64)
+    # with more bins than samples in the smallest part, its share of each bin would be below 1
+    num_bins = min(NUM_BINS, max(1, round(count * shares.min())))
+    labels = sample_labels(targets, target_type, num_bins)
+    parts = _assign_groups(groups, *labels, shares, seed)
+    if target_type == "numbers" and len(np.unique(parts)) < len(shares):
+        # no bin has enough groups; one bin has all of them
+        parts = _assign_groups(groups, *sample_labels(targets, target_type, 1), shares, seed)
+    return parts[groups]
 
 
-def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return all (sample, label) pairs as two int64 arrays, the sample indices and the labels. If
-    the targets are numbers, the labels are quantile bins."""
+def sample_labels(
+    targets: np.ndarray, target_type: str, num_bins: int = NUM_BINS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. If
+    the targets are numbers, the labels are quantile bins, `num_bins` per number."""
     count = len(targets)
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
@@ -54,7 +61,7 @@ def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np
     for number, values in enumerate(np.asarray(targets, np.float64).T):
         # equal values have the same rank, so they are in the same bin
         ranks = np.searchsorted(np.sort(values, kind="stable"), values)
-        columns.append(number * NUM_BINS + ranks * NUM_BINS // count)
+        columns.append(number * num_bins + ranks * num_bins // count)
     return np.tile(np.arange(count), len(columns)), np.concatenate(columns)
 
 
