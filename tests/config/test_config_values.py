@@ -1,5 +1,8 @@
 """How a value is read: by the type of its key's default, from YAML as from the command line."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +11,7 @@ from tests.common.marks import cases
 from vil.config import ConfigError, defaults, dump, get_config, load_config
 from vil.config.legacy import SPELLINGS
 from vil.config.yaml_source import find, packaged_root
+from vil.workflows.configure import make_config
 
 MSVIT = "MODEL.VIT.MSVIT"
 ACCEPTED = [
@@ -88,6 +92,30 @@ def test_options_may_be_mixed_and_typed():
     assert cfg.AUG.SCALE == (0.5, 1.0)
     assert get_config(opts=["DATA.KWARGS", "{a: 1, b: x}"]).DATA.KWARGS == {"a": 1, "b": "x"}
     assert "OPTIM.LR: no value follows" in refusal(opts=["OPTIM.LR"])
+
+
+def test_python_values_are_not_read_as_text():
+    kwargs = {"separator": "\t", "images": "a\\b", "label_column": "no", "n": None}
+    weights = [0.123456789] * 2000
+    cfg = make_config(
+        None,
+        {
+            "DATA.KWARGS": kwargs | {"label_columns": ["1", "b\\n"]},
+            "DATA.TRAIN": ["a\\b.csv", Path("c.csv")],
+            "LOSS.CLASS_WEIGHTS": weights,
+            "OPTIM.LR": np.float64(0.5),
+            "AUG.MIXCUT_MINMAX": [np.float32(0.5), 1],
+        },
+    )
+    found = {key: value for key, value in cfg.DATA.KWARGS.items() if key in kwargs}
+    assert found == kwargs
+    assert cfg.DATA.KWARGS.label_columns == ["1", "b\\n"]
+    assert cfg.DATA.TRAIN == ("a\\b.csv", "c.csv")
+    assert list(cfg.LOSS.CLASS_WEIGHTS) == [str(weight) for weight in weights]
+    assert (cfg.OPTIM.LR, cfg.AUG.MIXCUT_MINMAX) == (0.5, [0.5, 1.0])
+    assert make_config(None, {"DATA.KWARGS.n": 3, "DATA.KWARGS": {}}).DATA.KWARGS == {}
+    with pytest.raises(ConfigError, match="DATA.VAL: expected plain values in a list, got a map"):
+        make_config(None, {"DATA.VAL": [{}]})
 
 
 @pytest.mark.parametrize("key", defaults.KEYS)

@@ -7,7 +7,7 @@ literals of limited length.
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_LITERAL = 10_000  # characters of one value on the command line, or written as (1, 2)
@@ -96,7 +96,10 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Convert a Python value to the form of values in config files: text, or lists of text."""
+    """Convert a Python value to the form of values in config files: text, or lists of text. Raises
+    ValueError for a mapping."""
+    if isinstance(value, Mapping):
+        raise ValueError("expected plain values in a list, got a mapping")
     if isinstance(value, tuple | list):
         return [as_written(item) for item in value]
     return Quoted(value) if isinstance(value, str) else str(value)

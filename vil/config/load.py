@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def get_config(
-    file: str | Path | None = None, opts: Sequence[str] = (), imports: Sequence[str] = ()
+    file: str | Path | None = None, opts: Sequence[str | Setting] = (), imports: Sequence[str] = ()
 ) -> CfgNode:
     """Return the frozen config from the defaults, a file, and options (KEY VALUE or KEY=VALUE).
 
@@ -45,7 +45,7 @@ def get_config(
 
 def load_config(
     file: str | Path | None = None,
-    opts: Sequence[str] = (),
+    opts: Sequence[str | Setting] = (),
     fallbacks: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
     imports: Sequence[str] = (),
@@ -84,7 +84,7 @@ def load_config(
 
 
 def override(
-    cfg: CfgNode, opts: Sequence[str] = (), flags: Mapping[str, str] | None = None
+    cfg: CfgNode, opts: Sequence[str | Setting] = (), flags: Mapping[str, str] | None = None
 ) -> CfgNode:
     """Return a frozen and checked copy of a config with some values changed.
 
@@ -114,7 +114,9 @@ def _read(setting: Setting, default: Any, wanted: str, element: Any = 0.0) -> An
         raise ConfigError(f"{where}: {key}: expected {wanted}, got {value!r:.80}") from None
 
 
-def _from_command_line(opts: Sequence[str], flags: Mapping[str, str] | None) -> list[Setting]:
+def _from_command_line(
+    opts: Sequence[str | Setting], flags: Mapping[str, str] | None
+) -> list[Setting]:
     settings = legacy.modernise(list(from_options(opts)), is_known)
     return settings + [Setting(key, value, COMMAND_LINE) for key, value in (flags or {}).items()]
 

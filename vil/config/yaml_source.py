@@ -1,4 +1,4 @@
-"""Read settings from YAML files and their base files, and from KEY VALUE pairs.
+"""Read settings from YAML files and their base files, from KEY VALUE pairs, and from Python dicts.
 
 Values stay text; `coercion` converts them to the type of their key. Tags, duplicate keys and
 aliases that expand to very many nodes raise one-line errors with file and line number. This file
@@ -8,7 +8,7 @@ and read `1e-3` as text.
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,7 +242,7 @@ class _Walk:
         return line
 
 
-# The command line
+# The command line and Python
 
 
 def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
@@ -262,13 +262,36 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
             value = next(words, None)
             if value is None:
                 raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows{did_you_mean(file)}")
-        yield from _option(key, value if isinstance(value, str) else as_written(value))
+        yield from from_mapping({key: value})
 
 
-def _option(key: str, value: Any) -> Iterator[Setting]:
+def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterator[Setting]:
+    """Yield the settings of {KEY: value}. A string value is read as on the command line; any other
+    value keeps its strings as they are. where: source of the settings, for error messages."""
+    for key, value in values.items():
+        if isinstance(value, str):
+            yield from (setting._replace(where=where) for setting in _option(key, value))
+        else:
+            yield from _from_value(key, value, where)
+
+
+def _from_value(key: str, value: Any, where: str) -> Iterator[Setting]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _from_value(f"{key}.{name}", inner, where)
+    elif isinstance(value, Mapping):
+        yield from [Setting(key, EMPTY, where)] if key in EXTENSIBLE else ()
+    else:
+        try:
+            yield Setting(key, as_written(value), where)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {key}: {error}") from None
+
+
+def _option(key: str, value: str) -> Iterator[Setting]:
     """Yield the settings of one option. A value such as [a, b] or {a: 1} is parsed as YAML. Any
     other value remains text."""
-    if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
+    if value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
             _check_events(value, f"{COMMAND_LINE}: {key}")
             node = yaml.compose(value, Loader=_Loader)

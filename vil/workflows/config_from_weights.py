@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vil.config import ConfigError
+from vil.config.yaml_source import Setting
 from vil.layers.attention import ATTENTIONS
 
 # {model setting: config key}
@@ -33,7 +34,7 @@ INTERPOLATION = {"bilinear": 2, "bicubic": 3}
 WEIGHTS = "MODEL.MODEL_PATH"
 
 
-def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str] | None]:
     """Read the description of a model in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
     opts: config options. Returns (options, class_names): config options that define the model, as
@@ -75,11 +76,14 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return [f"{key}={value}" for key, value in found.items()], about["classes"]
 
 
-def weights_in(opts: Sequence[str]) -> str | None:
+def weights_in(opts: Sequence[str | Setting]) -> str | None:
     """Return the last value of MODEL.MODEL_PATH in a list of config options, or None if the list
-    does not set this key. An option is one item KEY=VALUE or two items KEY, VALUE."""
+    does not set this key. An option is a Setting, one item KEY=VALUE or two items KEY, VALUE."""
     found = None
     for at, word in enumerate(opts):
+        if isinstance(word, Setting):
+            found = str(word.value) if word.key == WEIGHTS else found
+            continue
         key, equals, value = word.partition("=")
         if key == WEIGHTS:
             found = value if equals else next(iter(opts[at + 1 : at + 2]), None)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from vil.config import describe_preset, load_config, override
+from vil.config.yaml_source import Setting, from_mapping
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.safe_files import check_run_folder
 
@@ -23,13 +24,13 @@ Overrides = Mapping[str, Any] | Iterable[str]
 class Options(NamedTuple):
     """Changes to a config.
 
-    words: list of config options, each one item KEY=VALUE or two items KEY, VALUE. flags: {config
-    key: value}, which override `words`; a value of None is ignored. imports: Python files to run
-    before the config is read, which may register components. preset: name of a preset. Its values
-    are overridden by the config file, `words` and `flags`, but not by environment variables.
+    words: list of config options, each a Setting, one item KEY=VALUE or two items KEY, VALUE.
+    flags: {config key: value}, which override `words`; a value of None is ignored. imports: Python
+    files to run before the config is read, which may register components. preset: name of a preset,
+    which all other sources but the environment override.
     """
 
-    words: Sequence[str] = ()
+    words: Sequence[str | Setting] = ()
     flags: Mapping[str, str | Path | None] = {}
     imports: Sequence[str] = ()
     preset: str | None = None
@@ -45,12 +46,12 @@ class ConfigWithClasses(NamedTuple):
     class_names: Sequence[str] = ()
 
 
-def as_options(overrides: Overrides | None) -> list[str]:
-    """Convert a dict {KEY: value} or a list of KEY=VALUE strings to a list of KEY=VALUE strings."""
+def as_options(overrides: Overrides | None) -> list[str | Setting]:
+    """Convert a dict {KEY: value} to settings, or an iterable of KEY=VALUE strings to a list."""
     if overrides is None:
         return []
     if isinstance(overrides, Mapping):
-        return [f"{key}={value}" for key, value in overrides.items()]
+        return list(from_mapping(overrides))
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a dict or a list of KEY=VALUE, got {overrides!r}")
     return list(overrides)

@@ -20,6 +20,7 @@ from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump, override
 from vil.config.defaults import leaves
+from vil.config.yaml_source import from_mapping
 from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
@@ -179,7 +180,7 @@ def run_training(
         logs = enter(forward_logs(dist.is_main))
         task = task_for(cfg, device)
         model, loader = _build(cfg, task, dist, resuming, synthetic or {})
-        cfg = override(cfg, [f"{key}={value}" for key, value in task.learned_settings.items()])
+        cfg = override(cfg, list(from_mapping(task.learned_settings)))
         model, ema = prepare_for_training(cfg, model, dist, device)
         optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
         run = enter(RunDir(folder, dist, device))

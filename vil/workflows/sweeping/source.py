@@ -7,13 +7,13 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.coercion import as_written
 from vil.config.yaml_source import (
     EMPTY,
     Setting,
     base_roots,
     find,
     find_base,
+    from_mapping,
     from_options,
     read_text,
     read_yaml,
@@ -60,8 +60,8 @@ def make_grid(
         make_config(grid.config, imports=imports)  # runs the imports, so that their keys are known
     for setting in from_options(as_options(overrides)):
         grid = with_axis(grid, setting) if is_axis(setting) else with_fixed(grid, setting)
-    for key, values in (axes or {}).items():
-        grid = with_axis(grid, Setting(key, as_written(list(values)), "grid"))
+    for setting in from_mapping({key: list(of) for key, of in (axes or {}).items()}, "grid"):
+        grid = with_axis(grid, setting)
     if variants is not None:
         grid = replace(grid, variants=tuple(as_variant(*item) for item in variants.items()))
     check_grid(grid)
@@ -72,8 +72,7 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
     """Make a variant of a sweep from {config key: value}. The key _BASE_ sets its base config."""
     base = settings.get("_BASE_", "")
     keys = {key: value for key, value in settings.items() if key != "_BASE_"}
-    own = (Setting(k, v if isinstance(v, str) else as_written(v), "grid") for k, v in keys.items())
-    return Variant(name, tuple(own), str(base))
+    return Variant(name, tuple(from_mapping(keys, "grid")), str(base))
 
 
 def read_grid(file: str | Path) -> Grid:
