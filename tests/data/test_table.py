@@ -104,6 +104,13 @@ def test_splits_weights_and_groups(root):
     assert "line 4: 'g'" in message
 
 
+def test_spaces_around_cells_do_not_matter(root):
+    cells = ["cat, train", "dog , train", " cat, val", "cat,val"]
+    text = table_of(cells, "path, label, split")
+    data = open_table(root, text, "val")
+    assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [0, 0])
+
+
 def test_a_table_without_splits_is_for_training(root):
     text = table_of("aabb")
     assert "DATA.VAL_FRACTION 0.2" in refusal(root, text, "val")

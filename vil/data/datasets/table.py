@@ -83,14 +83,14 @@ class Table(ImageDataset):
         paths = self._normalize(paths)
         in_split = self._select(given.get("split"), split, all_rows)
         if "group" in given:
-            groups = number_keys([text.strip() or None for text in given["group"]])
+            groups = number_keys([text or None for text in given["group"]])
             self._check_groups(given, groups)
             self.split_groups = groups[in_split]
         if "weight" in given:
             self.weights = read_weights(given["weight"], self.where)[in_split]
         is_train = in_split
         if "split" in given and split != "train" and "train" in given["split"]:
-            is_train = np.array([text.strip() == "train" for text in given["split"]])
+            is_train = np.array([text == "train" for text in given["split"]])
         self.classes, targets = read_targets(
             labels,
             columns if label_columns else [],
@@ -115,8 +115,8 @@ class Table(ImageDataset):
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
         """Read all rows as texts, and set `where`, the line numbers for error messages.
 
-        Returns (paths, {optional column in the table: its texts}, [texts of each label column]).
-        columns: names of the label columns.
+        Returns (paths, {optional column: its stripped texts}, [the texts of each of the
+        `columns`]).
         """
         rows = read_rows(self.path, separator)
         required = {path_column, *columns}
@@ -129,7 +129,8 @@ class Table(ImageDataset):
             raise DataError(f"{self.path} is empty: it has no rows below the row of column names")
         lines, paths, *others = zip(*cells)
         self.where = Location(self.path, rows.unit, lines)
-        return paths, dict(zip(optional, others)), others[len(optional) :]
+        texts = [[text.strip() for text in column] for column in others[: len(optional)]]
+        return paths, dict(zip(optional, texts)), others[len(optional) :]
 
     def _normalize(self, paths: Iterable[str]) -> list[str]:
         """Return the normalized paths. Raises DataError if a path is empty or listed twice."""
@@ -151,10 +152,9 @@ class Table(ImageDataset):
                 f"{self.path} has no column split, so all of its rows are training images: add the "
                 f"column, or set DATA.{split.upper()}_FRACTION 0.2"
             )
-        texts = [text.strip() for text in splits]
-        unknown = [text not in SPLITS for text in texts]
-        self.where.refuse(unknown, f"have a split other than {', '.join(SPLITS)}", texts)
-        selected = np.array([text == split for text in texts])
+        unknown = [text not in SPLITS for text in splits]
+        self.where.refuse(unknown, f"have a split other than {', '.join(SPLITS)}", splits)
+        selected = np.array([text == split for text in splits])
         if not selected.any():
             fraction = f", or set DATA.{split.upper()}_FRACTION 0.2" if split != "train" else ""
             raise DataError(f"{self.path} has no rows of the split {split}: add some{fraction}")
@@ -165,11 +165,10 @@ class Table(ImageDataset):
         given: {optional column: its texts}. groups: (rows,) group number of each row, or -1."""
         if "split" not in given:
             return
-        splits = [text.strip() for text in given["split"]]
         first: dict[int, str] = {}
         torn = [
             group >= 0 and first.setdefault(group, split) != split
-            for group, split in zip(groups.tolist(), splits)
+            for group, split in zip(groups.tolist(), given["split"])
         ]
         count = len({group for group, bad in zip(groups.tolist(), torn) if bad})
         problem = f"are in another split than the first image of their group ({count} groups)"
