@@ -206,6 +206,13 @@ def test_the_missing_validation_images_are_explained(root):
 
 def test_classes_are_counted(root, tmp_path):
     words = ["DATA.NUM_CLASSES=auto", f"DATA.PATH={root}", *SMALL[:3], "DATA.VAL_FRACTION=0.2"]
+    for wrong, message in (
+        (("DATA.TRAIN=[foldr]", "DATA.VAL_FRACTION=0"), "did you mean 'folder'"),
+        ((*TABLE, "DATA.KWARGS.label_column=lable"), "did you mean 'label'"),
+        ((*TABLE, "DATA.KWARGS.separator=''"), "DATA.KWARGS.separator is empty"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            with_num_classes(get_config(None, [*words, *wrong, "DATA.NUM_CLASSES=auto"]))
     with pytest.raises(ConfigError, match="DATA.NUM_CLASSES auto .* set a number"):
         task_of(get_config(None, words))
     assert with_num_classes(get_config(None, words)).DATA.NUM_CLASSES == 2

@@ -24,7 +24,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.tasks import classification, detection, multilabel, regression
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Registry
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
@@ -64,6 +64,7 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
     return task_entry(cfg).load()(cfg, device)
 
 
+@as_config_error
 def with_num_classes(cfg: CfgNode) -> CfgNode:
     """Replace DATA.NUM_CLASSES auto by the number of classes of the training set.
 

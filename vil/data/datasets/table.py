@@ -71,11 +71,14 @@ class Table(ImageDataset):
             extra_roots: folders outside of root that may contain images.
             channels: see `read_image`.
 
-        Raises ValueError for a column that the table lacks. Raises DataError for an invalid table,
-        and if images are missing, listed twice, or separated from their group.
+        Raises ValueError for a column that the table lacks, and for an empty separator. Raises
+        DataError for an invalid table, and if images are missing, listed twice, or separated from
+        their group.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
+        if not separator:
+            raise ValueError("DATA.KWARGS.separator is empty: expected the text between labels")
         self.path = path_below(root, file, "the config", extra_roots)
         self.images = path_below(root, images, "DATA.KWARGS.images", extra_roots)
         columns = [str(name) for name in label_columns] or [str(label_column)]
