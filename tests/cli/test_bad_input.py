@@ -257,7 +257,7 @@ TABLES = {  # {name: (columns besides path, their texts in 8 rows, words, code, 
     ),
     "a name of two lines": (
         "label", ['"do\ng"', *["cat"] * 7], "DATA.VAL_FRACTION=0 DATA.FOLDS=2", DATA,
-        r"1 of 2 classes have fewer than 2 images .*: do\\x0ag 1; add images",
+        r"1 of 8 rows have a label with a line break; the first in line 3: 'do\\ng'",
     ),
     "negative weight": ("label,weight", ["cat,-1"] * 8, "", DATA, r"8 of 8 rows have a weight"),
     "weight NaN": (

@@ -84,6 +84,13 @@ def match_classes(
     )
 
 
+def check_class_names(names: Sequence[str], dataset: str) -> None:
+    """Raise DataError if a class name has a line break, because classes.txt has a line per class.
+    dataset: name of the dataset for the message."""
+    if broken := [name for name in names if "\n" in name or "\r" in name]:
+        raise DataError(f"{dataset}: the class name {broken[0]!r} has a line break: rename it")
+
+
 def is_unnamed(names: Sequence[str]) -> bool:
     """Return whether the class names are just "0", "1", "2", ...; True for an empty list."""
     return list(names) == [str(number) for number in range(len(names))]

@@ -21,6 +21,7 @@ from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump, override
 from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
+from vil.data.classes import check_class_names
 from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
@@ -269,6 +270,7 @@ def _build(
     if resuming:
         task.class_names = read_class_names(Path(cfg.OUTPUT_DIR, "classes.txt"))
     loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
+    check_class_names(loader.classes, ", ".join(cfg.DATA.TRAIN))
     task.class_names = loader.classes
     tests = {"synthetic": synthetic["val"]} if synthetic else None
     if cfg.DATA.VAL and not synthetic:

@@ -77,6 +77,9 @@ def read_targets(
         )
     texts = [text.strip() for text in cells[0]]
     sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
+    labels = [[text] for text in texts] if target_type == "class" else sets
+    broken = [any("\n" in label or "\r" in label for label in of_row) for of_row in labels]
+    where.refuse(broken, "have a label with a line break", texts)
     if not text_labels:
         if target_type == "class":
             where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
