@@ -9,10 +9,12 @@ from vil.config import get_config
 from vil.engine.distributed import DistInfo
 from vil.tasks import with_num_classes
 from vil.utils.errors import ConfigError, DataError
+from vil.workflows.check_data import check_data
 
 pytestmark = pytest.mark.smoke
 
 SMALL = ("DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATALOADER.BSZ=4", "DATA.NUM_CLASSES=2")
+UNSMOOTHED = ("LOSS.LABEL_SMOOTHING=0", "AUG.MIXUP_PROB=0")
 TABLE = ("DATA.TRAIN=[labels.csv]", "DATA.TEST=[labels.csv]", *SMALL[2:])
 
 
@@ -129,6 +131,25 @@ def test_own_splits_and_files_of_their_own(root, tmp_path):
     assert parts_of(tmp_path, sets=files)[:2] == [train, val]
 
 
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+def test_a_table_for_evaluation_has_the_learned_classes(root, task, caplog):
+    for name, rows in (("tr", "012012"), ("va", "20"), ("other", "3")):
+        lines = [f"cat/{i:02}.png,class {label}" for i, label in enumerate(rows)]
+        (root / f"{name}.csv").write_text("\n".join(["path,label", *lines]))
+    words = [f"TASK={task}", "DATA.TRAIN=[tr.csv]", "DATA.NUM_CLASSES=3", "DATALOADER.BSZ=2"]
+    cfg = get_config(None, [*words, f"DATA.PATH={root}", "DATA.TEST=[va.csv]", *UNSMOOTHED])
+    task = task_of(cfg)
+    task.class_names = task.train_loader(DistInfo()).classes
+    data = task.test_loaders(DistInfo())["va.csv"].dataset
+    assert data.classes == ["class 0", "class 1", "class 2"]
+    targets = data.targets if data.targets.ndim == 1 else data.targets.argmax(1)
+    assert targets.tolist() == [2, 0]
+    assert "va.csv: 1 of 3 classes have no images, such as class 1" in caplog.text
+    assert check_data(cfg).is_usable
+    found = check_data(cfg, ["DATA.TEST=[other.csv]"])
+    assert "it adds class 3" in "".join(found.problems)
+
+
 def test_weights_follow_their_images(root, tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]},{i}" for i in range(8)]
     for i in range(8):
@@ -187,7 +208,7 @@ def test_too_few_images_of_a_class_are_named_and_counted(root, tmp_path):
 def test_an_empty_part_is_refused(root):
     rows = [f"cat/{i:02}.png,tag {i}" for i in range(10)]
     (root / "tags.csv").write_text("\n".join(["path,label", *rows]))
-    words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", "LOSS.LABEL_SMOOTHING=0")
+    words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", *UNSMOOTHED)
     sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
     message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
     assert "1 of 2 parts have no images, because too few of the 10 images share a label" in message

@@ -84,6 +84,21 @@ def match_classes(
     )
 
 
+def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
+    """Add to a dataset, in place, the classes of the model that no image of it has.
+
+    Logs a warning if any are added. Does nothing if the targets are numbers, or if the dataset has
+    a class that the model lacks. learned: the model's classes. name: the dataset's name.
+    """
+    here = set(dataset.classes)
+    missing = [each for each in learned if each not in here]
+    is_subset = here <= set(learned) and len(set(learned)) == len(learned)
+    if missing and is_subset and dataset.target_type != "numbers":
+        text = "%s: %d of %d classes have no images, such as %s"
+        logger.warning(text, name, len(missing), len(learned), missing[0])
+        dataset.reorder_classes(learned)
+
+
 def check_class_names(names: Sequence[str], dataset: str) -> None:
     """Raise DataError if a class name has a line break, because classes.txt has a line per class.
     dataset: name of the dataset for the message."""

@@ -100,12 +100,14 @@ class ImageDataset(Dataset, ABC):
         return image, int(target) if self.target_type == "class" else target
 
     def reorder_classes(self, names: Sequence[str]) -> None:
-        """Renumber `classes` and `targets` to the order of `names`, a permutation of `classes`."""
+        """Renumber `classes` and `targets` to the order of `names`, which include all `classes`."""
         if self.target_type == "class":
             number = {name: index for index, name in enumerate(names)}
             self.targets = np.array([number[name] for name in self.classes])[self.targets]
         else:
-            self.targets = self.targets[:, [self.classes.index(name) for name in names]]
+            column = {name: index for index, name in enumerate(self.classes)}
+            padded = np.pad(self.targets, ((0, 0), (0, 1)))  # -1 is a column of zeros
+            self.targets = padded[:, [column.get(name, -1) for name in names]]
         self.classes = list(names)
 
     @abstractmethod

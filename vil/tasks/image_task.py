@@ -23,7 +23,7 @@ from vil.config.access import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
 from vil.data.batch import Batch
-from vil.data.classes import match_classes
+from vil.data.classes import add_learned_classes, match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.datasets.subset import Subset
@@ -257,8 +257,14 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
         dataset = self._open_part(name, split, self.transform)
         if not self.cfg.DATA.TARGETMAP:
+            if self._is_for_evaluation(name) and self.cfg.DATA.CLASSES != "by_position":
+                add_learned_classes(dataset, self.class_names, name)
             self.check_num_classes(dataset, name)
         return dataset
+
+    def _is_for_evaluation(self, name: str) -> bool:
+        """Return whether all rows of the dataset `name`, such as a table, are evaluation images."""
+        return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
         """Open the split "train", "val" or "test" of the dataset `name`.
@@ -283,8 +289,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
-            if "all_rows" in taken and name not in cfg.DATA.TRAIN:
-                own.setdefault("all_rows", True)  # a file for this split alone
+            if self._is_for_evaluation(name):
+                own.setdefault("all_rows", True)
             if "channels" in taken:
                 own["channels"] = cfg.INPUT.CHANNELS
             elif cfg.INPUT.CHANNELS not in PIL_CHANNELS:

@@ -197,8 +197,7 @@ def check_data(
         try:
             dataset = task.open_split(name, part)
             if splits and not cfg.DATA.TARGETMAP:
-                learned = next(iter(splits.values())).dataset.classes
-                match_classes(dataset, learned, label, by_position=is_by_position(cfg))
+                match_classes(dataset, task.class_names, label, by_position=is_by_position(cfg))
         except DataError as error:
             if not Path(cfg.DATA.PATH).exists():
                 raise
@@ -206,6 +205,7 @@ def check_data(
             text = "\n".join(map(printable, str(error).splitlines()))  # it may draw a layout
             problems.append(f"{label}: {text}")
             continue
+        task.class_names = task.class_names or dataset.classes
         with worker_errors():
             images = inspect(dataset, workers=cfg.DATALOADER.WORKERS, max_images=max_images)
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
