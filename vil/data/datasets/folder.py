@@ -149,9 +149,9 @@ def warn_of_skipped(
     """
     skipped = [
         entry.path
-        for folder, images in zip(folders, files)
+        for folder, images in zip(folders, map(set, files))
         for entry in os.scandir(folder)
-        if entry.name not in set(images) and not entry.name.startswith(".")
+        if entry.name not in images and not entry.name.startswith(".")
     ]
     if skipped:
         text = "%d entries of class folders are ignored (folders, or names without %s), such as %s"
