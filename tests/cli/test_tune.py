@@ -116,7 +116,8 @@ def test_an_import_that_fails_is_one_line(tmp_path):
     code, _, err = vil("info", "--import", "mine.py", *TINY)
     assert (code, err.strip()) == (
         2,
-        "vil info: --import mine.py: No module named 'nothing_of_this_name'",
+        "vil info: --import mine.py, line 1: ModuleNotFoundError: No module named "
+        "'nothing_of_this_name'",
     )
 
 

@@ -13,6 +13,8 @@ import pytest
 import vil
 from tests.common.doc_pages import PythonBlocks
 from tests.common.small_runs import TINY, Outcome
+from vil.utils.errors import ConfigError
+from vil.workflows.configure import make_config
 
 FILE = Path(__file__).with_name("my_components.py")
 MSVIT = "MODEL.VIT.MSVIT"
@@ -178,6 +180,20 @@ def test_the_command_refuses_a_broken_component_in_one_line(tmp_path):
     ended = run("-m", "vil", "config", "--import", "mine.py", cwd=tmp_path, VIL_CACHE=str(tmp_path))
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert "must be a subclass of" in ended.stderr
+
+
+@pytest.mark.parametrize("error", ["undefined_name", "import math; math.no_such", "{}[1]"])
+def test_a_repaired_file_runs(error, tmp_path, monkeypatch):
+    """In a notebook, the second attempt is in the same process."""
+    monkeypatch.setenv("VIL_CACHE", str(tmp_path))
+    file = tmp_path / "mine.py"
+    file.write_text(f"x = 1\n\n{error}\n")
+    with pytest.raises(ConfigError, match=r"mine.py, line 3: \w+Error: "):
+        make_config(imports=[str(file)])
+    file.write_text("import os\nos.environ['REPAIRED'] = 'ran'\n")
+    monkeypatch.setenv("REPAIRED", "")
+    make_config(imports=[str(file)])
+    assert os.environ["REPAIRED"] == "ran"
 
 
 @pytest.mark.long

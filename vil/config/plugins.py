@@ -12,12 +12,13 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 from vil.utils.atomic_write import replace_text
 from vil.utils.cache_dir import cache_dir
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, one_line
 
 API_VERSION = 1  # of the plug-in interface; a plug-in has the one it was written for
 GROUP = "vil.plugins"  # of Python entry points
@@ -91,8 +92,8 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
 def import_file(file: str) -> None:
     """Run a Python file, once per process.
 
-    Raises ConfigError if the file does not exist or is not Python, or if its code raises
-    ImportError or ValueError (which functions such as `register_dataset` raise).
+    Raises ConfigError if the file does not exist, is not Python, or if its code raises an error. A
+    file that failed runs again when it is imported again.
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:
@@ -103,9 +104,21 @@ def import_file(file: str) -> None:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (ValueError, ImportError, SyntaxError) as error:
+    except BaseException as error:
         del sys.modules[name]
-        raise ConfigError(f"--import {file}: {error}") from error
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise
+        raise ConfigError(f"--import {file}{_describe(error, spec.origin)}") from error
+
+
+def _describe(error: Exception, file: str) -> str:
+    """Return the end of an error message about code in `file`: the line, and the error."""
+    if isinstance(error, SyntaxError):  # its message has the line
+        return f": {error}"
+    steps = traceback.extract_tb(error.__traceback__)
+    lines = [step.lineno for step in steps if step.filename == file]
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{where}: {error if isinstance(error, ValueError) else one_line(error)}"
 
 
 def _trust_file() -> Path:
