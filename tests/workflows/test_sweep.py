@@ -240,6 +240,15 @@ def test_a_contradicting_base_is_refused_with_its_key():
     assert get_config("s/configs/seed_1.yaml").RUN.KEEP == 1
 
 
+def test_a_base_may_need_the_values_of_the_axes():
+    axis = "SOLVER.WARMUP_EPOCHS=[0, 0.5]"
+    for words in (("SEED=[0]",), ("SEED=[0, 1]",)):
+        plan = remember(axis, *words, "OPTIM.EPOCHS=1", "SOLVER.LR_POLICY=cosine")
+    assert [run.cfg.SOLVER.WARMUP_EPOCHS for run in plan.runs] == [0, 0.5, 0, 0.5]
+    with pytest.raises(ConfigError, match="the warm-up is longer than the run"):
+        planned("SOLVER.WARMUP_EPOCHS=[3, 0.5]", "OPTIM.EPOCHS=1", "SOLVER.LR_POLICY=cosine")
+
+
 def test_a_variant_that_changed_is_refused_with_its_key():
     remember(variants={"a": {"OPTIM.WD": 0.1}})
     with pytest.raises(ConfigError, match="has a run a with OPTIM.WD 0.1, not 0.2: choose another"):

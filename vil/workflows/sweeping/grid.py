@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -76,8 +77,18 @@ class Grid:
                 yield Cell(variant, values)
 
     def base(self) -> CfgNode:
-        """Return the frozen config with the settings that all runs share."""
-        return self._resolve(self.config, self.fixed)
+        """Return the frozen config with the settings that all runs share.
+
+        If these are valid only together with the values of an axis or a variant, the config also
+        has those of the first run.
+        """
+        try:
+            return self._resolve(self.config, self.fixed)
+        except ConfigError:
+            if first := next(self.cells(), None):
+                with suppress(ConfigError):
+                    return self.resolve(first)
+            raise
 
     def resolve(self, cell: Cell) -> CfgNode:
         """Return the frozen config of one run. Raises ConfigError for an unknown key or a value
