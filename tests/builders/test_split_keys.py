@@ -214,6 +214,14 @@ def test_an_empty_part_is_refused(root):
     assert "1 of 2 parts have no images, because too few of the 10 images share a label" in message
 
 
+@pytest.mark.parametrize("argument", ["n", "size", "num_classes"])
+def test_a_fraction_where_a_whole_number_belongs_is_refused(argument):
+    words = ("DATA.TRAIN=[fake]", "DATA.TEST=[fake]", f"DATA.KWARGS.{argument}=64.0")
+    assert "the dataset fake cannot be built with DATA.KWARGS" in refusal(
+        ConfigError, ".", sets=words
+    )
+
+
 def test_a_detector_has_no_such_keys():
     words = ["DATA.VAL_FRACTION=0.2"]
     with pytest.raises(ConfigError, match="TASK detection .* does not support DATA.VAL_FRACTION"):

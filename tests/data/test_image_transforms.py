@@ -5,9 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vil.config import get_config
 from vil.data import build_dataset
 from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
+from vil.tasks.image_task import build_train_transform
+from vil.utils.errors import ConfigError
 
 pytestmark = pytest.mark.smoke
 
@@ -93,3 +96,13 @@ def test_invalid_jitter_and_interpolation_are_rejected():
         train_transform(32, color_jitter=(0.4, 0.4))
     with pytest.raises(ValueError, match="did you mean 'bicubic'"):
         eval_transform(32, interpolation="bicubc")
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-foo5", "rand-9", "augmix-x1", "v0-m9", "augmix-w2.5"])
+def test_a_policy_that_timm_refuses_is_named(policy):
+    with pytest.raises(ConfigError, match=f"timm refuses the policy '{policy}': "):
+        build_train_transform(
+            get_config(
+                None, ["AUG.TIMM_AUG.USE_TRANSFORM=True", f"AUG.TIMM_AUG.AUTO_AUGMENT={policy}"]
+            )
+        )

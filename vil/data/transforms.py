@@ -8,6 +8,7 @@ another image size.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from PIL import Image
@@ -89,9 +90,8 @@ def train_transform(
         erase = [erasing(re_prob, re_mode, re_count)] if use_timm and re_prob else []
         return v2.Compose([crop, *flips, *normalize(mean, std, channels), *erase])
     if use_timm:
-        parts = create_transform(
+        parts = timm_transform(
             image_size,
-            is_training=True,
             scale=scale,
             ratio=ratio,
             hflip=hflip,
@@ -123,6 +123,15 @@ def train_transform(
         v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
     ]
     return v2.Compose([crop, *flips, *colors, *normalize(mean, std, channels)])
+
+
+def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any) -> Any:
+    """Build timm's training transform. settings: other arguments of timm's `create_transform`.
+    Raises ValueError if timm refuses the policy `auto_augment`."""
+    try:
+        return create_transform(image_size, is_training=True, auto_augment=auto_augment, **settings)
+    except (AssertionError, ValueError) as error:  # timm asserts what it expects of a policy
+        raise ValueError(f"timm refuses the policy {auto_augment!r}: {error}") from error
 
 
 def eval_transform(

@@ -2,6 +2,7 @@
 noise."""
 
 import colorsys
+import operator
 
 import numpy as np
 from PIL import Image
@@ -35,8 +36,8 @@ class Fake(ImageDataset):
         """
         super().__init__(split, transform)
         self.channels = channels
-        self.size, self.target_type = size, target_type
-        self.hues = np.arange(n) % num_classes
+        self.size, self.target_type = operator.index(size), target_type
+        self.hues = np.arange(operator.index(n)) % num_classes
         one_hot = np.eye(num_classes, dtype=np.float32)
         self.targets = self.hues if target_type == "class" else one_hot[self.hues]
         self.classes = [f"hue {360 * c // num_classes}" for c in range(num_classes)]
