@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from vil.config.access import own_settings
+from vil.config.access import own_settings, warn_unused
 from vil.config.defaults import KEYS
 from vil.integrations.external_models import find_no_decay_params, number_layers
 from vil.models.vision_longformer import MsViT
@@ -142,6 +142,9 @@ def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
 @as_config_error
 def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
     """Build the learning-rate schedule from the keys in SOLVER and OPTIM."""
+    if not cfg.SOLVER.LR_POLICY and cfg.SOLVER.WARMUP_EPOCHS:
+        names = [f"SOLVER.WARMUP_{name}" for name in ("EPOCHS", "FACTOR", "METHOD")]
+        warn_unused(cfg, "SOLVER.LR_POLICY is empty", names)
     lr = scaled_lr(cfg)
     return Schedule(
         cfg.SOLVER.LR_POLICY,

@@ -46,6 +46,8 @@ RGB_ONLY = {
     True: ("AUG.TIMM_AUG.COLOR_JITTER", "AUG.TIMM_AUG.AUTO_AUGMENT"),
     False: ("AUG.COLOR_JITTER", "AUG.GRAY_SCALE", "AUG.GAUSSIAN_BLUR"),
 }
+# Keys in AUG.TIMM_AUG that set arguments of `train_transform`.
+TIMM_KEYS = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT", "AUTO_AUGMENT")
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
 LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
@@ -343,15 +345,28 @@ def build_train_transform(cfg: CfgNode) -> Callable:
     if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
         why = f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}"
         warn_unused(cfg, why, RGB_ONLY[aug.TIMM_AUG.USE_TRANSFORM])
+    warn_unused_augmentation(cfg)
     if aug.TIMM_AUG.USE_TRANSFORM:
-        names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
-        own = {name.lower(): aug.TIMM_AUG[name] for name in names}
+        own = {name.lower(): aug.TIMM_AUG[name] for name in TIMM_KEYS}
         own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
     else:
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
         own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
     own |= dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), channels=cfg.INPUT.CHANNELS)
     return train_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg), **own)
+
+
+def warn_unused_augmentation(cfg: CfgNode) -> None:
+    """Log a warning for keys that only the other training transform reads."""
+    aug, finetune = cfg.AUG, cfg.FINETUNE
+    if aug.TIMM_AUG.USE_TRANSFORM:
+        ignored = () if finetune.USE_TRAIN_AUG else ("FINETUNE.FINETUNE",)
+        warn_unused(cfg, "AUG.TIMM_AUG.USE_TRANSFORM is True", (*RGB_ONLY[False], *ignored))
+    else:
+        names = [f"AUG.TIMM_AUG.{name}" for name in TIMM_KEYS]
+        warn_unused(cfg, "AUG.TIMM_AUG.USE_TRANSFORM is False", names)
+    if not finetune.FINETUNE:
+        warn_unused(cfg, "FINETUNE.FINETUNE is False", ("FINETUNE.USE_TRAIN_AUG",))
 
 
 @as_config_error

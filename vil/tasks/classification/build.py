@@ -93,6 +93,8 @@ def _build_loss(cfg: CfgNode) -> LossFunction:
 def _build_mix(cfg: CfgNode) -> Mix | None:
     aug = cfg.AUG
     if aug.MIXUP_PROB <= 0:
+        names = ("AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX")
+        warn_unused(cfg, "AUG.MIXUP_PROB is 0", names)
         return None
     mixup = dict(mixup_alpha=aug.MIXUP, prob=aug.MIXUP_PROB, mode=aug.MIXUP_MODE)
     cutmix = dict(cutmix_alpha=aug.MIXCUT, cutmix_minmax=tuple(aug.MIXCUT_MINMAX) or None)

@@ -1,0 +1,65 @@
+"""Keys that another key switches off: one warning if they are set, none otherwise."""
+
+import pytest
+
+from tests.common.built import task_of
+from vil.builders.optim import build_schedule
+from vil.config import get_config
+from vil.config.yaml_source import packaged_root
+from vil.engine.distributed import DistInfo
+
+FAKE = (
+    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.KWARGS={n: 8, num_classes: 4}",
+    "DATA.NUM_CLASSES=4", "DATALOADER.BSZ=4",
+)  # fmt: skip
+TIMM = "AUG.TIMM_AUG.USE_TRANSFORM"
+FINETUNE = "FINETUNE.FINETUNE"
+COLORS = ("AUG.COLOR_JITTER=[0, 0, 0, 0, 0]", "AUG.GRAY_SCALE=0.5", "AUG.GAUSSIAN_BLUR=0.5")
+WARMUP = ("SOLVER.WARMUP_EPOCHS=1", "SOLVER.WARMUP_FACTOR=0.1")
+UNUSED = [  # (words, reason, words that are unused)
+    (("AUG.TIMM_AUG.HFLIP=0", "AUG.TIMM_AUG.AUTO_AUGMENT=rand"), f"{TIMM} is False", 2),
+    ((*COLORS, f"{FINETUNE}=True", f"{TIMM}=True"), f"{TIMM} is True", 4),
+    (("FINETUNE.USE_TRAIN_AUG=True",), f"{FINETUNE} is False", 1),
+    (("AUG.MIXUP=0.8", "AUG.MIXCUT=1"), "AUG.MIXUP_PROB is 0", 2),
+    ((*WARMUP, "SOLVER.WARMUP_METHOD=constant"), "SOLVER.LR_POLICY is empty", 3),
+]
+USED = [
+    ("AUG.TIMM_AUG.HFLIP=0", f"{TIMM}=True"),
+    COLORS,
+    (f"{FINETUNE}=True", "FINETUNE.USE_TRAIN_AUG=True"),
+    ("AUG.MIXUP=0.8", "AUG.MIXUP_PROB=0.5"),
+    (*WARMUP, "SOLVER.LR_POLICY=cosine"),
+    ("SOLVER.WARMUP_EPOCHS=0",),
+]
+SHIPPED = sorted(
+    path.relative_to(packaged_root()).as_posix()
+    for folder in ("digits", "own", "imagenet")
+    for path in packaged_root().glob(f"{folder}/*.yaml")
+)
+
+
+def build(words, file=None):
+    cfg = get_config(file, [*FAKE, *words])
+    task_of(cfg).train_loader(DistInfo())
+    build_schedule(cfg, 10)
+
+
+@pytest.mark.parametrize(("words", "why", "count"), UNUSED, ids=[why for _, why, _ in UNUSED])
+def test_a_key_without_effect_is_named(words, why, count, caplog):
+    build(words)
+    keys = sorted(word.partition("=")[0] for word in words[:count])
+    (line,) = [record.getMessage() for record in caplog.records if why in record.getMessage()]
+    reason, _, named = line.partition(", so these keys have no effect: ")
+    assert (reason, sorted(named.split(", "))) == (why, keys)
+
+
+@pytest.mark.parametrize("words", USED, ids=lambda words: words[-1])
+def test_a_key_with_an_effect_is_not_named(words, caplog):
+    build(words)
+    assert "no effect" not in caplog.text
+
+
+@pytest.mark.parametrize("file", SHIPPED)
+def test_a_packaged_config_sets_no_such_key(file, caplog):
+    build([], file)
+    assert "no effect" not in caplog.text
