@@ -106,3 +106,19 @@ def test_a_policy_that_timm_refuses_is_named(policy):
                 None, ["AUG.TIMM_AUG.USE_TRANSFORM=True", f"AUG.TIMM_AUG.AUTO_AUGMENT={policy}"]
             )
         )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_policies_fill_with_the_mean_in_all_channels(channels):
+    own = dict(use_timm=True, mean=[0.5], std=[0.2], channels=channels)
+    transform = train_transform(16, auto_augment="rand-m9-n6", **own)
+    policy = next(step for step in find_steps(transform) if hasattr(step, "ops"))
+    rotate = next(step for step in policy.ops if step.name == "Rotate")
+    rotate.prob = 1.0
+    assert rotate(Image.new("RGB", (16, 16))).getpixel((0, 0)) == (128, 128, 128)
+    assert transform(noise(16, 16)).shape == (channels, 16, 16)
+
+
+def find_steps(transform):
+    steps = getattr(transform, "transforms", None)
+    return [transform] if steps is None else [part for step in steps for part in find_steps(step)]

@@ -90,8 +90,7 @@ def train_transform(
         erase = [erasing(re_prob, re_mode, re_count)] if use_timm and re_prob else []
         return v2.Compose([crop, *flips, *normalize(mean, std, channels), *erase])
     if use_timm:
-        parts = timm_transform(
-            image_size,
+        settings = dict(
             scale=scale,
             ratio=ratio,
             hflip=hflip,
@@ -102,16 +101,18 @@ def train_transform(
             gaussian_blur_prob=gaussian_blur,
             auto_augment=auto_augment,
             interpolation=interpolation,
-            mean=tuple(mean),
             std=tuple(std),
             re_prob=re_prob,
             re_mode=re_mode,
             re_count=re_count,
-            separate=channels == 1,
         )
-        if channels == 1:
-            return v2.Compose([*parts[:2], v2.Grayscale(1), *parts[2:]])
-        return parts
+        # policies fill with the mean as a color, which needs three values
+        rgb_mean = tuple(mean) * 3 if len(mean) == 1 else tuple(mean)
+        if channels == 3:
+            return timm_transform(image_size, mean=rgb_mean, **settings)
+        crop, policy, _ = timm_transform(image_size, mean=rgb_mean, separate=True, **settings)
+        *_, last = timm_transform(image_size, mean=tuple(mean), separate=True, **settings)
+        return v2.Compose([crop, policy, v2.Grayscale(1), last])
     flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
     if finetune:
         crop = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
