@@ -191,6 +191,9 @@ def test_resuming_says_what_changed_and_takes_the_folder_s_config():
     assert ended.code == 0, ended.err
     assert "from here" in ended.out
     assert "OPTIM.LR is" not in ended.out
+    ended = vil("train", "OUTPUT_DIR=run", "--resume", "OPTIM.EPOCHS", "4")
+    assert ended.code == 0, ended.err
+    assert "OPTIM.EPOCHS is 4 from here, was 3" in ended.out
 
 
 def test_arguments_of_datasets_can_be_emptied(tmp_path):

@@ -21,15 +21,20 @@ import argparse
 import math
 import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, preset_argument, resolve_with_sources
+from vil.cli.arguments import (
+    config_arguments,
+    options_of,
+    preset_argument,
+    resolve_with_sources,
+)
 from vil.config import defaults, describe_preset, diff, dump
 from vil.utils.console import printable
 from vil.utils.errors import INTERRUPTED, ConfigError
+from vil.workflows.configure import find_output_dir
 
 if TYPE_CHECKING:
     from vil.workflows.dry_run import DatasetSummary, DataSummary
@@ -40,7 +45,7 @@ WIDTH = 100  # columns of the list of changed keys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     preset_argument(parser)
-    text = "resume from the newest checkpoint in --output_dir, by default with the config there"
+    text = "resume from the newest checkpoint in OUTPUT_DIR, by default with the config there"
     parser.add_argument("--resume", action="store_true", help=text)
     text = "describe the data, run one step on synthetic images, print its memory and the config"
     parser.add_argument("--dry-run", action="store_true", help=text)
@@ -51,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.resume and args.output_dir and not args.config_file:
-        saved = Path(args.output_dir, "config.yaml")
+    if args.resume and not args.config_file:
+        saved = find_output_dir(options_of(args)) / "config.yaml"
         args.config_file = str(saved) if saved.is_file() else None
     cfg, sources = resolve_with_sources(args)
     if args.preset and os.environ.get("RANK", "0") == "0":

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from vil.config import describe_preset, load_config, override
-from vil.config.yaml_source import Setting, from_mapping
+from vil.config.defaults import KEYS
+from vil.config.yaml_source import Setting, from_mapping, from_options
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.safe_files import check_run_folder
 
@@ -105,6 +106,18 @@ def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[st
 def set_flags(options: Options) -> dict[str, str]:
     """Return {config key: value as a string} for the flags in `options` that are not None."""
     return {key: str(value) for key, value in options.flags.items() if value is not None}
+
+
+def find_output_dir(options: Options) -> Path:
+    """Return the OUTPUT_DIR of a config without a file, without checking the other keys."""
+    key = "OUTPUT_DIR"
+    words = [str(each.value) for each in from_options(options.words) if each.key == key]
+    return Path(
+        options.flags.get(key)
+        or next(reversed(words), None)
+        or os.environ.get(ENVIRONMENT[key])
+        or KEYS[key].default
+    )
 
 
 def run_config(
