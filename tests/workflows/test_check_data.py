@@ -223,6 +223,14 @@ def test_parts_of_the_training_images_and_the_number_auto(photos):
     assert sum(each.images.num_images for each in found.splits.values()) == 18
 
 
+def test_a_step_is_suggested_that_is_not_larger_than_the_set(photos):
+    suggested = check(photos, "OPTIM.ACCUMULATE=16").suggestions
+    assert (suggested["DATALOADER.BSZ"], suggested["OPTIM.ACCUMULATE"]) == (3, 1)
+    suggested = check(photos, "DATALOADER.BSZ=16").suggestions
+    assert suggested["DATALOADER.BSZ"] == 3
+    assert "OPTIM.ACCUMULATE" not in suggested
+
+
 def test_weights_are_suggested_for_rare_classes(photos):
     suggested = check(photos).suggestions
     assert suggested["LOSS.CLASS_WEIGHTS"] == "balanced"

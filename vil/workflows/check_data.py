@@ -330,6 +330,7 @@ def suggest(
         step = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         if train.images.num_images < step:
             found["DATALOADER.BSZ"] = max(train.images.num_images // 4, 1)
+            found["OPTIM.ACCUMULATE"] = 1
         if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
             found |= suggest_normalization(cfg, train.images)
         if task.resizes_to_image_size:
