@@ -74,6 +74,8 @@ def test_a_list_is_one_value_of_a_key_that_takes_a_list():
     plan = planned("AUG.SCALE=[[0.5, 1.0], [0.7, 1.0]]")
     assert [run.cfg.AUG.SCALE for run in plan.runs] == [(0.5, 1.0), (0.7, 1.0)]
     assert names(plan) == ["scale_0.5_1.0", "scale_0.7_1.0"]
+    plan = planned("DATA.KWARGS.label_columns=[a, b]", "SEED=[1]")
+    assert [run.cfg.DATA.KWARGS.label_columns for run in plan.runs] == [["a", "b"]]
     plan = planned("DATA.KWARGS.n=[32, 64]")
     assert [run.cfg.DATA.KWARGS.n for run in plan.runs] == [32, 64]
 
@@ -147,6 +149,8 @@ WRONG = [
         marks=pytest.mark.detection,
     ),
     ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),
+    ("SEED=[1] --task 0", "--task 0: s has no sweep yet: start it without this flag"),
+    ("SEED=[1] --table", "--table: s has no sweep yet: start it without this flag"),
     ('SEED=[1] --slurm=--comment="a', "--slurm '--comment=\"a': No closing quotation"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     if args.table:
+        require_sweep(plan.folder, "--table")
         table = results.make_table(plan, sizes)
         files = results.write_table(plan.folder, table)
         return print_table(table, files)
@@ -103,10 +104,20 @@ def output_of(args: argparse.Namespace) -> Path:
 
 
 def find_run(plan: SweepPlan, number: int) -> SweepRun:
-    """Return run `number`, counted from 0. Raises ConfigError if there is no such run."""
+    """Return run `number`, counted from 0. Raises ConfigError if there is no such run, or if the
+    folder has no sweep yet."""
     if number >= len(plan.runs):
         raise ConfigError(f"--task {number}: {plan.folder} has runs 0 to {len(plan.runs) - 1}")
+    require_sweep(plan.folder, f"--task {number}")
     return plan.runs[number]
+
+
+def require_sweep(folder: Path, flag: str) -> None:
+    """Raise ConfigError if a sweep's folder does not record the runs yet. flag: for the message."""
+    if not (folder / "sweep.json").is_file():
+        raise ConfigError(
+            f"{flag}: {folder} has no sweep yet: start it without this flag, or with --slurm"
+        )
 
 
 def print_plan(plan: SweepPlan) -> None:

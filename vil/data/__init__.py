@@ -161,6 +161,13 @@ def own_arguments(name: str) -> list[str]:
     return keyword_only(DATASETS.load(registered_name(name)))
 
 
+def takes_list(argument: str) -> bool:
+    """Return whether a registered dataset takes a list for an argument: its default is one."""
+    functions = (DATASETS.load(name) for name in DATASETS.entries)
+    parameters = (inspect.signature(each).parameters.get(argument) for each in functions)
+    return any(isinstance(getattr(p, "default", None), list | tuple) for p in parameters)
+
+
 def keyword_only(function: Callable) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

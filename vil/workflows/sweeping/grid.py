@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 from vil.config import override
 from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting
+from vil.data import takes_list
 from vil.utils.errors import ConfigError
 from vil.workflows.configure import Options, resolve, set_flags
 
@@ -115,15 +116,16 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether the value of a setting is a list of values to sweep over.
-
-    If the config key itself takes a list, the value must be a list of lists.
-    """
-    default = KEYS[setting.key].default if setting.key in KEYS else None
+    """Return whether a setting has a list of values to sweep over. For a config key whose values
+    are lists, this must be a list of lists."""
     if not isinstance(setting.value, list):
         return False
-    takes_list = isinstance(default, list | tuple)
-    return not takes_list or any(isinstance(item, list) for item in setting.value)
+    section, _, name = setting.key.rpartition(".")
+    if section == "DATA.KWARGS":
+        is_list_key = takes_list(name)
+    else:
+        is_list_key = setting.key in KEYS and isinstance(KEYS[setting.key].default, list | tuple)
+    return not is_list_key or any(isinstance(item, list) for item in setting.value)
 
 
 def with_fixed(grid: Grid, setting: Setting) -> Grid:
