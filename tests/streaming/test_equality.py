@@ -64,6 +64,14 @@ def test_every_strip_height(mask):
     assert_equal(model, (300, 45), range(1, 26))
 
 
+@pytest.mark.parametrize("extra", [1, 2])
+def test_cyclic_strips_that_almost_cover_the_grid(extra):
+    """The first strip needs all rows. It overwrites them before the last strip needs the top."""
+    model = make_model("l1,h1,d4,n3,s1,g1,p4,f3,a0", sw_exact=-1)
+    for num_chunks in (2, 4):
+        assert_equal(model, (12 * (num_chunks + extra), 40), (num_chunks,))
+
+
 @pytest.mark.parametrize("num_chunks", [1, 2])
 @pytest.mark.parametrize(
     ("changes", "settings"),

@@ -112,8 +112,9 @@ class StageCosts:
         context = min(height + halo, self.grid[0])
         x, kept = self.token_rows(context, first), self.token_rows(min(halo, context), first)
         if self._is_cyclic(block):
-            kept += self.token_rows(min(2 * chunk_side(block.attn), self.grid[0]), first)
-            kept = max(kept, x) if context == self.grid[0] and height < context else kept
+            ends = self.token_rows(min(2 * chunk_side(block.attn), self.grid[0]), first)
+            is_buffered = context == self.grid[0] and height < context
+            kept = ends + (x if is_buffered else kept)
         work = self._local_bytes(block, height, collects)
         out = self.token_rows(min(height, self.grid[0]))
         is_whole = height >= self.grid[0]

@@ -116,8 +116,9 @@ class LocalRows(StripRows):
     def gather(self, strip: int) -> tuple[Tensor, Context]:
         """Read the rows that a strip needs. Returns (rows (n, Y, C), context)."""
         context = self.context(strip)
-        if len(context.runs) > 1 and not self.ends:
-            self._keep_ends()
+        last = self.context(self.num_strips - 1)
+        if not self.ends and max(len(context.runs), len(last.runs)) > 1:
+            self._keep_ends()  # now, because the output of this strip may overwrite the source
         up = halo_of(self.window)[0] * self.side
         keep = (strip + 1) * self.height - up
         if context.runs == ((0, self.rows),) and self.window is not None and self.window.cyclic:
