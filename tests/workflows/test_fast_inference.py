@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import vil
@@ -52,10 +53,17 @@ def test_python_has_the_key():
     assert json.dumps(one.classes[0][0]) == json.dumps(two.classes[0][0])
 
 
-def test_training_ignores_the_key_in_its_final_test(tmp_path, monkeypatch):
-    monkeypatch.setattr("vil.workflows.inference.optimize_for_inference", pytest.fail)
-    words = [*TINY, "DATA.VAL=[fake]", "OPTIM.EPOCHS=1", "EVAL.FAST=True"]
-    assert vil.train(None, words, output_dir=tmp_path).test_metrics
+@pytest.mark.parametrize("arch", ["msvit", "resnet18"])
+def test_features_are_those_of_the_model(arch, run, tmp_path):
+    source = run
+    if arch != "msvit":
+        source = tmp_path / "run"
+        words = [f"MODEL.ARCH={arch}", *SMALL_TASKS["classification"], "OPTIM.EPOCHS=1"]
+        vil.train(None, words, output_dir=source)
+    image = vil.data.DATASETS.load("digits")(None, "val").image(0)
+    plain, fast = (vil.embed(source, image, {"EVAL.FAST": value}) for value in (False, True))
+    assert fast.shape == plain.shape
+    assert np.allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
 
 
 @pytest.mark.detection

@@ -1,6 +1,7 @@
 """Make a faster copy of a model for inference."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +33,13 @@ class OptimizedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model without autograd. Floating-point inputs are converted to `dtype`, and
         outputs to float32."""
+        return self.call(self.model, *args, **kwargs)
+
+    def call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that runs `model`, with the conversions of `forward`."""
         args, kwargs = tree_map(lambda x: convert(x, self.dtype), (args, kwargs))
         with torch.inference_mode(), torch.autocast(device_of(self.model), enabled=False):
-            return tree_map(lambda x: convert(x, torch.float32), self.model(*args, **kwargs))
+            return tree_map(lambda x: convert(x, torch.float32), function(*args, **kwargs))
 
     def train(self, mode: bool = True) -> "OptimizedModel":
         if mode:

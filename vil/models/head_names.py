@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from vil.layers.packed_linear import PackedLinear
+
 
 def find_heads(model: nn.Module) -> list[nn.Module]:
     """Return the list of a model's classification heads, usually one.
@@ -14,7 +16,7 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
         heads = model.get_classifier()
         return list(heads) if isinstance(heads, tuple | list) else [heads]
     layers = list(model.modules())
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear | PackedLinear)]
     return [(linear or [layer for layer in layers if isinstance(layer, nn.Conv2d)])[-1]]
 
 

@@ -5,6 +5,7 @@ Shapes: B images of a batch, c channels, N images of a test set, K outputs of th
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from vil.data.views import View, make_views
 from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects, unwrap
 from vil.engine.evaluation import autocast, evaluating, iter_in_step
 from vil.engine.loop import Loss
+from vil.integrations.optimize import OptimizedModel
 from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import Task
@@ -116,6 +118,8 @@ class ImageTask(Task):
         """Return the pooled features (B, D) float32, on the CPU, of B tensors (c, H, W)."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
+        if isinstance(model, OptimizedModel):
+            return model.call(partial(pooled_features, model.model), images).cpu()
         with autocast(self.device, self.amp_dtype):
             return pooled_features(model, images).float().cpu()
 
