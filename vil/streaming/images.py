@@ -68,6 +68,14 @@ def as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of NumPy or torch, such as "uint16", without its byte order."""
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype).removeprefix("torch.")
+
+
 def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
     """Open an image.
 
@@ -102,7 +110,7 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
 
 
 def _open_array(image: Any, is_hwc: bool, name: str) -> Pixels:
-    shape, dtype = tuple(image.shape), str(image.dtype).removeprefix("torch.")
+    shape, dtype = tuple(image.shape), dtype_name(image.dtype)
     if len(shape) == 2:  # one channel
         shape = (*shape, 1) if is_hwc else (1, *shape)
 
@@ -125,7 +133,7 @@ def _open_reader(image: Any, name: str) -> Pixels:
     def rows(first: int, stop: int) -> Any:
         return image.read(window=((first, stop), (0, image.width)))
 
-    return Pixels(shape, str(image.dtypes[0]), rows, is_hwc=False, name=name)
+    return Pixels(shape, dtype_name(image.dtypes[0]), rows, is_hwc=False, name=name)
 
 
 class ImageRows(RowSource):

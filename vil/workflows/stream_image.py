@@ -25,11 +25,14 @@ from torch import Tensor, nn
 
 from vil.engine.evaluation import autocast
 from vil.models.vision_longformer import MsViT
-from vil.streaming import Normalize, StreamPlan, prepare
+from vil.streaming import StreamPlan, prepare
+from vil.streaming.checks import check_outputs, find_network
 from vil.streaming.forward import PreparedStream
+from vil.streaming.images import open_pixels
 from vil.streaming.journal import FileJournal
 from vil.streaming.map_files import check_map_file, convert_map, create_map
 from vil.streaming.plan import parse_bytes
+from vil.streaming.scaling import ScaleAndNormalize
 from vil.streaming.store import check_scratch
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask
@@ -79,12 +82,8 @@ class ImageStream:
         limit = parse_bytes(settings.memory)
         for path in settings.save.values():
             check_map_file(path)
-        own = source.cfg.INPUT
-        transform = Normalize(own.MEAN, own.STD, source.cfg.DATA.VALUE_RANGE)
-        self.options = dict(layout="HWC", transform=transform)
-        names = ("logits", *settings.save)
         with self.autocast():
-            self.prepared = prepare(source.model, image, outputs=names, **self.options)
+            self.prepared = self._prepare()
             maps = self.prepared.shapes
             for name in settings.save:
                 if name not in maps:
@@ -99,6 +98,13 @@ class ImageStream:
                 f"--memory {settings.memory} is too little to keep {self.plan.scratch_bytes} bytes "
                 "of tokens: add --scratch DIR, or raise --memory"
             )
+
+    def _prepare(self) -> PreparedStream:
+        cfg, network = self.source.cfg, find_network(self.source.model)
+        names = check_outputs(network, ("logits", *self.settings.save))
+        pixels = open_pixels(self.image, "HWC", network.in_chans)
+        transform = ScaleAndNormalize(pixels, cfg.INPUT.MEAN, cfg.INPUT.STD, cfg.DATA.VALUE_RANGE)
+        return PreparedStream(network, pixels, names, None, transform)
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context manager of the task."""
@@ -171,7 +177,12 @@ class ImageStream:
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        facts: list[Any] = [self.plan, self.options, self.source.task.amp_dtype, torch.__version__]
+        facts: list[Any] = [
+            self.plan,
+            self.prepared.image.transform,
+            self.source.task.amp_dtype,
+            torch.__version__,
+        ]
         if isinstance(self.image, str | Path):
             path = Path(self.image)
             files = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]

@@ -1,0 +1,79 @@
+"""Scale the values of a streamed image to 0..1, by the rules of `vil.data` for image files.
+
+Shapes: c channels, n rows, W columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vil.streaming.images import Normalize, Pixels
+from vil.utils.errors import DataError
+from vil.utils.rgb import ValueRangeError, default_range
+
+
+class ScaleAndNormalize:
+    """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
+
+    8-bit values are divided by 255. Other values are scaled from value_range (low, high) and
+    clipped to 0..1. An empty value_range means 0..65535 for uint16 and 0..1 for floats. NaN and Inf
+    become 0.
+
+    pixels: the image. mean, std: one number per channel. Raises DataError if the range of the
+    image's values is unknown.
+    """
+
+    def __init__(
+        self,
+        pixels: Pixels,
+        mean: Sequence[float],
+        std: Sequence[float],
+        value_range: Sequence[float] = (),
+    ) -> None:
+        self.name, self.value_range = pixels.name, tuple(value_range)
+        self.normalize = Normalize(mean, std)
+        self.dtype = pixels.dtype
+        if not self.is_8_bit:
+            self.low, self.high = self._find_range(0.0, 0.0)
+
+    @property
+    def is_8_bit(self) -> bool:
+        return self.dtype in ("uint8", "bool")
+
+    def __call__(self, strip: Tensor) -> Tensor:
+        """Scale and normalize a strip (c, n, W). Returns float32 of the same shape."""
+        if self.is_8_bit:
+            return self.normalize(strip)
+        scaled = torch.empty(strip.shape, dtype=torch.float32, device=strip.device)
+        for row in range(strip.shape[1]):  # float64 copies of single rows need little memory
+            values = strip[:, row].double()
+            values = torch.where(values.isfinite(), values, self.low)
+            if not self.value_range:
+                self._find_range(values.min().item(), values.max().item())
+            scaled[:, row] = values.sub_(self.low).div_(self.high - self.low).clamp_(0, 1)
+        return self.normalize(scaled)
+
+    def _find_range(self, least: float, most: float) -> tuple[float, float]:
+        """Return the value range. Without `value_range`, raise DataError if there is no default
+        range, or if values from `least` to `most` are not in it."""
+        try:
+            return self.value_range or default_range(kind_of(self.dtype), least, most)
+        except ValueRangeError as error:
+            raise DataError(f"{self.name}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"ScaleAndNormalize({self.dtype}, {self.value_range}, {self.normalize})"
+
+
+def kind_of(dtype: str) -> str:
+    """Return the type of an image's values as `vil.utils.rgb.default_range` takes it, such as
+    "16-bit". dtype: name of a dtype with more than 8 bits."""
+    if "float" in dtype:
+        return "float"
+    number = np.dtype(dtype)
+    if number.kind not in "ui":
+        raise ValueRangeError(f"an image must have numeric values, not the type {dtype}")
+    sign = "signed " if dtype == "int16" else ""
+    return f"{sign}{8 * number.itemsize}-bit"
