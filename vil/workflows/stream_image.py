@@ -172,16 +172,16 @@ class ImageStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights, the image, the plan, the settings and the torch version, as text."""
+        """Hash of the weights and settings of the model, the image, the plan, the transform and the
+        torch version, as text."""
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         facts: list[Any] = [
-            self.plan,
-            self.prepared.image.transform,
-            self.source.task.amp_dtype,
-            torch.__version__,
+            *(self.source.cfg.MODEL.dump(), self.prepared.model),
+            *(repr(self.plan), self.prepared.image.transform),
+            *(self.source.task.amp_dtype, torch.__version__),
         ]
         if isinstance(self.image, str | Path):
             path = Path(self.image)
