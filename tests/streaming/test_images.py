@@ -223,6 +223,19 @@ def test_truncated_files(model, pixels, tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_tiff_files_whose_values_are_not_the_pixels(pixels, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.tif", exif=exif)
+    Image.fromarray(pixels).quantize(9).save(tmp_path / "palette.tif")
+    tifffile.imwrite(tmp_path / "white.tif", pixels[..., 0], photometric="miniswhite")
+    refused = {"turned": "its orientation is 6", "palette": "PALETTE", "white": "MINISWHITE"}
+    for name, message in refused.items():
+        with pytest.raises(DataError, match=message):
+            open_pixels(tmp_path / f"{name}.tif", "HWC", 3)
+
+
 def test_rows_that_cannot_be_read(model, pixels):
     class Broken(Reader):
         def read(self, *, window):

@@ -118,6 +118,7 @@ def _open_tiff(path: str | Path) -> tuple[Any, bool]:
         series = file.series[0]
         axes, page = series.axes, series.keyframe
         _check_complete(path, file, series)
+        _check_values(path, page)
         is_mappable = page.is_memmappable and series.dataoffset is not None
     if axes not in ("YX", "YXS", "SYX", "CYX", "QYX", "IYX"):
         raise DataError(f"{path}: its axes are {axes}, expected YX, YXS, SYX or CYX")
@@ -151,6 +152,17 @@ def _check_complete(path: str | Path, file: Any, series: Any) -> None:
                 raise DataError(
                     f"{path} is truncated: it has {size} bytes, but needs at least {offset + count}"
                 )
+
+
+def _check_values(path: str | Path, page: Any) -> None:
+    """Raise DataError if the stored pixels of a TIFF page are not those of the image, because it is
+    turned, inverted or has a palette."""
+    turn = page.tags.valueof("Orientation", default=1)
+    if turn != 1:
+        raise DataError(f"{path}: its orientation is {turn}; save it upright, with orientation 1")
+    photometric = getattr(page.photometric, "name", "")
+    if photometric in ("MINISWHITE", "PALETTE"):
+        raise DataError(f"{path}: its values are {photometric}; save it as MINISBLACK or RGB")
 
 
 def _open_zarr(path: str | Path) -> Any:
