@@ -44,13 +44,22 @@ def trained(tmp_path_factory):
     return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
 
 
-def test_resuming_a_run_that_stopped_early_gives_the_same_result(tmp_path):
-    words = [*TINY, "RUN.PATIENCE=1", "RUN.MIN_DELTA=100", "OPTIM.EPOCHS=9"]
-    first = vil.train(None, words, output_dir=tmp_path)
-    again = vil.train(output_dir=tmp_path, resume=True)
-    assert first.reason.startswith("stopped early after step 8")
-    assert (again.reason, again.step, again.best) == (first.reason, first.step, first.best)
-    assert again.metrics == first.metrics
+def test_an_image_from_pil_is_read_like_its_file(trained, tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(pixels).convert("CMYK").save(tmp_path / "cmyk.tif")
+    Image.fromarray(pixels[..., 0] / np.float32(255)).save(tmp_path / "float.tif")
+    Image.fromarray(pixels[..., 0].astype(np.int32)).save(tmp_path / "int.tif")
+    files = sorted(tmp_path.glob("*.*"))
+    run, overrides = trained.run_dir, {"DATA.VALUE_RANGE": [0, 255]}
+    expected = vil.predict(run, files, overrides)
+    found = list(vil.predict(run, map(Image.open, files), overrides))
+    assert [each.classes for each in found] == [each.classes for each in expected]
+    assert not any(each.error for each in found)
+    hsv = Image.fromarray(pixels).convert("HSV")
+    assert not next(vil.predict(run, hsv)).error
 
 
 def final(result):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -29,6 +29,8 @@ from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 from vil.workflows.inference import InferenceModel, load_for_inference
 
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
+TIFF_MODES = ("CMYK", "F", "I", "I;16B", "I;16L", "LAB", "YCbCr")  # into a TIFF file only
 TOP = 5  # classes per image
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
 Source = str | Path | WeightsEnum | InferenceModel
@@ -106,13 +108,24 @@ def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[I
     if isinstance(image, str | Path):
         return list_images([str(image)], lambda: b"", channels)
     buffer = io.BytesIO()
+    if isinstance(image, Image.Image):
+        image = _turn_upright(image)
     if channels not in PIL_CHANNELS:
         np.save(buffer, np.asarray(image))
         return [ImageSource("array", buffer.getvalue())]
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    image.save(buffer, "PNG")
+    if image.mode not in (*PNG_MODES, *TIFF_MODES):
+        image = image.convert("RGB")
+    image.save(buffer, "PNG" if image.mode in PNG_MODES else "TIFF")
     return [ImageSource("array", buffer.getvalue())]
+
+
+def _turn_upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # PIL raises any exception for invalid EXIF data; the pixels may be valid
+        return image
 
 
 def find_images(
