@@ -44,6 +44,12 @@ def trained(tmp_path_factory):
     return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
 
 
+def test_a_run_may_have_the_name_of_a_model(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("vil_nano").symlink_to(trained.run_dir)
+    assert len(vil.load_for_inference("vil_nano").classes) == 4
+
+
 def test_an_image_from_pil_is_read_like_its_file(trained, tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8)
     exif = Image.Exif()

@@ -62,19 +62,21 @@ def load_for_inference(
     """Load a trained model from a run's folder, a self-describing weight file, or by name.
 
     source: the folder of a run; a weight file of `vil convert` or `vil.save_pretrained`; a name
-    from `vil.list_models()`, for the model's default weights; or a member of a weights enum.
+    from `vil.list_models()`, for the model's default weights; or a member of a weights enum. The
+    folder of a run takes precedence over a model of the same name.
     overrides: changes to the config, such as {"DEVICE": "cpu"}. checkpoint: for a run, "best" or
     "last". Raises CheckpointError if the weights are missing or corrupt.
     """
     words = as_options(overrides)
-    if str(source) in ARCHS:
+    is_run = not isinstance(source, WeightsEnum) and Path(source, "config.yaml").is_file()
+    if str(source) in ARCHS and not is_run:
         source = get_model_weights(str(source)).DEFAULT
     if isinstance(source, WeightsEnum):
         recipe = source.meta["recipe"].removeprefix("configs/")
         name = f"MODEL.MODEL_PATH={type(source).__name__}.{source.name}"
         found = weights_config(recipe, Options([name, *words]))
         found = found._replace(class_names=source.meta["categories"] or ())
-    elif Path(source, "config.yaml").is_file():
+    elif is_run:
         found = run_config(source, Options(words), checkpoint=checkpoint)
     else:
         found = weights_config(None, Options([f"MODEL.MODEL_PATH={source}", *words]))
