@@ -83,6 +83,36 @@ def test_activations_are_fused_and_dropout_is_removed():
     assert type(mlp.act) is not nn.Identity
 
 
+class SquaredReLU(nn.ReLU):
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+class QuickGELU(nn.GELU):
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.mark.parametrize("act", [SquaredReLU, QuickGELU])
+def test_subclasses_of_activations_are_kept(act):
+    model, x = nn.Sequential(Mlp(8, 16, act_layer=act)).eval(), torch.randn(3, 8)
+    torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["", "fc1", "act", "drop1", "fc2"])
+def test_forward_hooks_are_kept(name):
+    model, x = nn.Sequential(Mlp(8, 16)).eval(), torch.randn(3, 8)
+    hooked = model[0].get_submodule(name)
+    hooked.register_forward_hook(lambda module, args, out: out / 2)
+    hooked.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
+
+
+def test_weights_of_hooks_are_kept():
+    model, x = nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 8))).eval(), torch.randn(3, 8)
+    torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
+
+
 def test_copies_and_pickles_have_the_same_outputs():
     fast, images = vil.optimize_for_inference(SMALL["vil"]()), torch.randn(1, 3, 32, 32)
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from vil.layers.block import Block
-from vil.layers.packed_linear import InParts, PackedLinear, can_pack
+from vil.layers.packed_linear import InParts, PackedLinear, can_pack, has_hooks
 from vil.ops.mlp import is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
@@ -57,9 +57,9 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    a few tokens at a time, so that their activations stay in the CPU cache. An MLP is not changed
-    if `vil tune` found the compiled C++ code for it to be faster. Up to rounding, the outputs are
-    the same as those of the model in `dtype`.
+    the tokens in parts. Modules with forward hooks, and MLPs for which `vil tune` found compiled
+    code to be faster, are not replaced. Up to rounding, the outputs are the same as those of the
+    model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`,
@@ -91,11 +91,18 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
     parent MLP applies, "gelu" or "relu"; "" if none. pack: whether to reorder the weights of linear
     layers.
     """
-    if isinstance(child, UNUSED) or (fused and name == "act"):
+    if has_hooks(child):
+        return child
+    if type(child) in UNUSED or (fused and name == "act"):
         return nn.Identity()
     if pack and can_pack(child):
         return PackedLinear(child, fused if name == "fc1" else "")
-    if pack and type(child) is Mlp and can_pack(child.fc1):
+    if (
+        pack
+        and type(child) is Mlp
+        and can_pack(child.fc1)
+        and not any(map(has_hooks, child.modules()))
+    ):
         return InParts(child, child.fc1.out_features)
     return child
 
@@ -114,8 +121,9 @@ def _fused_activation(module: nn.Module) -> str:
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act
-    exact = getattr(act, "approximate", "none") == "none"
-    return next((name for cls, name in FUSED.items() if isinstance(act, cls) and exact), "")
+    if has_hooks(act) or getattr(act, "approximate", "none") != "none":
+        return ""
+    return FUSED.get(type(act), "")
 
 
 def convert(x: Any, dtype: torch.dtype) -> Any:

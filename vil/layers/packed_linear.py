@@ -80,7 +80,13 @@ def can_pack(linear: nn.Module) -> bool:
     """Whether oneDNN can compute a module: an nn.Linear on a CPU with a supported dtype."""
     return (
         type(linear) is nn.Linear
+        and not has_hooks(linear)
         and linear.weight.device.type == "cpu"
         and linear.weight.dtype in DTYPES
         and torch.backends.mkldnn.is_available()
     )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks may change the inputs or outputs of a module, or compute its weights."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)
