@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 import vil
+from vil.errors import SaveError
 from vil.workflows.stream_image import ImageStream, StreamSettings
 
 
@@ -34,3 +35,17 @@ def test_no_work_of_another_model_is_resumed(photo, tmp_path):
     others = [make_stream(photo, change, **settings).fingerprint for change in changes]
     others.append(make_stream(photo, scratch=tmp_path, memory="64.001MiB").fingerprint)
     assert len({same[0], *others}) == 6
+
+
+def test_a_map_that_cannot_be_converted_is_kept(photo, tmp_path):
+    """A folder takes the place of the output while the image is streamed."""
+    out = tmp_path / "map.npy"
+    stream = make_stream(photo, save={"stages.1": out})
+
+    def block(share, seconds):
+        out.mkdir(exist_ok=True)
+
+    with pytest.raises(SaveError, match="cannot be written") as error:
+        stream.predict(block)
+    kept = str(error.value).rpartition("the map is in ")[2]
+    assert np.load(kept).shape == stream.prepared.shapes["stages.1"]

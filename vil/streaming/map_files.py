@@ -26,6 +26,11 @@ ENDINGS = (".npy", ".zarr", *TIFF)
 TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
 
 
+class ConversionError(SaveError):
+    """Error for a map that cannot be written to its file. The message names the complete .npy file,
+    which must be kept."""
+
+
 def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.ndarray:
     """Return an array (d, X, Y) that is mapped from an .npy file. Creates the file if necessary.
 
@@ -75,8 +80,8 @@ def convert_map(source: Path, target: Path) -> None:
     """Copy or convert a complete .npy file of a map (d, X, Y) to the format of the target's
     extension. A .tif file stores the map as (X, Y, d).
 
-    The target is replaced only when the new file is complete. Raises SaveError if it cannot be
-    written.
+    The target is replaced only when the new file is complete. Raises ConversionError if it cannot
+    be written.
     """
     suffix = target.suffix.lower()
     try:
@@ -89,7 +94,9 @@ def convert_map(source: Path, target: Path) -> None:
             else:
                 _write_tiff(np.load(source, mmap_mode="r"), aside)
     except (OSError, ConfigError) as error:
-        raise SaveError(f"{target} cannot be written ({error}); the map is in {source}") from error
+        raise ConversionError(
+            f"{target} cannot be written ({error}); the map is in {source}"
+        ) from error
 
 
 def _write_zarr(array: np.ndarray, target: Path) -> None:

@@ -30,7 +30,7 @@ from vil.streaming.checks import check_outputs, find_network
 from vil.streaming.forward import PreparedStream
 from vil.streaming.images import open_pixels
 from vil.streaming.journal import FileJournal
-from vil.streaming.map_files import check_map_file, convert_map, create_map
+from vil.streaming.map_files import ConversionError, check_map_file, convert_map, create_map
 from vil.streaming.plan import parse_bytes
 from vil.streaming.scaling import ScaleAndNormalize
 from vil.streaming.store import check_scratch
@@ -195,8 +195,9 @@ class ImageStream:
     def _folder(self) -> Iterator[tuple[Path, bool]]:
         """Create a folder for intermediate files in a `with` block. Yields (folder, is_kept).
 
-        is_kept: whether the folder is kept if the block raises an error, so that the next run can
-        resume from it. Otherwise, it is removed at the end of the block.
+        The folder is removed at the end of the block. After an error, it is removed only if
+        `is_kept` is False; otherwise, the next run resumes from it. It is never removed if a map in
+        it cannot be converted.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:
@@ -204,8 +205,12 @@ class ImageStream:
             path = Path(tempfile.mkdtemp(prefix=".vil-stream-", dir=beside))
             try:
                 yield path, False
-            finally:
+            except ConversionError:
+                raise
+            except BaseException:
                 shutil.rmtree(path, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
             return
         size = self.plan.scratch_bytes + sum(
             math.prod(self.prepared.shapes[output]) * self._dtype_of(output).itemsize
