@@ -83,6 +83,8 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
     (tmp_path / "folder.zarr").mkdir()
     large = tmp_path / "large.npy"
     np.lib.format.open_memmap(large, "w+", np.uint8, (30_000, 30_000, 3))  # a file with a hole
+    one = tmp_path / "one.npy"
+    double = [f"--save=stages.0={one}", f"--save=stages.1={tmp_path}/./one.npy"]
     wrong = {
         "--stream takes one image file": [photo, photo, "--stream"],
         "--memory needs --stream": [photo, "--memory", "1GiB"],
@@ -93,6 +95,8 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "the smallest possible limit is": [photo, "--stream", "--memory", "9KiB"],
         "expected OUTPUT=FILE": [photo, "--stream", "--save", "map.npy"],
         "unknown output": [photo, "--stream", "--save", "stage=map.npy"],
+        "this file is given twice": [photo, "--stream", *double],
+        "--output-file writes this": [photo, "--stream", double[0], f"--output-file={one}"],
         "is a vector": [photo, "--stream", "--save", "logits=map.npy"],
         "expected a name that ends in": [photo, "--stream", "--save", "stages.0=map.jpg"],
         "there is no folder": [photo, "--stream", "--save", "stages.0=no/map.zarr"],

@@ -70,6 +70,8 @@ def settings_of(args: argparse.Namespace, image: str) -> Any:
             output_file(file, "--save", (), inputs)
         elif any(file.resolve() == Path(each).resolve() for each in inputs):
             raise ConfigError(f"--save {file}: the command reads this file; choose another name")
+        if args.output_file and file.resolve() == Path(args.output_file).resolve():
+            raise ConfigError(f"--save {file}: --output-file writes this file; choose another name")
     scratch = Path(args.scratch) if args.scratch else None
     return StreamSettings(args.memory or MEMORY, scratch, save)
 

@@ -270,8 +270,8 @@ class Clock:
 
 
 def describe_save(words: Sequence[str]) -> dict[str, Path]:
-    """Parse command-line words OUTPUT=FILE into {output: file}. Raises ConfigError for words of
-    another form, and if an output occurs twice."""
+    """Parse words OUTPUT=FILE into {output: file}. Raises ConfigError for words of another form,
+    and if an output or a file occurs twice."""
     save: dict[str, Path] = {}
     for word in words:
         name, equals, file = word.partition("=")
@@ -279,5 +279,7 @@ def describe_save(words: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"--save {word}: expected OUTPUT=FILE, such as stages.2=map.npy")
         if name in save:
             raise ConfigError(f"--save {name}: this output is given twice: give one file for it")
+        if Path(file).resolve() in (each.resolve() for each in save.values()):
+            raise ConfigError(f"--save {word}: this file is given twice: give one file per output")
         save[name] = Path(file)
     return save
