@@ -5,6 +5,8 @@ timm's attention under the mask of the reference implementation.
 import copy
 import pickle
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -245,6 +247,18 @@ def test_copies_are_independent():
         vil.patch_attention(twin, "full")
         assert not twin.patch_embed._forward_hooks
         assert model.patch_embed._forward_hooks
+
+
+def test_threads_with_other_grids():
+    """Each of two threads runs the patch embedding before the other one runs the blocks."""
+    model = patched(randomize(MODELS["any size"]()), window=2)
+    images = torch.randn(1, 3, 48, 96), torch.randn(1, 3, 96, 48)
+    want = [model(each) for each in images]
+    both = threading.Barrier(2)
+    model.patch_embed.register_forward_hook(lambda module, args, tokens: (both.wait(60), tokens)[1])
+    with ThreadPoolExecutor(2) as threads:
+        got = list(threads.map(model, images))
+    assert all(torch.equal(*pair) for pair in zip(want, got))
 
 
 def step(model: nn.Module, *batches: Tensor) -> dict[str, Tensor]:

@@ -4,6 +4,8 @@ Shapes: B batch, N heads, D head dim, C = N*D width, X Y grid of patches, L = X*
 prefix tokens (class, distillation, registers), which are the global tokens, T = G+L.
 """
 
+import threading
+
 import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
@@ -17,7 +19,7 @@ from vil.layers.attention.pattern import PatternAttention
 
 
 class PatchGrid:
-    """Rows and columns of the patch tokens in the current forward pass.
+    """Rows and columns of the patch tokens in the current forward pass of each thread.
 
     The object is a forward hook of the model's patch embedding, which `forward`, `forward_features`
     and `forward_intermediates` all call first. All attention modules of a model share one
@@ -31,9 +33,15 @@ class PatchGrid:
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
+        self.last, self.local = size, threading.local()
         self.by_length = {size[0] * size[1]: size}
         self.handle: RemovableHandle | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The grid of the last forward pass in this thread or, if there was none, in any thread.
+        Autograd may recompute a block in a thread without a forward pass."""
+        return getattr(self.local, "size", self.last)
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
         """Record the patch grid of a forward pass, as a forward hook of the patch embedding.
@@ -41,33 +49,40 @@ class PatchGrid:
         tokens: the output of the patch embedding `embed`. If it is (B, X, Y, C), the grid is X x Y.
         Otherwise the model takes images of one size only, and the grid is `embed.grid_size`.
         """
-        self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
+        size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
+        self.last = self.local.size = size
         if not torch.compiler.is_compiling():
-            self.by_length[self.size[0] * self.size[1]] = self.size
+            self.by_length[size[0] * size[1]] = size
 
     def find(self, length: int) -> tuple[int, int]:
         """Return the grid (rows, columns) of `length` patch tokens.
 
         Raises ValueError if no forward pass had that many patch tokens.
         """
-        if self.size[0] * self.size[1] == length:
-            return self.size
+        size = self.size
+        if size[0] * size[1] == length:
+            return size
         if length not in self.by_length:
             raise ValueError(
-                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}, the "
+                f"{length} patch tokens do not form a grid of {size[0]}x{size[1]}, the "
                 "output size of the patch embedding: the model must not add or drop patch tokens"
             )
         return self.by_length[length]
 
     def __getstate__(self) -> dict:
-        """Return the attributes to pickle.
+        """Return the attributes to pickle, without the grids of other threads.
 
         Symbolic dimensions of torch.export cannot be pickled. If `size` has such dimensions, it is
         replaced by the first recorded grid.
         """
-        if not any(isinstance(n, torch.SymInt) for n in self.size):
-            return self.__dict__
-        return self.__dict__ | {"size": next(iter(self.by_length.values()))}
+        size = self.size
+        if any(isinstance(n, torch.SymInt) for n in size):
+            size = next(iter(self.by_length.values()))
+        return {"size": size, "by_length": self.by_length, "handle": self.handle}
+
+    def __setstate__(self, state: dict) -> None:
+        self.last, self.local = state["size"], threading.local()
+        self.by_length, self.handle = state["by_length"], state["handle"]
 
     def attach(self, embed: nn.Module) -> None:
         """Register this object as a forward hook of the patch embedding."""
