@@ -1,6 +1,7 @@
 """Features of images: their file, their order, and what simple classifiers find in them."""
 
 import csv
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from tests.common.old_runs import copy_old
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.tasks.classification.probe import Labeled, probe_features, split_off
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, SaveError
+from vil.workflows.embed import embed_files
 from vil.workflows.inference import shipped_weights
+from vil.workflows.predict import open_images
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,17 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4"]
     assert [row["file"] for row in rows] == [str(path) for path in sorted(photos.rglob("*.png"))]
     assert [bool(row["error"]) for row in rows] == np.isnan(features).all(axis=1).tolist()
+
+
+def test_a_full_disk_is_an_error_before_the_features_are_written(run, photos):
+    model, limit = vil.load_for_inference(run), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
+    try:
+        with pytest.raises(SaveError, match="no disk space for 768 B"):
+            embed_files(model, open_images(photos), Path("features.npy"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not list(Path().glob("*features*"))
 
 
 def test_nothing_is_written_if_no_image_can_be_read(run, photos):

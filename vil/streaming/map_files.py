@@ -31,8 +31,8 @@ class ConversionError(SaveError):
     which must be kept."""
 
 
-def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.ndarray:
-    """Return an array (d, X, Y) that is mapped from an .npy file. Creates the file if necessary.
+def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array that is mapped from an .npy file. Creates the file if necessary.
 
     The disk space is allocated immediately. Raises SaveError if the disk is full.
     """
@@ -41,7 +41,7 @@ def create_map(file: Path, shape: tuple[int, int, int], dtype: np.dtype) -> np.n
     described = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     size = header.tell() + math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: no disk space for a map of {format_bytes(size)}"):
+    with os_error_as(SaveError, f"{file}: no disk space for {format_bytes(size)}"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             os.pwrite(descriptor, header.getvalue(), 0)

@@ -17,6 +17,7 @@ from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import ImageSource, iter_image_batches
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
+from vil.streaming.map_files import create_map
 from vil.tasks import refuse_unless_defined
 from vil.tasks.classification.probe import Labeled, Probe, probe_features
 from vil.utils.errors import ConfigError, DataError
@@ -140,7 +141,7 @@ def collect_features(
     features: an array (N, D) float32. errors: for each image, the reason why it cannot be read, or
     "". file: .npy file to which the features are written; the returned array is then a memory map
     of this file. batch_size, num_workers: None for the values in the model's config. Raises
-    DataError if no image can be read.
+    DataError if no image can be read, and SaveError if the disk is full.
     """
     features, errors = None, [""] * len(images)
     for batch in iter_features(model, images, batch_size, num_workers):
@@ -149,7 +150,7 @@ def collect_features(
             if file is None:
                 features = np.empty(shape, np.float32)
             else:
-                features = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+                features = create_map(file, shape, np.dtype(np.float32))
             features[: batch.indices[0]] = np.nan
         if features is not None:
             features[batch.indices] = batch.features if batch.features.shape[1] else np.nan
