@@ -64,6 +64,12 @@ def test_the_prediction_and_the_maps_of_the_whole_image(photo, shipped, tmp_path
     assert again.out == ended.out
 
 
+def test_a_config_with_eval_fast_can_be_streamed(photo):
+    ended = vil("predict", photo, "--stream", "EVAL.FAST=True")
+    assert ended.code == 0, ended.err
+    assert ended.out == vil("predict", photo, "--stream").out
+
+
 def test_a_dry_run_prints_the_plan_and_reads_no_pixels(photo, tmp_path):
     image = Image.open(photo).resize((2000, 1500))
     image.save(tmp_path / "cut.jpg")

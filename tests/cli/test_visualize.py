@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from matplotlib.image import imread
 from PIL import Image
 
 from tests.common.small_runs import TINY, checkpoint, vil
+from vil import predict
 from vil.cli.visualize_attention import __doc__ as attention_help
 from vil.cli.visualize_pattern import __doc__ as pattern_help
 
@@ -36,9 +38,15 @@ def photo():
 
 def drawn(*words, out="attention.png"):
     """The picture that a command draws, and what it says on stderr."""
+    said = said_of(*words, out=out)
+    return imread(out), said
+
+
+def said_of(*words, out="attention.png"):
+    """What a command that draws says on stderr."""
     ended = vil("visualize", *words)
     assert (ended.code, ended.out) == (0, f"{out}\n"), ended.err
-    return imread(out), ended.err
+    return ended.err
 
 
 # Attention
@@ -53,6 +61,39 @@ def test_a_file_a_stream_and_a_picture_of_the_test_set(run, photo, monkeypatch):
     tested, _ = drawn("attention", "test:63", "--run", run)
     assert tested.shape == whole.shape
     assert (tested != whole).any()
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The images and titles of the plots, which are not drawn."""
+    seen = []
+
+    def draw(image, rows, title, aside):
+        seen.append((image, title))
+        aside.touch()
+
+    monkeypatch.setattr("vil.workflows.visualize.draw_attention", draw)
+    return seen
+
+
+def test_a_numbered_image_is_of_the_test_set(run, shown):
+    for split, value in (("train", 128), ("val", 0), ("test", 255)):
+        for name in ("hue 0", "hue 90", "hue 180", "hue 270"):
+            Path("data", split, name).mkdir(parents=True)
+            Image.new("RGB", (32, 32), (value,) * 3).save(f"data/{split}/{name}/0.png")
+    sets = [f"DATA.{key}=[folder]" for key in ("TRAIN", "VAL", "TEST")]
+    said_of("attention", "test:0", "--run", run, "--data", "data", "DATA.KWARGS={}", *sets)
+    assert shown[0][0].min() > 0.9
+
+
+def test_the_probability_is_that_of_vil_predict(run, photo, shown):
+    shutil.copytree(run, "calibrated", symlinks=True)
+    said_of("attention", photo, "--run", "calibrated")
+    assert vil("evaluate", "--run", "calibrated", "--calibrate").code == 0
+    (expected,) = predict("calibrated", photo)
+    said_of("attention", photo, "--run", "calibrated", "EVAL.FAST=True")
+    assert shown[1][1].endswith(f", {expected.classes[0][1]:.1%}")
+    assert shown[0][1] != shown[1][1]
 
 
 def test_the_shipped_weights_where_nothing_is_said(photo):

@@ -194,7 +194,7 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
     found = config_for_task(args)
     tasks = predict.task_settings(found.cfg, args.format, args.top, args.threshold)
     file = checked_output(args, [image])
-    model = inference.load_model(*found)
+    model = inference.load_model(inference.without_fast(found.cfg), found.class_names)
     print(model.report, file=sys.stderr)
     for name, value in tasks.items():
         setattr(model.task, name, value)

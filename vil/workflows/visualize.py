@@ -15,7 +15,6 @@ from yacs.config import CfgNode
 
 from vil.data.bands import BandImage, rgb_channels
 from vil.data.image import UnreadableImage, read_image
-from vil.engine.distributed import DistInfo
 from vil.engine.evaluation import evaluating
 from vil.models.attention_maps import attention_maps
 from vil.models.vision_longformer import MsViT
@@ -29,7 +28,7 @@ from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import replacing
-from vil.workflows.inference import load_model
+from vil.workflows.inference import load_model, open_test_sets, without_fast
 
 TEST = r"test:(\d{1,12})"
 MOST = 1024  # tokens along a side of a drawn grid: with more, a token is smaller than a pixel
@@ -69,9 +68,9 @@ def visualize_attention(
     whose maps cannot be drawn, a line with the reason.
     """
     refuse_without(cfg, "visualize attention")
-    inference = load_model(cfg, class_names)
+    inference = load_model(without_fast(cfg), class_names)
     task = inference.task
-    original = _read(task, image, stdin, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    original = _read(task, cfg, image, stdin)
     tensor = inference.transform(original)
     size = tuple(tensor.shape[-2:])
     pixel = (size[0] // 2, size[1] // 2)
@@ -80,7 +79,7 @@ def visualize_attention(
     rows, left_out = [], []
     with evaluating(inference.model) as model:
         batch = tensor[None].to(task.device)
-        probability, number = model(batch).float().softmax(-1)[0].max(-1)
+        probability, number = task.run(model, [tensor])[0].max(-1)
         for stage, block in blocks_of(model, selection):
             try:
                 rows += rows_of(model, batch, stage, block, pixel, selection.only)
@@ -96,21 +95,19 @@ def visualize_attention(
     return inference.report, left_out
 
 
-def _read(
-    task: Task, word: str, stdin: bytes | None, value_range: Sequence[float], channels: int
-) -> Image.Image | BandImage:
+def _read(task: Task, cfg: CfgNode, word: str, stdin: bytes | None) -> Image.Image | BandImage:
     """Read an image. word: a file, or "test:N" for image N of the first test set. stdin: content of
-    an image file, which is read instead of the file `word`; or None. value_range, channels: see
-    `read_image`. Raises DataError if the image cannot be read."""
+    an image file, which is read instead of the file `word`; or None. Raises DataError if the image
+    cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
             source = word if stdin is None else io.BytesIO(stdin)
-            return read_image(source, value_range, channels)
-        name, loader = next(iter(task.test_loaders(DistInfo()).items()))
-        if int(numbered[1]) >= len(loader.dataset):
-            raise DataError(f"{word}: the set {name} has images 0 to {len(loader.dataset) - 1}")
-        return loader.dataset.image(int(numbered[1]))
+            return read_image(source, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+        name, dataset = next(iter(open_test_sets(task, cfg).items()))
+        if int(numbered[1]) >= len(dataset):
+            raise DataError(f"{word}: the set {name} has images 0 to {len(dataset) - 1}")
+        return dataset.image(int(numbered[1]))
     except UnreadableImage as error:
         raise DataError(f"{word} cannot be read: {error}") from error
 
