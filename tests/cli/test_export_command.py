@@ -86,7 +86,7 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
     file = load_exported("m.pt2")
     assert file(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
     assert file.metadata["dynamic"] == "none"
-    assert "classes" not in file.metadata
+    assert json.loads(file.metadata["classes"]) == ["hue 0", "hue 90", "hue 180", "hue 270"]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def export_config(
     model, report = build_with_weights(cfg, task)
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
-        notes = metadata(cfg, class_names)
+        notes = metadata(cfg, names)
         differences = export_model(model, out, metadata=notes, **options)
     if int8:
         files.append(out.with_name(f"{out.stem}.int8{out.suffix or '.onnx'}"))
