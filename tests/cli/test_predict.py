@@ -213,7 +213,8 @@ def test_a_reader_that_has_enough_is_no_error(run, photos):
 
 
 def test_classes_have_the_names_given_or_their_numbers(run, photos):
-    Path("names.txt").write_text("null\nneunzig\n180\n \n", encoding="utf-8")
+    text = "null\nneunzig\n180\n \n"
+    Path("names.txt").write_text(text, encoding="utf-8-sig")  # as Windows' editors save it
     words = ["--top", "all", "--classes", "names.txt"]
     for row in predicted(run, *words, images=["photos/a/0.png"])[0]["classes"]:
         assert row["class"] == ["null", "neunzig", "180", " "][row["index"]]

@@ -199,7 +199,7 @@ def read_class_file(file: str | Path, num_classes: int) -> list[str]:
     """Read class names from a file with one name per line. Raises ConfigError if the file cannot be
     read or does not have `num_classes` lines."""
     try:
-        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
