@@ -209,6 +209,16 @@ def test_a_reader_that_has_enough_is_no_error(run, photos):
     assert re.fullmatch(r"weights of .*\n", said)
 
 
+def test_a_very_long_file_name_is_cut(run, photos):
+    name = "\u00e9" * 120 + ".png"
+    for folder in ("a", "b"):
+        shutil.copy(photos / "a/0.png", photos / folder / name)
+    predicted(run, "--output", "drawn", images=[photos / "a" / name, photos / "b" / name])
+    assert sorted(path.name for path in Path("drawn").iterdir()) == [
+        "\u00e9" * 100 + "-2.png", "\u00e9" * 100 + ".png"
+    ]  # fmt: skip
+
+
 # Names of classes
 
 

@@ -31,6 +31,7 @@ from vil.workflows.inference import InferenceModel, load_for_inference
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
 TIFF_MODES = ("CMYK", "F", "I", "I;16B", "I;16L", "LAB", "YCbCr")  # into a TIFF file only
+MAX_STEM = 200  # bytes of a file name; file systems allow 255
 TOP = 5  # classes per image
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
 Source = str | Path | WeightsEnum | InferenceModel
@@ -191,7 +192,7 @@ class PredictionFolder:
         """Save an image as NAME.png. If this would overwrite a file that was saved earlier or an
         original image, use NAME-2.png and so on. name: file name of the original image. Returns the
         path of the saved file."""
-        stem = "stdin" if name == STDIN else Path(name).stem
+        stem = "stdin" if name == STDIN else shorten_name(Path(name).stem)
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
         free = next(f for f in files if f not in self.used and f.resolve() not in self.originals)
@@ -205,6 +206,13 @@ def predict_files(
     ensemble: Ensemble,
     images: Sequence[ImageSource],
     drawing: PredictionFolder | None = None,
+def shorten_name(stem: str) -> str:
+    """Cut a file name to MAX_STEM bytes, which leave room for a number, a suffix, and the name of
+    the temporary file."""
+    encoded = os.fsencode(stem)
+    return stem if len(encoded) <= MAX_STEM else encoded[:MAX_STEM].decode("utf-8", "ignore")
+
+
     targets: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in order. drawing: folder for copies of the images on
