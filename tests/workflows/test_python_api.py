@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import vil
 from tests.common.small_runs import TINY
+from vil.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs/tutorials/python.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
@@ -48,6 +49,16 @@ def test_a_run_may_have_the_name_of_a_model(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("vil_nano").symlink_to(trained.run_dir)
     assert len(vil.load_for_inference("vil_nano").classes) == 4
+
+
+@pytest.mark.parametrize("function", [vil.predict, vil.embed])
+def test_arguments_without_effect_are_refused(function, trained):
+    model, image = vil.load_for_inference(trained.run_dir), Image.new("RGB", (32, 32))
+    with pytest.raises(ConfigError, match="overrides do not change a loaded model"):
+        function(model, image, {"DEVICE": "cpu"})
+    for size in (0, -1):
+        with pytest.raises(ConfigError, match="batch_size must be at least 1"):
+            function(model, image, batch_size=size)
 
 
 def test_an_image_from_pil_is_read_like_its_file(trained, tmp_path):

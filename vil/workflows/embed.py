@@ -26,12 +26,12 @@ from vil.utils.output_paths import replacing
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import (
     InferenceModel,
-    load_for_inference,
+    as_inference_model,
     load_model,
     open_test_sets,
     refuse_random_weights,
 )
-from vil.workflows.predict import Images, image_list, open_images
+from vil.workflows.predict import Images, check_batch_size, image_list, open_images
 
 COLUMNS = ("row", "file", "error")
 
@@ -78,7 +78,8 @@ def embed(
     `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if there are no
     images, or if none can be read.
     """
-    model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
+    check_batch_size(batch_size)
+    model = as_inference_model(source, overrides)
     check_embed(model.cfg)
     collection = image_list(model.cfg, open_images(images, model.cfg.INPUT.CHANNELS))
     return collect_features(model, collection, batch_size, num_workers)[0]

@@ -23,7 +23,7 @@ from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.state_dict_io import read_metadata
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.calibration import apply_stored
 from vil.workflows.configure import (
@@ -83,6 +83,20 @@ def load_for_inference(
         found = weights_config(None, Options([f"MODEL.MODEL_PATH={source}", *words]))
     with preserve_global_state():
         return load_model(found.cfg, found.class_names)
+
+
+def as_inference_model(
+    source: str | Path | WeightsEnum | InferenceModel, overrides: Overrides | None = None
+) -> InferenceModel:
+    """Return a loaded model as it is, and load any other source. Raises ConfigError for overrides
+    of a loaded model."""
+    if not isinstance(source, InferenceModel):
+        return load_for_inference(source, overrides)
+    if overrides:
+        raise ConfigError(
+            "overrides do not change a loaded model: give them to vil.load_for_inference"
+        )
+    return source
 
 
 def shipped_weights() -> tuple[str, list[str]]:

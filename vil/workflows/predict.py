@@ -26,7 +26,7 @@ from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
 from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
-from vil.workflows.inference import InferenceModel, load_for_inference
+from vil.workflows.inference import InferenceModel, as_inference_model
 
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
@@ -61,11 +61,18 @@ def predict(
     the most probable first) and `names` (names of these classes). The prediction of a detector has
     `file`, `size` (H, W) and `detections`. Both have `error`: the reason why the image cannot be
     read, or "". Raises DataError if there are no images, and ConfigError if the models have
-    different classes.
+    different classes, or if there are overrides for an InferenceModel.
     """
+    check_batch_size(batch_size)
     ensemble = make_ensemble(load_models(source, overrides), tta)
     collection = image_list(ensemble.cfg, open_images(images, ensemble.cfg.INPUT.CHANNELS))
     return iter_predictions(ensemble, collection, batch_size, num_workers)
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Raise ConfigError if a batch size is less than 1."""
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def load_models(
@@ -78,10 +85,7 @@ def load_models(
     models = []
     for each in sources:
         names = find_runs([each]) if isinstance(each, str | Path) else [each]
-        models += [
-            name if isinstance(name, InferenceModel) else load_for_inference(name, overrides)
-            for name in names
-        ]
+        models += [as_inference_model(name, overrides) for name in names]
     return models
 
 
@@ -202,10 +206,6 @@ class PredictionFolder:
         return free
 
 
-def predict_files(
-    ensemble: Ensemble,
-    images: Sequence[ImageSource],
-    drawing: PredictionFolder | None = None,
 def shorten_name(stem: str) -> str:
     """Cut a file name to MAX_STEM bytes, which leave room for a number, a suffix, and the name of
     the temporary file."""
@@ -213,6 +213,10 @@ def shorten_name(stem: str) -> str:
     return stem if len(encoded) <= MAX_STEM else encoded[:MAX_STEM].decode("utf-8", "ignore")
 
 
+def predict_files(
+    ensemble: Ensemble,
+    images: Sequence[ImageSource],
+    drawing: PredictionFolder | None = None,
     targets: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in order. drawing: folder for copies of the images on
