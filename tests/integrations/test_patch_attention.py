@@ -392,6 +392,7 @@ ERRORS = {
     "a misspelt backend": (vit, dict(backend="blokced"), "did you mean 'blocked'"),
     "no such block": (vit, dict(blocks=[0, 2]), r"no block 2: expected .* 0..1, or -2..-1"),
     "a block by name": (vit, dict(blocks=["0"]), "no block '0'"),
+    "no pattern": (vit, dict(pattern=None), "pattern must be a text such as"),
     "nothing global": (
         partial(vit, class_token=False, global_pool="avg"),
         dict(attention="global"), "at least one global token",

@@ -23,6 +23,7 @@ from vil.integrations.timm_attention import (
 )
 from vil.layers.attention import ATTENTIONS, own_arguments
 from vil.layers.attention.base import GlobalLocalAttention
+from vil.ops.patterns import Pattern
 from vil.utils.lookup import lookup
 
 PATCHES: dict[str, type[PatchedAttention]] = {
@@ -133,6 +134,9 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
     allowed = {name: p for name, p in allowed.items() if name not in FIXED}
     for name in kwargs:
         lookup(allowed, name, f"argument of {attention} attention in a patched model")
+    pattern = kwargs.get("pattern", "")
+    if not isinstance(pattern, str | Pattern):
+        raise ValueError(f"pattern must be a text such as 'axial | local:2', got {pattern!r}")
     window = kwargs.get("window", 1)
     if not isinstance(window, int) or window < 1:
         raise ValueError(f"window must be an integer of at least 1, got {window!r}")
