@@ -95,6 +95,7 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "--stream takes one image file": [photo, photo, "--stream"],
         "--memory needs --stream": [photo, "--memory", "1GiB"],
         "--check needs --stream": [photo, "--check"],
+        "leave out --check": [photo, "--stream", "--dry-run", "--check"],
         "cannot be combined with --tta": [photo, "--stream", "--tta", "hflip"],
         "cannot be combined with --output": [photo, "--stream", "--output", tmp_path],
         "memory must be a number of bytes": [photo, "--stream", "--memory", "much"],

@@ -52,6 +52,8 @@ def check_flags(args: argparse.Namespace, images: list[str]) -> None:
             raise ConfigError(f"--stream cannot be combined with --{flag}: leave out --{flag}")
     if len(args.run) > 1:
         raise ConfigError(f"--stream takes one --run, got {len(args.run)}")
+    if args.dry_run and args.check:
+        raise ConfigError("--dry-run only prints the plan: leave out --check")
     if images == ["-"]:
         raise ConfigError("--stream takes an image file, not standard input (-)")
     if len(images) != 1:
