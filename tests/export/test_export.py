@@ -330,6 +330,14 @@ def test_bad_settings_raise(file, settings, error, message, absolute, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_onnx_files_that_would_need_a_second_file_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("vil.export.onnx.MAX_BYTES", 2**10)
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 500))
+    with pytest.raises(ValueError, match="0 MiB of weights, .*: use --format torch"):
+        export_model(model, tmp_path / "m.onnx", size=(8, 8), dynamic=("batch",))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_extra(package, absolute, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)

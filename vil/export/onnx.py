@@ -12,6 +12,8 @@ from vil.export.trace import ExportSpec, as_export_error, trace_model
 FIRST_OPSET = 18  # the lowest that torch writes; it cannot convert MsViT to lower ones
 # metadata of nodes that quantization reads; torch's other metadata has paths of source files
 KEPT = ("class_hierarchy", "name_scopes")
+# of weights; with more, torch writes a second file, which `write_aside` would leave behind
+MAX_BYTES = 1536 * 2**20
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -32,7 +34,8 @@ def check_opset(opset: int | None) -> None:
 
 def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a model as an ONNX file that maps images (B, channels, H, W) to logits (B, classes).
-    Raises ValueError if the model or the opset is not supported."""
+    Raises ValueError if the model or the opset is not supported, and for more than MAX_BYTES of
+    weights."""
     traced = trace_model(model, spec)
     with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(
@@ -55,6 +58,13 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
         node.metadata_props.clear()
         node.metadata_props.update(kept)
     program.model.metadata_props.update(metadata)
+    constants = (value.const_value for value in program.model.graph.initializers.values())
+    size = sum(constant.nbytes for constant in constants if constant is not None)
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"an ONNX file can have {MAX_BYTES >> 20} MiB of weights, but the model has "
+            f"{size >> 20} MiB: use --format torch"
+        )
     program.save(path)
 
 
