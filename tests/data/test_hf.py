@@ -246,7 +246,7 @@ def test_bad_labels_are_counted(tmp_path):
 @needs_library
 def test_bad_folders_are_refused_in_one_line(tmp_path):
     (tmp_path / "plain/cat").mkdir(parents=True)
-    assert "was not written by save_to_disk" in refusal(tmp_path, "plain/")
+    assert "was not written by Dataset.save_to_disk" in refusal(tmp_path, "plain/")
     assert "which is not below" in refusal(tmp_path / "plain", "../pets/")
     name = saved(tmp_path, DatasetDict(train=rows(), extra=rows()))
     assert "no split validation or val, only train, extra: set DATA.VAL_FRACTION" in refusal(

@@ -255,9 +255,9 @@ def _apply_fsdp(
     if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
         raise ConfigError(
-            f"DISTRIBUTED.STRATEGY fsdp supports the optimizers {known}, and those of timm that "
-            f"update each element by itself, such as timm/lion, not {optimizer_name(cfg)}: use one "
-            "of them, or ddp"
+            f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer_name(cfg)}: use "
+            f"one of {known}, an elementwise optimizer of timm, such as timm/lion, or the strategy "
+            "ddp"
         )
     for model in models:
         network = attention_network(model)

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_model(args: argparse.Namespace):
-    """Return (config, name of the model in the table, class names) from the command line. The
+    """Return (config, model name to show in results, class names) from the command line. The
     config has no weights if neither the command line nor the config file sets MODEL.MODEL_PATH."""
     if not args.run and args.config_file is None:
         args.config_file = DEFAULT

@@ -152,8 +152,8 @@ class RunLogger:
         """Log the step and the remaining time if no metrics have been logged yet and training began
         at least FIRST_SECONDS ago.
 
-        This happens once. It happens a second time if the first estimate was based on a single
-        step, because the first step is slower than the others.
+        It is logged once, and a second time only if the first estimate was based on a single step,
+        because the first step is slower than the others.
         """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return

@@ -116,8 +116,8 @@ def _native_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
 
 
 def _fused_activation(module: nn.Module) -> str:
-    """Return the activation that the first layer of an MLP can apply in place, "gelu" or "relu".
-    Returns "" for other activations, and if `module` is not an MLP."""
+    """Return the activation of an MLP, "gelu" or "relu", that its first linear layer can compute
+    too. Returns "" for other activations, and if `module` is not an MLP."""
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act

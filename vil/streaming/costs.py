@@ -169,8 +169,8 @@ class StageCosts:
         return max(self.counted[inside], self.counted[outside])
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
-        """Return the peak bytes of attention on a strip and its neighbors, `rows` rows together.
-        Returns 0 for an attention without a window."""
+        """Return the peak bytes of attention on `rows` rows of tokens: a strip, with the rows above
+        and below it that its queries attend to. Returns 0 for an attention without a window."""
         if not isinstance(attn, LongformerAttention):
             return 0
         return attention_bytes(

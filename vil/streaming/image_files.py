@@ -162,7 +162,10 @@ def _check_values(path: str | Path, page: Any) -> None:
         raise DataError(f"{path}: its orientation is {turn}; save it upright, with orientation 1")
     photometric = getattr(page.photometric, "name", "")
     if photometric in ("MINISWHITE", "PALETTE"):
-        raise DataError(f"{path}: its values are {photometric}; save it as MINISBLACK or RGB")
+        raise DataError(
+            f"{path}: the photometric type {photometric} is not supported; save the image as gray "
+            "(MINISBLACK) or RGB"
+        )
 
 
 def _open_zarr(path: str | Path) -> Any:

@@ -39,8 +39,8 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
-    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. keys={argument:
-    `vil.utils.registry.Key`} adds config keys. Raises ValueError if the name is taken or if the
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. One of them, `keys`, is a
+    dict {constructor argument: `vil.utils.registry.Key`} of config keys to add. Raises ValueError if the name is taken or if the
     class does not define a required method.
     """
     TASKS.register(name, task, about, **facts)
@@ -90,17 +90,18 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
             raise
         joint = "\n" if "\n" in str(error) else "; "  # below a drawing
         raise DataError(
-            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of this data set: if you do "
-            "not have the data set, set a number"
+            f"{error}{joint}with DATA.NUM_CLASSES auto, the classes of this data set are counted: "
+            "if you do not have the data set, set DATA.NUM_CLASSES to a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
-    """Raise ConfigError if the config's task does not define an optional attribute or method.
+    """Raise ConfigError if the class of the config's task does not define an optional attribute or
+    method of `Task`.
 
-    attribute: name of the attribute or method, such as "average_outputs". It must be defined in a
-    subclass of `Task`. why: what the command needs, for the error message.
+    attribute: name of the attribute or method, such as "average_outputs". A default in `Task` does
+    not count. why: end of the error message, what the user can do.
     """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)

@@ -236,8 +236,8 @@ def paired(lists: dict[str, list]) -> list[list]:
     for flag, items in lists.items():
         if len(items) not in (1, most):
             raise ConfigError(
-                f"{flag} has {len(items)} items: expected 1, or {most} like the longest of "
-                "these lists"
+                f"{flag} has {len(items)} items: expected 1 or {most}, the length of the longest "
+                f"list among {', '.join(lists)}"
             )
     return [items * most if len(items) == 1 else items for items in lists.values()]
 

@@ -49,9 +49,9 @@ HELP = {
 class Folder(ImageDataset):
     """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
 
-    A root without the folders train, val and test is itself the train folder. Without a train
-    folder (evaluation only), the subfolders of val define the classes. Raises DataError for a
-    missing or empty folder, and if val has a class that is missing from train.
+    If the root has none of the folders train, val and test, it is itself the train folder. If it
+    has val or test but no train (evaluation only), the subfolders of val define the classes. Raises
+    DataError for a missing or empty folder, and if val has a class that is missing from train.
     """
 
     splits = ("train", "val", "test")

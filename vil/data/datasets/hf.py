@@ -166,7 +166,7 @@ def load(folder: Path) -> Mapping[str, Any]:
     files = [folder / name for name in ("dataset_dict.json", "state.json")]
     if not any(file.is_file() for file in files):
         raise DataError(
-            f"{folder} was not written by save_to_disk of the library datasets: it has no "
+            f"{folder} was not written by Dataset.save_to_disk (Hugging Face datasets): it has no "
             f"{' or '.join(file.name for file in files)}"
         )
     from datasets import Dataset, load_from_disk

@@ -369,9 +369,10 @@ class Scores:
 
 
 def bias_index(layout: Layout, steps: Tensor) -> Tensor:
-    """Return indices (S, W, W) int64 into the bias table for all pairs of tokens in two chunks.
+    """Return int64 indices (S, W, W) into the bias table for S pairs of chunks of W tokens.
 
-    steps (S, 2): displacements between the two chunks, in rows and columns of chunks.
+    Entry (s, i, j) is for query token i of one chunk of pair s and key token j of the other chunk.
+    steps (S, 2): displacement of the key chunk from the query chunk, in rows and columns of chunks.
     """
     inside = torch.arange(layout.tile)
     rows, cols = inside // layout.size, inside % layout.size

@@ -78,8 +78,8 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
 def split_off(classes: np.ndarray) -> np.ndarray:
     """Select a fifth of the training images as a held-out set, at random with a fixed seed.
 
-    classes (N,): class of each image. Returns a mask (N,) bool. The fraction is the same in all
-    classes, rounded down, so a class with fewer than five images has no held-out image.
+    classes (N,): class of each image. Returns a mask (N,) bool. A fifth of each
+    class is selected, rounded down, so a class with fewer than five images has no held-out image.
     """
     mask = np.zeros(len(classes), bool)
     shuffled = np.random.RandomState(0).permutation(len(classes))

@@ -373,6 +373,8 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
 
 
 def top_five(logits: Tensor) -> Tensor:
-    """Return the classes with the highest logits, (B, min(5, K)), best first. Of classes with equal
-    logits, the first comes first, as in predictions."""
+    """Return the classes with the highest logits, (B, min(5, K)), best first.
+
+    Classes with equal logits are in the order of their indices, as in the output of `vil predict`.
+    """
     return logits.argsort(dim=-1, descending=True, stable=True)[:, :5]

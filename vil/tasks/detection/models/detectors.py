@@ -65,7 +65,7 @@ class PerImageDetector:
         """Normalize and pad a batch, run the backbone, and split its output by image.
 
         Returns (single, levels, targets). single: for each image, an ImageList of this image alone.
-        levels: for each image, the outputs of the feature pyramid {level name: (1, C, x, y)}, from
+        levels: for each image, the outputs of the feature pyramid {level name: (1, C, H, W)}, from
         which the padding is cropped. targets: the targets after the input transform. Raises
         ValueError in training mode if an image has no target or a box has no area.
         """
