@@ -21,11 +21,20 @@ os.environ["VIL_CACHE"] = CACHE.name
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from vil.ops.dispatch import CHOICES  # noqa: E402
 from vil.tasks import TASKS  # noqa: E402
 
 PASSED: Counter = Counter()  # (class of failures, file of its tests) -> cases
 torch.set_num_threads(1)
 collect_ignore_glob = [] if "detection" in TASKS else ["tasks/detection/*", "*/test_*detect*"]
+
+
+@pytest.fixture(autouse=True)
+def no_choices():
+    """Backends that a test selects do not change the next one."""
+    CHOICES.clear()
+    yield
+    CHOICES.clear()
 
 
 def pytest_collection_modifyitems(items):

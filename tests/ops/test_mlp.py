@@ -22,13 +22,6 @@ TOKENS = (1, 15, 16, 257, 1003)  # of one task and several, with complete and in
 CASE = MlpCase(301, 48, 192)
 
 
-@pytest.fixture(autouse=True)
-def own_choices():
-    CHOICES.clear()
-    yield
-    CHOICES.clear()
-
-
 def results(compute, x, weights, cotangent, **options):
     """Return the output, and the gradients of x and the weights."""
     leaves = [t.detach().requires_grad_() for t in (x, *weights)]
@@ -210,6 +203,12 @@ def native_everywhere(monkeypatch):
     monkeypatch.setattr("vil.ops.mlp.choose_mlp", lambda case: "native")
     monkeypatch.setattr("vil.ops.mlp.torch.ops.vil.norm_mlp", counted)
     return calls
+
+
+def test_other_devices_use_the_modules(block, native_everywhere):
+    meta = block.to("meta")
+    assert meta(torch.empty(2, 17, 48, device="meta"), (4, 4)).shape == (2, 17, 48)
+    assert not native_everywhere
 
 
 @needs_compiler

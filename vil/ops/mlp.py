@@ -102,7 +102,7 @@ def _is_native(x: Tensor, weights: MlpWeights) -> bool:
 
     False under torch.compile, which fuses PyTorch's operators itself.
     """
-    if not CHOICES or torch.compiler.is_compiling() or is_exporting():
+    if not CHOICES or x.device.type != "cpu" or torch.compiler.is_compiling() or is_exporting():
         return False
     return choose_mlp(case_of(x, weights)) == "native" and not is_transformed(x, *weights)
 

@@ -40,8 +40,8 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
     entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. One of them, `keys`, is a
-    dict {constructor argument: `vil.utils.registry.Key`} of config keys to add. Raises ValueError if the name is taken or if the
-    class does not define a required method.
+    dict {constructor argument: `vil.utils.registry.Key`} of config keys to add. Raises ValueError
+    if the name is taken or if the class does not define a required method.
     """
     TASKS.register(name, task, about, **facts)
 

@@ -91,8 +91,8 @@ def time_interleaved(
 
     candidates: {name: function to time}. rounds: number of rounds after the warm-up. exempt: names
     of candidates that are not dropped, however slow they are, and with which others are not
-    compared. limits: thresholds above which a candidate counts as slow, or is dropped. Returns (times, dropped): {name: Times} of the
-    candidates that finish, and {name: reason} of all others.
+    compared. limits: thresholds above which a candidate counts as slow, or is dropped. Returns
+    (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []
