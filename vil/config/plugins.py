@@ -93,7 +93,8 @@ def import_file(file: str) -> None:
     """Run a Python file, once per process.
 
     Raises ConfigError if the file does not exist, is not Python, or if its code raises an error. A
-    file that failed runs again when it is imported again.
+    file that failed runs again when it is imported again. What it registered before it failed stays
+    registered.
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:

@@ -37,13 +37,13 @@ def assign_parts(
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     groups = groups.reshape(-1)
     shares = np.asarray(fractions, np.float64)
-    # with more bins than samples in the smallest part, its share of each bin would be below 1
-    num_bins = min(NUM_BINS, max(1, round(count * shares.min())))
-    labels = sample_labels(targets, target_type, num_bins)
-    parts = _assign_groups(groups, *labels, shares, seed)
-    if target_type == "numbers" and len(np.unique(parts)) < len(shares):
-        # no bin has enough groups; one bin has all of them
-        parts = _assign_groups(groups, *sample_labels(targets, target_type, 1), shares, seed)
+    # with more bins than samples in the smallest part, its share of each bin may be below 1
+    fewer = min(NUM_BINS, max(1, round(count * shares.min())))
+    for num_bins in (NUM_BINS, fewer, 1):
+        labels = sample_labels(targets, target_type, num_bins)
+        parts = _assign_groups(groups, *labels, shares, seed)
+        if target_type != "numbers" or len(np.unique(parts)) == len(shares):
+            break
     return parts[groups]
 
 

@@ -40,8 +40,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """
     was_training = model.training
     model.eval()
-    # autocast keeps converted weights until the outermost context ends, even if that is disabled
-    keep_converted = torch.autocast("cpu", enabled=False)
+    # autocast keeps converted weights until the outermost context ends; this one changes nothing
+    keep_converted = torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"))
     try:
         # not inference_mode: training could not use the masks that modules cache inside
         with torch.no_grad(), unsharded(model), keep_converted:

@@ -104,12 +104,12 @@ def train(
     epochs: int,
     policy: CheckpointPolicy,
     set_progress: Callable[[nn.Module, TrainStep], None],
-    accumulate: int = 1,  # equal parts into which a step's batch is split
-    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together, 0: none
-    drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
-    patience: int = 0,  # evaluations without an improvement after which the run ends, 0: never
-    min_delta: float = 0.0,  # the metric must improve by more than this, for patience
-    max_bad_steps: int = 10,  # consecutive non-finite steps; outside float16 at most half an epoch
+    accumulate: int = 1,
+    clip_grad: float = 0.0,
+    drop_on_plateau: float = 0.0,
+    patience: int = 0,
+    min_delta: float = 0.0,
+    max_bad_steps: int = 10,
     log_freq: int = 10,
     thread_hint: Callable[[], str] | None = None,
     data_hint: Callable[[], str] | None = None,
@@ -131,14 +131,15 @@ def train(
     drop_on_plateau: divisor of the learning rate after each evaluation without a new best; 0: none.
     patience: see above; 0 to never end early.
     min_delta: the metric must improve by more than this, for `patience`.
-    max_bad_steps: consecutive steps with a non-finite loss or gradient that are skipped.
+    max_bad_steps: consecutive steps with a non-finite loss or gradient that are skipped; outside
+    float16 at most half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: number of steps after which the run ends, if that is before its last epoch.
     draw: called on rank 0 with the run's folder after each evaluation, to draw plots.
 
-    Raises DivergedError after more than `max_bad_steps` non-finite steps in a row (or half an
-    epoch, if that is less), and StoppedError, after saving a checkpoint, if a signal was received.
+    Raises DivergedError after more than `max_bad_steps` non-finite steps in a row, and
+    StoppedError, after saving a checkpoint, if a signal was received.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects

@@ -8,6 +8,7 @@ file is read. The safetensors format itself has no checksum.
 import argparse
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,7 +87,11 @@ def find_run(path: Path) -> Path | None:
     checkpoint.
     """
     path = path.absolute()
-    folders = [path, *(parent.parent for parent in path.parents[:2] if parent.name == CHECKPOINTS)]
+    folders = [path]
+    for checkpoint in (path, path.parent):
+        is_checkpoint = checkpoint.name in POINTERS or re.fullmatch("step-[0-9]+", checkpoint.name)
+        if is_checkpoint and checkpoint.parent.name == CHECKPOINTS:
+            folders.append(checkpoint.parent.parent)
     return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
 
 

@@ -48,6 +48,8 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     MODEL.MODEL_PATH may be the folder of a run, a checkpoint in it, or a file of a checkpoint.
     Returns None if it is another path, or if FINETUNE.HEAD changes the head.
     """
+    if not cfg.MODEL.MODEL_PATH:
+        return None
     given = Path(cfg.MODEL.MODEL_PATH)
     path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given))
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:

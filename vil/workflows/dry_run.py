@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.config import override
+from vil.config.yaml_source import from_mapping
 from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for, with_num_classes
@@ -117,8 +118,7 @@ def dry_run(
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # it never diverges
             changes += ["MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
-            changes += [f"{key}={value}" for key, value in summary.learned_settings.items()]
-            trial = override(cfg, changes)
+            trial = override(cfg, [*changes, *from_mapping(summary.learned_settings)])
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
             with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):

@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from vil.config import diff, get_config, override
 from vil.config.defaults import value_at
+from vil.config.yaml_source import from_mapping
 from vil.layers.attention import ATTENTIONS
 from vil.models.vision_longformer import MsViT
 from vil.tasks import task_entry
@@ -65,7 +66,7 @@ def adopt_rules(cfg: CfgNode) -> CfgNode:
     open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
     learned = task_entry(cfg).facts.get("learned", ())
     open_keys += [key for key in learned if not value_at(cfg, key)]
-    return override(cfg, [f"{key}={value_at(saved, key)}" for key in open_keys])
+    return override(cfg, list(from_mapping({key: value_at(saved, key) for key in open_keys})))
 
 
 def check_changes(cfg: CfgNode) -> list[str]:

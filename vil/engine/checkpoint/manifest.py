@@ -21,13 +21,16 @@ FORMAT = 2  # format 1 had no manifest.sha256
 
 
 @contextmanager
-def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
+def new_folder(
+    final: Path, size: int, *, spare: Path | None = None, **metadata: object
+) -> Iterator[Path]:
     """Yield a temporary folder to write files to. On exit, it is renamed to `final`.
 
     Before the folder is renamed, its files are synced, and a manifest is written that also has the
     entries of `metadata`. After an error, no folder remains.
 
-    size: total size of the files in bytes. Raises OSError if the disk has less free space.
+    size: total size of the files in bytes. spare: name for a folder that already exists at `final`;
+    by default, it is removed. Raises OSError if the disk has less free space.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)
@@ -44,7 +47,9 @@ def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
             sync(file)
         replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
         replace_text(aside / MANIFEST_HASH, hash_manifest(aside))
-        if os.path.lexists(final):  # it was corrupt, and the run resumed from an older one
+        if spare and final.is_dir() and not spare.exists():
+            os.rename(final, spare)
+        elif os.path.lexists(final):  # it was corrupt, and the run resumed from an older one
             remove(final)
         os.rename(aside, final)
         sync(final.parent)

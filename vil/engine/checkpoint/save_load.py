@@ -139,12 +139,12 @@ def save(
     is_pinned: Callable[[int], bool] = lambda step: False,
     say: Callable[[str], None] = warnings.warn,
 ) -> Path:
-    """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints.
+    """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints, except the
+    `keep` newest, the best, and those for whose step `is_pinned` returns True.
 
-    Then remove old checkpoints, except the `keep` newest, the best, and those for whose step
-    `is_pinned` returns True. say: function that logs a line, for each one that cannot be removed.
-    Raises DivergedError if a weight is not finite, and SaveError if
-    writing fails twice. Both are raised on every rank, before older checkpoints are removed.
+    say: function that logs a line, for each one that cannot be removed. Raises DivergedError if a
+    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
+    before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -182,20 +182,18 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write a checkpoint to the new folder `final`. After an error, no new folder remains.
 
-    A checkpoint that is already there, of the state before an evaluation, is replaced. Until then
-    it is kept under another name of the same step, which `checkpoints` lists after a kill.
+    A checkpoint that is already there, of the state before an evaluation, is replaced. In between
+    it has another name of the same step, which `checkpoints` lists after a kill.
     files: {file name: content}, from `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
     spare = final.with_name(final.name.replace("-", "-0"))
     try:
-        with new_folder(final, count_bytes(files), **metadata) as aside:
+        with new_folder(final, count_bytes(files), spare=spare, **metadata) as aside:
             for name, content in files.items():
                 (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
                 set_default_permissions(aside / name)
-            if final.is_dir() and not spare.is_dir():
-                final.rename(spare)
     finally:
         if spare.is_dir() and not final.is_dir():
             spare.rename(final)
