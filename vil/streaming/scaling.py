@@ -13,6 +13,8 @@ from vil.streaming.images import Normalize, Pixels
 from vil.utils.errors import DataError
 from vil.utils.rgb import ValueRangeError, default_range
 
+MAX_VALUES = 2**17  # that are in float64 at a time
+
 
 class ScaleAndNormalize:
     """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
@@ -47,12 +49,13 @@ class ScaleAndNormalize:
         if self.is_8_bit:
             return self.normalize(strip)
         scaled = torch.empty(strip.shape, dtype=torch.float32, device=strip.device)
-        for row in range(strip.shape[1]):  # float64 copies of single rows need little memory
-            values = strip[:, row].double()
+        rows = max(1, MAX_VALUES // (strip.shape[0] * strip.shape[2]))
+        for part, out in zip(strip.split(rows, dim=1), scaled.split(rows, dim=1)):
+            values = part.double()
             values = torch.where(values.isfinite(), values, self.low)
             if not self.value_range:
-                self._find_range(values.min().item(), values.max().item())
-            scaled[:, row] = values.sub_(self.low).div_(self.high - self.low).clamp_(0, 1)
+                self._find_range(*(limit.item() for limit in values.aminmax()))
+            out.copy_(values.sub_(self.low).div_(self.high - self.low).clamp_(0, 1))
         return self.normalize(scaled)
 
     def _find_range(self, least: float, most: float) -> tuple[float, float]:
