@@ -149,14 +149,14 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
 def test_a_save_that_takes_longer_than_the_grace_is_finished(tmp_path, monkeypatch):
     def write(final, files, state, write=save_load.write):
         if state.step == 7:
-            time.sleep(2)
+            time.sleep(4)
         write(final, files, state)
 
     codes = []
     monkeypatch.setattr(save_load, "write", write)
     monkeypatch.setattr(os, "_exit", codes.append)
     with pytest.raises(StoppedError):
-        toy_train(tmp_path, grace_seconds=1.0, **at(6))
+        toy_train(tmp_path, grace_seconds=2.0, **at(6))
     assert codes == []
     assert newest_step(tmp_path / "checkpoints") == 7
 
