@@ -221,7 +221,7 @@ def test_the_picture_of_the_docs_is_what_its_command_draws():
         ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
         ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
         ("--mode 9", "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8"),
-        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1, or 3 like"),
+        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or 3, the length"),
         ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],
 )
