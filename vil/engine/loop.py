@@ -146,13 +146,7 @@ def train(
     model, evaluated_model = wrap(plain, dist, device), ema.model if ema else plain
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     run.tick(state.step)
-    if state.step > end or state.step == state.evaluated == end:
-        run.log.say(f"nothing to do: {state.step} of {end} steps are done")
-        run.end()
-        return state
-    if reason := stopped_early(state, patience, min_delta):
-        run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to continue")
-        run.end(reason)
+    if has_ended(run, state, end, patience, min_delta):
         return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
@@ -227,6 +221,21 @@ def train(
         raise
     finally:
         batches.close()
+
+
+def has_ended(run: RunDir, state: TrainState, end: int, patience: int, min_delta: float) -> bool:
+    """Return whether a run that starts from `state` has no step or evaluation left. If so, log the
+    reason and mark the run as ended. end: the last step. patience, min_delta: see `train`."""
+    early = ""
+    if state.step > end or state.step == state.evaluated == end:
+        reason = f"{state.step} of {end} steps are done"
+    elif early := stopped_early(state, patience, min_delta):
+        reason = f"{early}; raise RUN.PATIENCE or set it to 0 to continue"
+    else:
+        return False
+    run.log.say(f"nothing to do: {reason}")
+    run.end(early)
+    return True
 
 
 def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[str, float]:
