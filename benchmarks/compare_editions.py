@@ -10,7 +10,7 @@ the public interface of both: the command line, `vil.get_model` and `vil.ops`.
 
 numbers: both editions train each case in a temporary folder, with the same seed and number of
 threads. The weights, averaged weights and optimizer state of the last checkpoint are compared bit
-for bit, the logged metrics digit for digit. The exit code is 1 if anything differs.
+for bit, the metrics that OLD logs digit for digit. The exit code is 1 if anything differs.
 
 speed: both editions take turns at each measure. NEW/OLD is the ratio of the medians. The spread
 compares OLD with itself in the same run: the medians of its odd and even rounds. A ratio within the
@@ -168,12 +168,17 @@ def read_metrics(run: Path) -> list[dict]:
 
 
 def differing_metrics(old: list[dict], new: list[dict]) -> list[str]:
-    """The lines of metrics.jsonl that differ."""
+    """The lines of metrics.jsonl in which a value of OLD differs or is missing in NEW. NEW may log
+    metrics that OLD does not know."""
     if len(old) != len(new):
         return [f"metrics.jsonl ({len(old)} and {len(new)} lines)"]
     # repr, as NaN is not equal to itself
-    differing = [one for one, other in zip(old, new) if repr(one) != repr(other)]
-    return [f"metrics.jsonl, step {line['step']}, {line['split']}" for line in differing]
+    return [
+        f"metrics.jsonl, step {line['step']}, {line['split']}: {key}"
+        for line, other in zip(old, new)
+        for key, value in line.items()
+        if repr(value) != repr(other.get(key))
+    ]
 
 
 def logged_steps(run: Path) -> int:
