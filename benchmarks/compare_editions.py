@@ -174,7 +174,7 @@ def differing_metrics(old: list[dict], new: list[dict]) -> list[str]:
         return [f"metrics.jsonl ({len(old)} and {len(new)} lines)"]
     # repr, as NaN is not equal to itself
     return [
-        f"metrics.jsonl, step {line['step']}, {line['split']}: {key}"
+        f"metrics.jsonl, step {line['step']}, {line['split']}: {key} {value}, {other.get(key)}"
         for line, other in zip(old, new)
         for key, value in line.items()
         if repr(value) != repr(other.get(key))

@@ -87,7 +87,7 @@ def backend_requests(
         modules: dict[tuple[Case, str], list[Attention]] = {}
         for block in stage.blocks:
             for case in block.attn.backend_cases(grid, training=training, **spec):
-                modules.setdefault((case, block.attn.backend), []).append(block.attn)
+                modules.setdefault((case, block.attn.backend or "auto"), []).append(block.attn)
         requests += [BackendRequest(number, *call, tuple(users)) for call, users in modules.items()]
     return requests
 

@@ -166,6 +166,11 @@ class Window(ChunkGrid):
         return self.mask == Mask.CYCLIC
 
     @property
+    def covers_grid(self) -> bool:
+        """Whether every token attends to every token once: the grid is a single chunk."""
+        return not self.symbolic and self.chunks == (1, 1) and not self.repeats()
+
+    @property
     def table_entries(self) -> int:
         """The number of bias table entries for each head: (4w-1)**2."""
         return (4 * self.size - 1) ** 2

@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
-from vil.ops import Case
+from vil.ops import Case, Layout, Window
+from vil.ops.small_grid import shrink_case
 from vil.utils.train_step import TrainStep
 from vil.utils.transforms import is_exporting, is_transformed
 
@@ -61,7 +62,8 @@ class Attention(nn.Module):
 
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
-    backend: str | None = None  # of `vil.ops`, for classes that use local attention
+    rel_pos = False  # whether a learned bias is added to the scores
+    backend: str | None = None  # of `vil.ops`, for classes whose constructor takes it
     # parameters that the 2021 reference saves for this attention but never uses
     unused_2021: tuple[str, ...] = ()
 
@@ -120,6 +122,12 @@ class Attention(nn.Module):
             with sdpa_kernel(SDPBackend.MATH):
                 return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
+
+    def global_bias(self, grid: Grid) -> Tensor:
+        """Return the learned bias (N, G, G+L) of N heads and G global queries toward all keys."""
+        to_local = self.g2l_relative_position_bias[0][:, :, None]
+        to_local = to_local.expand(-1, -1, grid[0] * grid[1])
+        return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
 
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the scores (B, N, Q, K), before softmax, of Q queries and K keys in N heads.
@@ -215,9 +223,33 @@ class Attention(nn.Module):
         grid: rows and columns of local tokens.
         training: whether to include the calls made in training, in addition to those made in
         evaluation.
-        call: the arguments batch, dtype, device and padded of `LocalAttention.make_case`.
+        call: the arguments batch, dtype, device and padded of `make_case`.
         """
         yield from ()
+
+    def make_case(
+        self, window: Window | Layout, *, training: bool, padded: bool = False, **call: Any
+    ) -> Case:
+        """Return the `Case` that describes a local attention call, to select a backend for it.
+
+        window: the window or layout of the call.
+        training: whether gradients are computed.
+        padded: whether the call passes `valid_hw`.
+        call: batch, dtype and device of the call.
+        """
+        case = Case(
+            window,
+            heads=self.num_heads,
+            head_dim=self.dim // self.num_heads,
+            num_global=self.num_global,
+            table_bias=self.rel_pos,
+            global_bias=self.rel_pos and self.num_global > 0,
+            valid=padded,
+            dropout=training and self.attn_drop > 0,
+            needs_grad=training,
+            **call,
+        )
+        return shrink_case(case)
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
@@ -341,12 +373,6 @@ class GlobalLocalAttention(Attention):
         """
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
-
-    def global_bias(self, grid: Grid) -> Tensor:
-        """Return the learned bias (N, G, G+L) of N heads and G global queries toward all keys."""
-        to_local = self.g2l_relative_position_bias[0][:, :, None]
-        to_local = to_local.expand(-1, -1, grid[0] * grid[1])
-        return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None

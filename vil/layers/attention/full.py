@@ -1,10 +1,17 @@
 """Full attention: every token attends to every token.
 
+torch's scaled_dot_product_attention computes it. On a CPU, a backend of local attention does, with
+a window that is the whole grid, if `vil tune` found it faster.
+
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
@@ -17,6 +24,11 @@ from vil.layers.pos_embed import (
     resize_tables,
     same_size,
 )
+from vil.ops import Case, LocalBias, Window, local_attention
+from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.window import SELF_CHUNK, Mask
+
+SDPA = "masked_sdpa"  # the backend that calls the same function as `Attention.sdpa`
 
 
 class FullAttention(Attention):
@@ -49,9 +61,66 @@ class FullAttention(Attention):
         """
         x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
-        bias = self.bias(grid, valid_hw) if self.rel_pos else None
-        out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
-        return self.proj_drop(self.proj(self.merge_heads(out)))
+        if backend := self.tuned_backend(q, grid, valid_hw):
+            out = self.attend_window(q, k, v, grid, backend)
+        else:
+            bias = self.bias(grid, valid_hw) if self.rel_pos else None
+            mask = self.padding_mask(valid_hw, grid, q.dtype)
+            out = self.merge_heads(self.sdpa(q, k, v, mask, bias))
+        return self.proj_drop(self.proj(out))
+
+    def tuned_backend(self, q: Tensor, grid: Grid, valid_hw: Valid) -> str | None:
+        """Return the backend of local attention that tuning found faster than torch's attention for
+        a call; None if there is none."""
+        if not CHOICES or q.device.type != "cpu" or valid_hw is not None:
+            return None
+        call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
+        case = self.case(grid, training=torch.is_grad_enabled(), **call)
+        name = None if case.dropout else tuned(case)
+        return None if name == SDPA else name
+
+    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, backend: str) -> Tensor:
+        """Compute the attention output (B, G+L, C) with a backend of local attention.
+
+        q, k, v (B, N, G+L, D). The backend computes the L local queries, torch's attention the G
+        global ones.
+        """
+        first, local = q.split((self.num_global, q.shape[2] - self.num_global), dim=2)
+        local = local_attention(
+            local,
+            k,
+            v,
+            window(grid),
+            num_global=self.num_global,
+            bias=self.window_bias(grid) if self.rel_pos else None,
+            scale=self.scale,
+            backend=backend,
+        )
+        if not self.num_global:
+            return self.merge_heads(local)
+        first = self.sdpa(first, k, v, self.global_bias(grid)[None] if self.rel_pos else None)
+        return torch.cat([self.merge_heads(first), self.merge_heads(local)], dim=1)
+
+    def case(self, grid: Grid, **call: Any) -> Case:
+        """Return the `Case` of the local queries' attention. call: see `make_case`."""
+        return self.make_case(window(grid), **call)
+
+    def backend_cases(
+        self, grid: Grid, *, training: bool, padded: bool = False, **call: Any
+    ) -> Iterator[Case]:
+        """Yield the `Case`s of the local queries, see `Attention.backend_cases`. There are none on
+        other devices than a CPU and for padded images, for which torch's attention is always
+        used."""
+        if call["device"] == "cpu" and not padded:
+            for needs_grad in (True, False) if training else (False,):
+                yield self.case(grid, training=needs_grad, **call)
+
+    def window_bias(self, grid: Grid) -> LocalBias:
+        """Return the relative position bias of local queries as that of `window(grid)`."""
+        table = self.table(grid).mT.unflatten(1, table_size(grid))  # (N, 2X-1, 2Y-1)
+        rows, cols = (2 * max(grid) - side for side in grid)
+        to_global = self.g2l_relative_position_bias[1] if self.num_global else None
+        return LocalBias(F.pad(table, (cols, cols, rows, rows)).flatten(1), to_global)
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
@@ -62,12 +131,10 @@ class FullAttention(Attention):
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
             return bias
-        batch, length = len(bias), grid[0] * grid[1]
-        to_local, to_global = self.g2l_relative_position_bias  # (N, G) each
-        corner = self.g2g_relative_position_bias.expand(batch, -1, -1, -1)
-        left = torch.cat([corner, to_global[:, None].expand(batch, -1, length, -1)], dim=2)
-        right = torch.cat([to_local[:, :, None].expand(batch, -1, -1, length), bias], dim=2)
-        return torch.cat([left, right], dim=3)
+        to_global = self.g2l_relative_position_bias[1][:, None]  # (N, 1, G)
+        to_global = to_global.expand(len(bias), -1, grid[0] * grid[1], -1)
+        first = self.global_bias(grid).expand(len(bias), -1, -1, -1)
+        return torch.cat([first, torch.cat([to_global, bias], dim=3)], dim=2)
 
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the relative position bias (1, N, L, L) of N heads for pairs of L local tokens.
@@ -75,14 +142,19 @@ class FullAttention(Attention):
         If `valid_hw` (B, 2), the unpadded rows and columns of each image, is given, the bias is
         resized for each image: (B, N, L, L).
         """
+        if valid_hw is None:
+            return dense_bias(self.table(grid), grid)[None]
         table, size = self.local_relative_position_bias_table, table_size(grid)
-        if valid_hw is not None:
-            tables = resize_tables(table, self.table_size, size, 2 * valid_hw - 1, centered=True)
-            bias = dense_bias(tables.permute(1, 0, 2).flatten(1), grid)
-            return bias.unflatten(0, (len(valid_hw), -1))
-        if not same_size(size, self.table_size):
-            table = resize_table(table, self.table_size, size)
-        return dense_bias(table, grid)[None]
+        tables = resize_tables(table, self.table_size, size, 2 * valid_hw - 1, centered=True)
+        bias = dense_bias(tables.permute(1, 0, 2).flatten(1), grid)
+        return bias.unflatten(0, (len(valid_hw), -1))
+
+    def table(self, grid: Grid) -> Tensor:
+        """Return the relative position table for a grid: ((2X-1) * (2Y-1), N) for N heads."""
+        table, size = self.local_relative_position_bias_table, table_size(grid)
+        if same_size(size, self.table_size):
+            return table
+        return resize_table(table, self.table_size, size)
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the bias table for another grid.
@@ -121,6 +193,11 @@ class FullAttention(Attention):
         """Count the multiply-accumulates for one image, in projections and in attention."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
+
+
+def window(grid: Grid) -> Window:
+    """Return the window of local attention in which every token attends to every token."""
+    return Window(grid, max(grid), Mask.CHUNKS, (SELF_CHUNK,))
 
 
 def table_size(grid: Grid) -> Grid:

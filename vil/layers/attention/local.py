@@ -10,8 +10,7 @@ from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.padding import Grid, Valid
-from vil.ops import BACKENDS, Case, Layout, LocalBias, Window, local_attention
-from vil.ops.small_grid import shrink_case
+from vil.ops import BACKENDS, Layout, LocalBias, Window, local_attention
 from vil.utils.lookup import lookup
 
 
@@ -94,30 +93,6 @@ class LocalAttention(GlobalLocalAttention):
     def bias_table(self, grid: Grid) -> Tensor:
         """Return the relative position bias table for a grid: (entries, N) for N heads."""
         return self.local_relative_position_bias_table
-
-    def make_case(
-        self, window: Window | Layout, *, training: bool, padded: bool = False, **call: Any
-    ) -> Case:
-        """Return the `Case` that describes a local attention call, to select a backend for it.
-
-        window: the window or layout of the call.
-        training: whether gradients are computed.
-        padded: whether the call passes `valid_hw`.
-        call: batch, dtype and device of the call.
-        """
-        case = Case(
-            window,
-            heads=self.num_heads,
-            head_dim=self.dim // self.num_heads,
-            num_global=self.num_global,
-            table_bias=self.rel_pos,
-            global_bias=self.rel_pos and self.num_global > 0,
-            valid=padded,
-            dropout=training and self.attn_drop > 0,
-            needs_grad=training,
-            **call,
-        )
-        return shrink_case(case)
 
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid

@@ -1,8 +1,9 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
-The fused kernels store no scores, but the mask has an entry for each pair of tokens. So the limits
-of dense_masked.py on the grid size also apply here. Training with a bias is not supported, because
-the fused kernels do not compute its gradient.
+It computes the layouts of patterns, and windows in which every token attends to every token, for
+which there is no mask. The fused kernels store no scores, but the mask has an entry for each pair
+of tokens. So the limits of dense_masked.py on the grid size also apply here. Training with a bias
+is not supported, because the fused kernels do not compute its gradient.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -15,6 +16,7 @@ from vil.ops.attention_case import Case
 from vil.ops.backends import dense_masked
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call
+from vil.ops.layout import Layout
 from vil.ops.window import real_cells
 
 FULL_PRECISION = (torch.float32, torch.float64)
@@ -29,7 +31,8 @@ def unsupported(case: Case) -> list[str]:
         and case.needs_grad,
         "a bias would be rounded to half precision": has_bias and case.dtype not in FULL_PRECISION,
         "the batch or grid size is symbolic": case.symbolic,
-        "it computes patterns, not windows": not case.is_layout,
+        "it computes patterns, and windows that are as large as the grid": not case.symbolic
+        and not (case.is_layout or case.window.covers_grid),
     }
     reasons = [text for text, applies in checks.items() if applies]
     return reasons if case.symbolic else reasons + dense_masked.unsupported(case)
@@ -37,7 +40,11 @@ def unsupported(case: Case) -> list[str]:
 
 def run(call: Call) -> Tensor:
     """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
-    visible, index = dense_masked.dense_window(call.window, call.q.device)
+    window = call.window
+    no_mask = call.valid_hw is None and not isinstance(window, Layout)
+    if no_mask and all(part is None for part in call.bias):
+        return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
+    visible, index = dense_masked.dense_window(window, call.q.device)
     visible = F.pad(visible[None], (call.num_global, 0), value=True)  # (1, H, L, G+L)
     if call.valid_hw is not None:
         real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(2)

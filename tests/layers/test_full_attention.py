@@ -1,0 +1,138 @@
+"""Full attention by the backends of local attention, which it uses if they were tuned."""
+
+import pytest
+import torch
+
+from vil.layers.attention import full
+from vil.layers.attention.full import FullAttention
+from vil.ops import BACKENDS, Case
+from vil.ops.dispatch import CHOICES, choose, explain
+from vil.ops.native import library
+from vil.ops.testing import errors
+from vil.ops.window import SELF_CHUNK, Mask, Window
+
+needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+GRIDS = [(1, 1), (1, 4), (7, 5), (3, 8)]
+
+
+def build(grid: tuple[int, int], *, rel_pos: bool, num_global: int, **more) -> FullAttention:
+    torch.manual_seed(0)
+    module = FullAttention(24, 3, grid=grid, rel_pos=rel_pos, num_global=num_global, **more)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def select(module: FullAttention, grid, backend: str, **call) -> None:
+    call = dict(batch=2, dtype=torch.float32, device="cpu") | call
+    for case in module.backend_cases(grid, training=True, **call):
+        CHOICES[case.bucket()] = backend
+
+
+def results(module: FullAttention, x: torch.Tensor, grid) -> list[torch.Tensor]:
+    x = x.detach().requires_grad_()
+    out = module(x, grid)
+    names = [name for name, _ in module.named_parameters()]
+    torch.manual_seed(1)
+    grads = torch.autograd.grad(
+        out, (x, *module.parameters()), torch.randn_like(out), allow_unused=True
+    )
+    assert all(grad is not None or "bias" in name for name, grad in zip(["x", *names], grads)), (
+        names
+    )
+    return [out, *(grad for grad in grads if grad is not None)]
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """The backends of the calls of `local_attention`."""
+    found = []
+
+    def attend(*args, backend, **more):
+        found.append(backend)
+        return local_attention(*args, backend=backend, **more)
+
+    local_attention = full.local_attention
+    monkeypatch.setattr(full, "local_attention", attend)
+    return found
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("backend", ["blocked", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("num_global", [0, 2])
+@pytest.mark.parametrize("rel_pos", [False, True])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_tuned_backend_gives_the_same_outputs_and_gradients(
+    grid, rel_pos, num_global, backend, calls
+):
+    module = build(grid, rel_pos=rel_pos, num_global=num_global)
+    x = torch.randn(2, num_global + grid[0] * grid[1], 24)
+    plain = results(module, x, grid)
+    select(module, grid, backend)
+    assert not calls
+    for got, wanted in zip(results(module, x, grid), plain, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x, grid), plain[0], rtol=2e-5, atol=2e-5)
+    assert calls == [backend] * 2
+
+
+def test_a_bias_for_another_grid_is_resized_as_before(calls):
+    module = build((4, 4), rel_pos=True, num_global=1)
+    x = torch.randn(2, 1 + 6 * 5, 24)
+    plain = module(x, (6, 5))
+    select(module, (6, 5), "blocked")
+    torch.testing.assert_close(module(x, (6, 5)), plain, rtol=2e-5, atol=2e-5)
+    assert calls == ["blocked"]
+
+
+def test_padding_dropout_other_sizes_and_torchs_own_attention_use_torch(calls):
+    grid = (4, 4)
+    module = build(grid, rel_pos=False, num_global=1)
+    x = torch.randn(2, 17, 24)
+    select(module, grid, "blocked")
+    module(x, grid, valid_hw=torch.tensor([[4, 4], [2, 3]]))
+    module(x[:, :10], (3, 3))
+    module.attn_drop = 0.5
+    module(x, grid)
+    module.attn_drop = 0.0
+    select(module, grid, full.SDPA)
+    module(x, grid)
+    assert not calls
+    padded = module.backend_cases(
+        grid, training=True, padded=True, batch=2, dtype=torch.float32, device="cpu"
+    )
+    assert not list(padded)
+    elsewhere = module.backend_cases(
+        grid, training=True, batch=2, dtype=torch.float32, device="cuda"
+    )
+    assert not list(elsewhere)
+
+
+def test_untuned_it_says_that_torchs_attention_runs():
+    call = dict(batch=2, dtype=torch.bfloat16, device="cpu")
+    for case in build((4, 5), rel_pos=False, num_global=1).backend_cases(
+        (4, 5), training=True, **call
+    ):
+        assert choose(case) == full.SDPA
+        assert explain(case)[full.SDPA] == "chosen"
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(("bias", "valid"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("mask", list(Mask))
+def test_torchs_attention_equals_the_reference_if_the_window_is_the_grid(
+    mask, bias, valid, needs_grad
+):
+    offsets = {} if mask == Mask.EXACT else dict(offsets=(SELF_CHUNK,))
+    case = Case(
+        Window((5, 4), 5, mask, **offsets), 2, 2, 8, 1, torch.float64, table_bias=bias,
+        global_bias=bias, valid=valid, needs_grad=needs_grad,
+    )  # fmt: skip
+    reasons = BACKENDS[full.SDPA].unsupported(case)
+    assert bool(reasons) == (bias and needs_grad)
+    if not reasons:
+        for key, (error, bound) in errors(case, [full.SDPA]).items():
+            assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+    cyclic = Case(Window((5, 4), 5, Mask.CYCLIC), 2, 2, 8, 1)  # each key occurs nine times
+    assert BACKENDS[full.SDPA].unsupported(cyclic)
