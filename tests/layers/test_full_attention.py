@@ -15,9 +15,9 @@ needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obs
 GRIDS = [(1, 1), (1, 4), (7, 5), (3, 8)]
 
 
-def build(grid: tuple[int, int], *, rel_pos: bool, num_global: int, **more) -> FullAttention:
+def build(grid: tuple[int, int], num_global: int, **more) -> FullAttention:
     torch.manual_seed(0)
-    module = FullAttention(24, 3, grid=grid, rel_pos=rel_pos, num_global=num_global, **more)
+    module = FullAttention(24, 3, grid=grid, num_global=num_global, **more)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return module
@@ -60,12 +60,9 @@ def calls(monkeypatch) -> list[str]:
 @pytest.mark.smoke
 @pytest.mark.parametrize("backend", ["blocked", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("num_global", [0, 2])
-@pytest.mark.parametrize("rel_pos", [False, True])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_a_tuned_backend_gives_the_same_outputs_and_gradients(
-    grid, rel_pos, num_global, backend, calls
-):
-    module = build(grid, rel_pos=rel_pos, num_global=num_global)
+def test_a_tuned_backend_gives_the_same_outputs_and_gradients(grid, num_global, backend, calls):
+    module = build(grid, num_global)
     x = torch.randn(2, num_global + grid[0] * grid[1], 24)
     plain = results(module, x, grid)
     select(module, grid, backend)
@@ -77,18 +74,9 @@ def test_a_tuned_backend_gives_the_same_outputs_and_gradients(
     assert calls == [backend] * 2
 
 
-def test_a_bias_for_another_grid_is_resized_as_before(calls):
-    module = build((4, 4), rel_pos=True, num_global=1)
-    x = torch.randn(2, 1 + 6 * 5, 24)
-    plain = module(x, (6, 5))
-    select(module, (6, 5), "blocked")
-    torch.testing.assert_close(module(x, (6, 5)), plain, rtol=2e-5, atol=2e-5)
-    assert calls == ["blocked"]
-
-
 def test_padding_dropout_other_sizes_and_torchs_own_attention_use_torch(calls):
     grid = (4, 4)
-    module = build(grid, rel_pos=False, num_global=1)
+    module = build(grid, 1)
     x = torch.randn(2, 17, 24)
     select(module, grid, "blocked")
     module(x, grid, valid_hw=torch.tensor([[4, 4], [2, 3]]))
@@ -99,21 +87,25 @@ def test_padding_dropout_other_sizes_and_torchs_own_attention_use_torch(calls):
     select(module, grid, full.SDPA)
     module(x, grid)
     assert not calls
-    padded = module.backend_cases(
-        grid, training=True, padded=True, batch=2, dtype=torch.float32, device="cpu"
-    )
-    assert not list(padded)
-    elsewhere = module.backend_cases(
-        grid, training=True, batch=2, dtype=torch.float32, device="cuda"
-    )
-    assert not list(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("settings", "call"),
+    [
+        ({}, {"padded": True}),
+        ({}, {"device": "cuda"}),
+        ({"rel_pos": True}, {}),
+        ({"attn_drop": 0.1}, {}),
+    ],
+)
+def test_it_has_no_cases_where_torchs_attention_is_always_used(settings, call):
+    call = dict(training=True, batch=2, dtype=torch.float32, device="cpu") | call
+    assert not list(build((4, 4), 1, **settings).backend_cases((4, 4), **call))
 
 
 def test_untuned_it_says_that_torchs_attention_runs():
     call = dict(batch=2, dtype=torch.bfloat16, device="cpu")
-    for case in build((4, 5), rel_pos=False, num_global=1).backend_cases(
-        (4, 5), training=True, **call
-    ):
+    for case in build((4, 5), 1).backend_cases((4, 5), training=True, **call):
         assert choose(case) == full.SDPA
         assert explain(case)[full.SDPA] == "chosen"
 

@@ -1,7 +1,7 @@
 """Full attention: every token attends to every token.
 
-torch's scaled_dot_product_attention computes it. On a CPU, a backend of local attention does, with
-a window that is the whole grid, if `vil tune` found it faster.
+torch's scaled_dot_product_attention computes it. On a CPU and without a bias, a backend of local
+attention does, with a window that is the whole grid, if `vil tune` found it faster.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
@@ -24,7 +23,7 @@ from vil.layers.pos_embed import (
     resize_tables,
     same_size,
 )
-from vil.ops import Case, LocalBias, Window, local_attention
+from vil.ops import Case, Window, local_attention
 from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.window import SELF_CHUNK, Mask
 
@@ -72,12 +71,18 @@ class FullAttention(Attention):
     def tuned_backend(self, q: Tensor, grid: Grid, valid_hw: Valid) -> str | None:
         """Return the backend of local attention that tuning found faster than torch's attention for
         a call; None if there is none."""
-        if not CHOICES or q.device.type != "cpu" or valid_hw is not None:
+        if not CHOICES or valid_hw is not None or not self.is_tunable(q.device.type):
             return None
         call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
-        case = self.case(grid, training=torch.is_grad_enabled(), **call)
-        name = None if case.dropout else tuned(case)
+        name = tuned(self.make_case(window(grid), training=torch.is_grad_enabled(), **call))
         return None if name == SDPA else name
+
+    def is_tunable(self, device: str) -> bool:
+        """Whether a backend of local attention may compute this attention without padding.
+
+        device: a device type such as "cpu".
+        """
+        return device == "cpu" and not self.rel_pos and not self.attn_drop
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, backend: str) -> Tensor:
         """Compute the attention output (B, G+L, C) with a backend of local attention.
@@ -92,35 +97,22 @@ class FullAttention(Attention):
             v,
             window(grid),
             num_global=self.num_global,
-            bias=self.window_bias(grid) if self.rel_pos else None,
             scale=self.scale,
             backend=backend,
         )
         if not self.num_global:
             return self.merge_heads(local)
-        first = self.sdpa(first, k, v, self.global_bias(grid)[None] if self.rel_pos else None)
-        return torch.cat([self.merge_heads(first), self.merge_heads(local)], dim=1)
-
-    def case(self, grid: Grid, **call: Any) -> Case:
-        """Return the `Case` of the local queries' attention. call: see `make_case`."""
-        return self.make_case(window(grid), **call)
+        return torch.cat([self.merge_heads(x) for x in (self.sdpa(first, k, v), local)], dim=1)
 
     def backend_cases(
         self, grid: Grid, *, training: bool, padded: bool = False, **call: Any
     ) -> Iterator[Case]:
-        """Yield the `Case`s of the local queries, see `Attention.backend_cases`. There are none on
-        other devices than a CPU and for padded images, for which torch's attention is always
-        used."""
-        if call["device"] == "cpu" and not padded:
+        """Yield the `Case`s of the local queries, see `Attention.backend_cases`. Yields nothing if
+        torch's attention is always used: on other devices than a CPU, for padded images, and with a
+        bias or dropout."""
+        if not padded and self.is_tunable(call["device"]):
             for needs_grad in (True, False) if training else (False,):
-                yield self.case(grid, training=needs_grad, **call)
-
-    def window_bias(self, grid: Grid) -> LocalBias:
-        """Return the relative position bias of local queries as that of `window(grid)`."""
-        table = self.table(grid).mT.unflatten(1, table_size(grid))  # (N, 2X-1, 2Y-1)
-        rows, cols = (2 * max(grid) - side for side in grid)
-        to_global = self.g2l_relative_position_bias[1] if self.num_global else None
-        return LocalBias(F.pad(table, (cols, cols, rows, rows)).flatten(1), to_global)
+                yield self.make_case(window(grid), training=needs_grad, **call)
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
