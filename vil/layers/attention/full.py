@@ -1,7 +1,7 @@
 """Full attention: every token attends to every token.
 
-torch's scaled_dot_product_attention computes it. On a CPU and without a bias, a backend of local
-attention does, with a window that is the whole grid, if `vil tune` found it faster.
+torch's scaled_dot_product_attention computes it. On a CPU and without a bias, the compiled backend
+of local attention does if `vil tune` found it faster, with a window that has all tokens.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -27,7 +27,7 @@ from vil.ops import Case, Window, local_attention
 from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.window import SELF_CHUNK, Mask
 
-SDPA = "masked_sdpa"  # the backend that calls the same function as `Attention.sdpa`
+NATIVE = "native"  # the backend that may replace torch's attention
 
 
 class FullAttention(Attention):
@@ -60,59 +60,41 @@ class FullAttention(Attention):
         """
         x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
-        if backend := self.tuned_backend(q, grid, valid_hw):
-            out = self.attend_window(q, k, v, grid, backend)
+        if self.is_native(q, grid, valid_hw):
+            window = one_chunk((1, q.shape[2]))
+            out = local_attention(q, k, v, window, scale=self.scale, backend=NATIVE)
         else:
             bias = self.bias(grid, valid_hw) if self.rel_pos else None
-            mask = self.padding_mask(valid_hw, grid, q.dtype)
-            out = self.merge_heads(self.sdpa(q, k, v, mask, bias))
-        return self.proj_drop(self.proj(out))
+            out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
+        return self.proj_drop(self.proj(self.merge_heads(out)))
 
-    def tuned_backend(self, q: Tensor, grid: Grid, valid_hw: Valid) -> str | None:
-        """Return the backend of local attention that tuning found faster than torch's attention for
-        a call; None if there is none."""
+    def is_native(self, q: Tensor, grid: Grid, valid_hw: Valid) -> bool:
+        """Whether tuning found the compiled backend faster than torch's attention for a call."""
         if not CHOICES or valid_hw is not None or not self.is_tunable(q.device.type):
-            return None
+            return False
         call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
-        name = tuned(self.make_case(window(grid), training=torch.is_grad_enabled(), **call))
-        return None if name == SDPA else name
+        case = self.make_case(one_chunk(grid), training=torch.is_grad_enabled(), **call)
+        return tuned(case) == NATIVE
 
     def is_tunable(self, device: str) -> bool:
-        """Whether a backend of local attention may compute this attention without padding.
+        """Whether the compiled backend may compute this attention, if images have no padding.
 
         device: a device type such as "cpu".
         """
         return device == "cpu" and not self.rel_pos and not self.attn_drop
 
-    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, backend: str) -> Tensor:
-        """Compute the attention output (B, G+L, C) with a backend of local attention.
-
-        q, k, v (B, N, G+L, D). The backend computes the L local queries, torch's attention the G
-        global ones.
-        """
-        first, local = q.split((self.num_global, q.shape[2] - self.num_global), dim=2)
-        local = local_attention(
-            local,
-            k,
-            v,
-            window(grid),
-            num_global=self.num_global,
-            scale=self.scale,
-            backend=backend,
-        )
-        if not self.num_global:
-            return self.merge_heads(local)
-        return torch.cat([self.merge_heads(x) for x in (self.sdpa(first, k, v), local)], dim=1)
-
     def backend_cases(
         self, grid: Grid, *, training: bool, padded: bool = False, **call: Any
     ) -> Iterator[Case]:
-        """Yield the `Case`s of the local queries, see `Attention.backend_cases`. Yields nothing if
-        torch's attention is always used: on other devices than a CPU, for padded images, and with a
-        bias or dropout."""
+        """Yield the `Case`s from which a backend is selected, see `Attention.backend_cases`.
+
+        They are those of the local queries, although the backend computes the global queries too.
+        Yields nothing if torch's attention is always used: on other devices than a CPU, for padded
+        images, and with a bias or dropout.
+        """
         if not padded and self.is_tunable(call["device"]):
             for needs_grad in (True, False) if training else (False,):
-                yield self.make_case(window(grid), training=needs_grad, **call)
+                yield self.make_case(one_chunk(grid), training=needs_grad, **call)
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
@@ -187,7 +169,7 @@ class FullAttention(Attention):
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
 
 
-def window(grid: Grid) -> Window:
+def one_chunk(grid: Grid) -> Window:
     """Return the window of local attention in which every token attends to every token."""
     return Window(grid, max(grid), Mask.CHUNKS, (SELF_CHUNK,))
 

@@ -55,19 +55,20 @@ struct Tile {  // the tile in use for a kind of columns
 };
 
 struct Sizes {  // of a call, in units of 32 bits
-  int64_t unit, units, score_stride, key_stride, query_stride, block;
+  int64_t unit, units, queries, score_stride, key_stride, query_stride, block;
 };
 
 template <class Type>
 Sizes sizes_of(const Call& call) {
-  const int64_t tile = pad(call.size * call.size, Type::PAIR);
+  const int64_t queries = std::min(call.size, call.grid[0]) * std::min(call.size, call.grid[1]);
+  const int64_t tile = pad(queries, Type::PAIR);
   Sizes sizes;
+  sizes.queries = queries;  // of a chunk
   sizes.unit = Type::PAIR;
   sizes.units = units_of<Type>(call.dim);
   sizes.score_stride = odd_stride(pad(call.num_global, Type::PAIR) + call.num_offsets * tile);
   sizes.key_stride = odd_stride(std::max(call.chunks(1) * tile, pad(call.num_global, Type::PAIR)));
   const int64_t most = std::max<int64_t>(BLOCK_BYTES / 4 / sizes.score_stride, 8);
-  const int64_t queries = call.size * call.size;
   sizes.block = pad(divide_up(queries, divide_up(queries, most)), 2);
   sizes.query_stride = odd_stride(sizes.block);
   return sizes;
@@ -90,7 +91,7 @@ class Task {
     for (const Line& line : lines) row_kinds = std::max(row_kinds, line.kind + 1);
     for (const Line& column : columns) num_kinds = std::max(num_kinds, column.kind + 1);
     const int64_t units = row_kinds * num_kinds * sizes.block * sizes.score_stride;
-    keep_tiles = units <= TILE_UNITS && sizes.block >= call.size * call.size;
+    keep_tiles = units <= TILE_UNITS && sizes.block >= sizes.queries;
     const size_t tiles = (keep_tiles ? row_kinds : 1) * num_kinds;
     scratch.tiles.resize(std::max(scratch.tiles.size(), tiles));
     scratch.tile_keys.resize(scratch.tiles.size());
