@@ -17,6 +17,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 CACHE = tempfile.TemporaryDirectory(prefix="vil-cache-")
 os.environ["VIL_CACHE"] = CACHE.name
+# pytest-xdist's processes compile the C++ library once
+Path(CACHE.name, "native").symlink_to(
+    os.environ.setdefault("VIL_TEST_NATIVE", tempfile.mkdtemp(dir=CACHE.name)), True
+)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -48,7 +48,8 @@ ELSEWHERE = {
 }
 LONG = {
     "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
-    "docs/guides/other_tools.md", "docs/guides/sweep.md", "docs/tutorials/attention_lab.md",
+    "docs/guides/other_tools.md", "docs/guides/streaming.md", "docs/guides/sweep.md",
+    "docs/tutorials/attention_lab.md", "docs/tutorials/from_folder_to_model.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES

@@ -136,6 +136,7 @@ def test_a_model_with_weights():
     assert "agree %" in ended.out
 
 
+@pytest.mark.long
 def test_models_without_weights():
     """Only speed, memory and size; no plot without accuracies."""
     words = ("--paths", "bf16", "--beside", "timm/vit_tiny_patch16_224")

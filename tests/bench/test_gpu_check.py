@@ -45,6 +45,7 @@ def test_the_driver_takes_what_the_table_says():
     assert all(kernel.spilled == 0 for kernel in loaded)
 
 
+@pytest.mark.long
 def test_backends_are_ranked_by_their_times():
     command = [sys.executable, "benchmarks/preference.py", str(RESULT)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -128,6 +128,7 @@ def test_a_table_is_written_and_read(tmp_path):
         read_table(file)
 
 
+@pytest.mark.long
 def test_the_script_prints_a_table_and_its_predictions():
     command = [sys.executable, "benchmarks/kernels.py", "--read", "benchmarks/results/kernels.json"]
     command += ["--targets", "sm_90", "--head-dims", "64", "--dtypes", "float16"]

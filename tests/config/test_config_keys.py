@@ -39,6 +39,7 @@ def typos(count):
     return found
 
 
+@pytest.mark.long
 def test_two_hundred_typos(tmp_path):
     right = 0
     for number, (wrong, key) in enumerate(typos(200).items()):

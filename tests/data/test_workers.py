@@ -43,6 +43,7 @@ raise RuntimeError("uncaught")
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_workers_survive_a_signal_to_the_process_group():
     process = subprocess.Popen(

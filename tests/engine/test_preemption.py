@@ -146,6 +146,7 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
     assert newest_step(tmp_path / "checkpoints") == 3
 
 
+@pytest.mark.long
 def test_a_save_that_takes_longer_than_the_grace_is_finished(tmp_path, monkeypatch):
     def write(final, files, state, write=save_load.write):
         if state.step == 7:

@@ -70,6 +70,7 @@ def test_torchinfo_counts_parameters_and_linears_per_image_only(model):
     assert info.total_mult_adds == 8 * 4 + 4  # not 100 times that
 
 
+@pytest.mark.long
 def test_a_program_with_a_pinned_backend_needs_vil_ops_only(tmp_path):
     q, k, v = torch.randn(3, 1, 2, 48, 8)
 

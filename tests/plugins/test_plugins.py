@@ -175,6 +175,7 @@ def test_a_broken_component_is_refused_at_registration(code, message):
         exec(code, {"vil": vil})
 
 
+@pytest.mark.long
 def test_the_command_refuses_a_broken_component_in_one_line(tmp_path):
     (tmp_path / "mine.py").write_text("import vil\nvil.register_attention('mine', object)\n")
     ended = run("-m", "vil", "config", "--import", "mine.py", cwd=tmp_path, VIL_CACHE=str(tmp_path))

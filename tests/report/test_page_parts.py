@@ -195,6 +195,7 @@ def page_of(folder, title, settings, shown):
     return Page(title, record, settings, "none", 1.0, "now", "top1", sections=sections)
 
 
+@pytest.mark.long
 def test_a_page_of_very_many_classes_and_noise(tmp_path):
     """ImageNet's 21,841 classes with the names of a fool: no matrix of all pairs, below 3 MB."""
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.common.marks import cases
 from tests.common.streaming import all_outputs, make_image, make_model
 from vil.streaming import journal, prepare
 
@@ -39,7 +40,10 @@ def run(model, image, folder, stop_at: int | None = None):
     return {n: np.array(result[n]) for n in all_outputs(model)}, shares
 
 
-@pytest.mark.parametrize(("arch", "mask"), [(LOCAL, 1), (LOCAL, -1), (TOKEN, 1), (FULL, 1)])
+@pytest.mark.parametrize(
+    ("arch", "mask"),
+    cases([(LOCAL, 1), (LOCAL, -1), (TOKEN, 1), (FULL, 1)], long=[(LOCAL, 1), (TOKEN, 1)]),
+)
 def test_the_same_bytes_after_every_strip(arch, mask, tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "SAVE_SECONDS", 0)
     model, image = make_model(arch, sw_exact=mask), make_image((120, 45))

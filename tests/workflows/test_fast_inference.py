@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import vil
+from tests.common.marks import cases
 from tests.common.small_runs import TINY, succeeds
 from tests.common.small_runs import vil as command
 from tests.common.small_tasks import SMALL_TASKS
@@ -53,7 +54,7 @@ def test_python_has_the_key():
     assert json.dumps(one.classes[0][0]) == json.dumps(two.classes[0][0])
 
 
-@pytest.mark.parametrize("arch", ["msvit", "resnet18"])
+@pytest.mark.parametrize("arch", cases(["msvit", "resnet18"], long=["resnet18"]))
 def test_features_are_those_of_the_model(arch, run, tmp_path):
     source = run
     if arch != "msvit":

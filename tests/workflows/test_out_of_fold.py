@@ -73,6 +73,7 @@ def test_every_image_is_predicted_once_by_its_run(runs):
     assert [int(row["index"]) for row in first] == [p.classes[0][0] for p in found]
 
 
+@pytest.mark.long
 def test_runs_with_a_validation_part_predict_their_fold(tmp_path):
     """Not the validation images, which chose the checkpoint."""
     for number in range(2):

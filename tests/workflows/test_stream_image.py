@@ -22,6 +22,7 @@ def make_stream(photo, overrides=None, **settings):
     )
 
 
+@pytest.mark.long
 def test_no_work_of_another_model_is_resumed(photo, tmp_path):
     settings = dict(scratch=tmp_path / "scratch", memory="64MiB")
     same = [make_stream(photo, **settings).fingerprint for _ in range(2)]

@@ -185,5 +185,5 @@ def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
     for key, text in table.items():
         if not (key.isdecimal() and int(key) < num_classes and isinstance(text, str)):
             allowed = f"a class number of the model (0..{num_classes - 1}) to a text"
-            raise DataError(f"{path}: the entry {key!r}: {text!r} must map {allowed}")
+            raise DataError(f"{path}: an entry must map {allowed}, but {key!r} maps to {text!r}")
     return {int(key): text for key, text in table.items()}

@@ -55,10 +55,10 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 
     rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
 
-    With a cyclic window, the first row of chunks needs the last one, and vice versa. The small grid
-    then also wraps around. The last row of chunks, which may be incomplete, is also last in the
-    small grid. The rows above and below the strip become adjacent to each other, which has no
-    effect, because these rows have no queries.
+    With a cyclic window, the first row of chunks needs the last one, and vice versa, so the small
+    grid wraps around too. In it, the rows above the strip and those below it become neighbors. This
+    has no effect, because only the rows of the strip have queries. The last row of chunks, which
+    may be incomplete, is also the last in the small grid.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:

@@ -136,7 +136,11 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, option, text):
 
 @pytest.mark.parametrize(
     "option",
-    ["LOSS.CLASS_WEIGHTS=balanced", "DATALOADER.SAMPLER=balanced", "LOSS.LOGIT_ADJUSTMENT=1"],
+    [
+        "DATALOADER.SAMPLER=balanced",
+        pytest.param("LOSS.CLASS_WEIGHTS=balanced", marks=pytest.mark.long),
+        pytest.param("LOSS.LOGIT_ADJUSTMENT=1", marks=pytest.mark.long),
+    ],
 )
 def test_a_resumed_run_is_bit_identical(tmp_path, option):
     """After 3 of 8 steps and from the file, the weights are those of an uninterrupted run."""

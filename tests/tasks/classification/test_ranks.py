@@ -50,7 +50,8 @@ def measure_on(world):
             process.kill()
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("world", [2, 3])
 def test_metrics_do_not_depend_on_the_number_of_processes(world):
     alone = json.dumps(evaluate(DistInfo()))
     for rank, (metrics, error) in enumerate(measure_on(world)):

@@ -6,14 +6,13 @@ Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, w side of
 is divided into chunks of w x w tokens).
 """
 
-import math
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vil.layers.attention import random_shift
 from vil.layers.attention.local import AttendedKeys, LocalAttention
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import register_relative_bias
@@ -122,15 +121,9 @@ class LongformerAttention(LocalAttention):
                 "vil.layers.attention.set_progress(model, TrainStep(...)) before each training "
                 "step"
             )
-        if self.shift_ended(self.progress):
+        if random_shift.has_ended(self.progress, self.mode_switch):
             return 0
-        # depends on (seed, step, module) only: gradient checkpointing recomputes the same mode
-        rng = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
-        return rng.randint(1, 8)
-
-    def shift_ended(self, progress: TrainStep) -> bool:
-        """Return whether random shift has ended. It ends at epoch mode_switch * epochs."""
-        return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
+        return random_shift.sample_neighbor(self.progress, self.index)
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Store the training step. Return a message to log at the step where random shift ends.
@@ -138,10 +131,7 @@ class LongformerAttention(LocalAttention):
         index: position of this module among the attention modules of the model.
         """
         self.progress, self.index = progress, index
-        first = math.ceil(self.mode_switch * progress.epochs)
-        if not self.shift_ended(progress) or progress.step != first * progress.steps_per_epoch:
-            return None
-        return f"random shift is over: from epoch {first}, queries attend to all nine chunks"
+        return random_shift.describe_end(progress, self.mode_switch) if self.mode > 0 else None
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
         """Return the local keys of one local query. query: its index among the local tokens."""
