@@ -103,7 +103,11 @@ def plot(rows: list[dict], file: Path) -> None:
             if points:
                 axes.loglog(*zip(*points), "o-", label=name, base=2)
         axes.set(title=dtype, xlabel="tokens per side", ylabel="microseconds per token")
-        axes.legend()
+        sides = sorted({row["side"] for row in rows})
+        axes.set_xticks(sides, labels=map(str, sides))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_ylim(top=3 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(ncols=2, loc="upper left")
     figure.savefig(file, dpi=120)
 
 

@@ -311,10 +311,27 @@ def test_the_page_of_backends_has_the_measured_speed_of_native():
         assert dtype in text
     gains = [row["seconds"]["blocked"][1] / row["seconds"]["native"][1] for row in rows]
     assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as blocked" in text
+
+
+def test_the_page_of_grid_sizes_has_the_measured_times():
+    page = read("docs/internals/attention_scaling.md")
     rows = json.loads((RESULTS / "attention-scaling-cpu.json").read_text())["rows"]
+    sides = sorted({row["side"] for row in rows})
+    measured = {
+        (row["backend"], row["dtype"], unit): [] for row in rows for unit in row if "_per_" in unit
+    }
+    for name, dtype, unit in measured:
+        times = {
+            row["side"]: row.get(unit)
+            for row in rows
+            if (row["backend"], row["dtype"]) == (name, dtype)
+        }
+        cells = [f"{times[side]:.2f}" if times.get(side) else "" for side in sides]
+        if unit != "forward_us_per_token":
+            assert f"| {name} | {' | '.join(cells)} |".replace("  ", " ") in page.replace("  ", " ")
     spread = max(
         max(times) / min(times)
-        for dtype in ratios
+        for dtype in ("float32", "bfloat16")
         for times in [
             [
                 row["both_ns_per_pair"]
@@ -323,7 +340,7 @@ def test_the_page_of_backends_has_the_measured_speed_of_native():
             ]
         ]
     )
-    assert f"differs by {100 * (spread - 1):.0f} % at most" in text
+    assert f"differs by {100 * (spread - 1):.0f} % at most" in page
 
 
 # ----------------------------------------------------------------------------------------- keys

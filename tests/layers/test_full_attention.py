@@ -85,13 +85,14 @@ def test_it_equals_the_reference_on_a_line_of_tokens(tokens, dtype):
         assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
 
 
-def test_padding_dropout_other_sizes_and_torchs_own_attention_use_torch(calls):
+def test_padding_dropout_other_sizes_and_transforms_use_torch(calls):
     grid = (4, 4)
     module = build(grid, 1)
     x = torch.randn(2, 17, 24)
     select(module, grid, "native")
     module(x, grid, valid_hw=torch.tensor([[4, 4], [2, 3]]))
     module(x[:, :10], (3, 3))
+    torch.func.jvp(lambda x: module(x, grid), (x,), (x,))
     module.attn_drop = 0.5
     module(x, grid)
     module.attn_drop = 0.0

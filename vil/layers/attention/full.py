@@ -26,6 +26,7 @@ from vil.layers.pos_embed import (
 from vil.ops import Case, Window, local_attention
 from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.window import SELF_CHUNK, Mask
+from vil.utils.transforms import is_transformed
 
 NATIVE = "native"  # the backend that may replace torch's attention
 
@@ -71,6 +72,8 @@ class FullAttention(Attention):
     def is_native(self, q: Tensor, grid: Grid, valid_hw: Valid) -> bool:
         """Whether tuning found the compiled backend faster than torch's attention for a call."""
         if not CHOICES or valid_hw is not None or not self.is_tunable(q.device.type):
+            return False
+        if is_transformed(q):  # an operator has no jvp
             return False
         call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
         case = self.make_case(one_chunk(grid), training=torch.is_grad_enabled(), **call)
