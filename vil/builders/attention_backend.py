@@ -47,13 +47,15 @@ class BackendRequest(NamedTuple):
     def __str__(self) -> str:
         window = self.case.window
         if self.case.is_layout:
-            keys = f"pattern {window.pattern}, density {window.density:.2f}"
+            keys = f"w {window.size}, pattern {window.pattern}, density {window.density:.2f}"
+        elif window.covers_grid:
+            keys = "attention to all tokens"
         else:
             visible = {1: "the self chunk", 2: "the self chunk and one neighbor"}
-            keys = visible.get(len(window.offsets), "all nine chunks")
+            keys = f"w {window.size}, {visible.get(len(window.offsets), 'all nine chunks')}"
         return (
-            f"stage {self.stage}: {window.grid[0]} x {window.grid[1]} tokens, w {window.size}, "
-            f"{keys}, {'training' if self.case.needs_grad else 'evaluation'}"
+            f"stage {self.stage}: {window.grid[0]} x {window.grid[1]} tokens, {keys}, "
+            f"{'training' if self.case.needs_grad else 'evaluation'}"
         )
 
 
