@@ -11,10 +11,12 @@ from torch import nn
 from tests.common.small_runs import TINY, vil
 from vil.bench.deploy import PATHS, Deployment, Row, Subject, compare_paths, predict
 from vil.cli.benchmark_deploy import PATHS as LISTED
-from vil.config import override
+from vil.config import get_config, override
+from vil.models.vision_longformer import MsViT
+from vil.ops.dispatch import CHOICES
 from vil.pretrained.catalog import DIGITS
 from vil.utils.resident_memory import resident_growth
-from vil.workflows import configure
+from vil.workflows import benchmark_deploy, configure
 from vil.workflows.benchmark_deploy import published_top1
 
 MIB = 2**20
@@ -179,3 +181,22 @@ def test_published_accuracies_belong_to_unchanged_models():
     assert published_top1("vil_small", cfg) is None
     assert published_top1("vil_tiny", override(cfg, ["INPUT.IMAGE_SIZE=384"])) is None
     assert published_top1("timm/unknown", cfg) is None
+
+
+def test_a_model_keeps_its_backends_when_another_model_is_opened(monkeypatch):
+    def select(model, *args, **more):
+        CHOICES.clear()
+        if isinstance(model, MsViT):
+            CHOICES["a call"] = "native"
+
+    def compare(*args, **more):
+        assert CHOICES == {"a call": "native"}
+        raise StopIteration
+
+    monkeypatch.setattr(benchmark_deploy, "select_attention_backends", select)
+    monkeypatch.setattr(benchmark_deploy, "compare_paths", compare)
+    settings = benchmark_deploy.DeploySettings(paths=("eager",), batches=(1,))
+    cfg = get_config(None, [*MODEL, "DEVICE=cpu"])
+    benchmark = benchmark_deploy.DeployBenchmark(cfg, "tiny", settings, beside=["timm/resnet18"])
+    with pytest.raises(StopIteration):
+        benchmark.run()

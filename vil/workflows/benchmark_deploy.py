@@ -166,8 +166,8 @@ class DeployBenchmark:
     def select_backends(self, model: nn.Module) -> None:
         """Select the attention backends of a model for float32 and bfloat16 and all batch sizes. If
         the setting `tune` is True, backends are first timed on the attention calls that are not in
-        the tuning cache."""
-        chosen: dict[str, str] = {}
+        the tuning cache. The backends of models that were opened before stay selected."""
+        chosen = dict(CHOICES)
         if self.settings.tune:
             self.say("selecting the attention backends of each stage and batch size")
         for batch in self.settings.batches:
