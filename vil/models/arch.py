@@ -37,11 +37,14 @@ LETTERS = {  # meaning, default, minimum, maximum
 class StageSpec:
     """Settings of one stage of a model.
 
-    dim: embedding width. attention: the name of each block's attention. num_global: number of
-    global tokens. patch: side of a patch, in pixels in the first stage, and in tokens of the
-    previous stage in other stages. attn_size: window size of longformer, number of features of
-    linformer and performer, or reduction ratio of srformer. absolute: use an absolute position
-    embedding instead of a relative position bias.
+    dim: embedding width.
+    attention: the name of each block's attention.
+    num_global: number of global tokens.
+    patch: side of a patch, in pixels in the first stage, and in tokens of the previous stage in
+    other stages.
+    attn_size: window size of longformer, number of features of linformer and performer, or
+    reduction ratio of srformer.
+    absolute: use an absolute position embedding instead of a relative position bias.
     """
 
     dim: int
@@ -120,11 +123,11 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
     text: the values of each stage, separated by `/`. A stage has one value, or several values
     separated by `;`, which are repeated over its blocks. The values of the last stage are also used
     for all later stages of the model. Text in quotes is not split.
-    counts: for each stage, the number of blocks with the attention that has this argument.
+    counts: for each stage, the number of blocks that use this attention. Only these get a value.
 
-    Returns, for each stage, a list with the values of these blocks. Raises ValueError if a value is
-    empty, if the text has more stages than the model, or if a stage has more values than blocks
-    with this attention. A stage without such blocks may have any number of values.
+    Returns, for each stage, a list with one value per counted block. Raises ValueError if a value
+    is empty, if the text has more stages than the model, or if a stage has more values than its
+    count. However, a stage with the count 0 may have any number of values.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):

@@ -76,10 +76,12 @@ def token_weights(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    x (B, T, C): input tokens, global tokens first. grid: (rows, columns) of local tokens. queries:
-    indices of tokens in x; None for all. valid_hw (B, 2): for each image, rows and columns of local
-    tokens that are not padding; None if there is no padding. Raises ValueError if a token in
-    `queries` does not exist.
+    x (B, T, C): input tokens, global tokens first.
+    grid: (rows, columns) of local tokens.
+    queries: indices of tokens in x; None for all.
+    valid_hw (B, 2): for each image, rows and columns of local tokens that are not padding; None if
+    there is no padding.
+    Raises ValueError if a token in `queries` does not exist.
     """
     tokens = x.shape[1]
     queries = range(tokens) if queries is None else queries

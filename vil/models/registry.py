@@ -56,9 +56,10 @@ def replace_windows(
     """Return copies of the stages with other window sizes.
 
     windows: one size for all stages, a sequence with one size per stage, or None to keep the sizes.
-    For attention without windows, the size is another one, such as the number of features, see
-    `StageSpec.attn_size`. name: the model's name, for the error message. Raises ValueError if the
-    length of the sequence is not the number of stages.
+    In a stage whose attention has no windows, the size replaces another setting, such as the number
+    of features (see `StageSpec.attn_size`).
+    name: the model's name, for the error message.
+    Raises ValueError if the length of the sequence is not the number of stages.
     """
     if windows is None:
         return list(stages)

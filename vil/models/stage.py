@@ -105,8 +105,8 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Context manager in which a model's reversible stages store their activations.
 
-    The outputs do not change, but a forward pass needs as much memory as that of a model that is
-    not reversible. Autograd records every operation, so second derivatives, and gradients of
+    The outputs do not change, but a forward pass needs as much memory as in a model that is not
+    reversible. Autograd records every operation, so second derivatives, and gradients of
     tensors that hooks see, are available.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
@@ -125,7 +125,7 @@ def to_map(
 ) -> Tensor:
     """Drop the global tokens from tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
-    num_global: G. grid: (X, Y). valid (B, 2): rows and columns of each image's tokens that are not
-    padding; None if there is no padding. The map is set to 0 in the padding.
+    num_global: G. grid: (X, Y). valid (B, 2): for each image, rows and columns of local tokens that
+    are not padding; None if there is no padding. The map is set to 0 in the padding.
     """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

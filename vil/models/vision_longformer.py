@@ -42,7 +42,7 @@ class MsViT(nn.Module):
     avg_pool: classify from the mean of all tokens instead of the first global token.
     pos_resize: "interpolate" or "crop" absolute position embeddings for images of other sizes.
     attention_args: {attention name: additional keyword arguments of `build_attention`}, such as
-      {"longformer": {"mode": 1}}. The text of an argument such as an attention pattern can have
+      {"longformer": {"mode": 1}}. Some arguments, such as an attention pattern, can be text with
       different values for different stages and blocks, see `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
     reversible: use reversible blocks, whose activations are recomputed from the stage's output in
@@ -132,7 +132,8 @@ class MsViT(nn.Module):
         """Pool features x, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
         The attribute `global_pool` selects the pooling. "avg": mean. "token" (tokens only): first
-        token. "max" (maps only): maximum. "avgmax" (maps only): mean of both. "": no pooling.
+        token. "max" (maps only): maximum. "avgmax" (maps only): average of the mean and the
+        maximum. "": no pooling.
         """
         if not self.global_pool:
             return x
@@ -194,8 +195,8 @@ class MsViT(nn.Module):
 
         The features are the output of `forward_features`. The map of stage i is (B, d_i, X_i, Y_i).
 
-        indices: indices of the selected stages, from 0. Negative indices count from the end. An
-          int n selects the last n stages, None selects all. The maps are in the same order.
+        indices: indices of the selected stages, from 0, in the order of the returned maps. Negative
+          indices count from the end. An int n selects the last n stages, None selects all.
         norm: apply the final norm to the last stage's map.
         stop_early: stop after the last selected stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
@@ -249,7 +250,7 @@ class MsViT(nn.Module):
         """Remove the stages after the last selected stage. Returns the selected stages' indices.
 
         indices: see `forward_intermediates`. prune_norm: remove the final norm. prune_head: remove
-        the head. If any stage is removed, both are removed, whatever these arguments.
+        the head. If any stage is removed, the norm and the head are always removed too.
         """
         chosen, last = self._select_stages(indices)
         has_unused = last < len(self.stages) - 1
@@ -399,9 +400,10 @@ def arguments_by_block(
 ) -> list[list[dict[str, Any]]]:
     """Return, for each stage, a list with the attention arguments of each block.
 
-    arguments: {attention name: {argument: value}}. If the value of an argument such as an attention
-    pattern is a string, `split_by_block` splits it into one string per block. Raises ValueError if
-    an attention name is unknown, or if a string has more values than there are stages or blocks.
+    arguments: {attention name: {argument: value}}. Some arguments, such as an attention pattern,
+    can differ by block. If their value is a string, `split_by_block` splits it into one string per
+    block. Raises ValueError if an attention name is unknown, or if a string has more values than
+    there are stages or blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():

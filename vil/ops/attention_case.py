@@ -22,7 +22,7 @@ class Case:
 
     table_bias: whether the call has a relative position bias table.
     global_bias: whether the call has a learned bias of each head toward each global token.
-    valid: whether the call passes `valid_hw`, the sizes of images that are padded in a batch.
+    valid: whether the call passes `valid_hw`, the size of each image without its padding.
     dropout: whether the dropout probability is above 0.
     needs_grad: whether autograd is enabled.
     """

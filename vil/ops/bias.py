@@ -41,9 +41,9 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
     """Look up the bias of each query of a chunk toward its global and local keys.
 
-    The result is (N heads, W, G + K*W), for W queries, first the G global keys, then the W keys in
-    each of the chunks at the K offsets of `window`. If one field of `bias` is None, it counts as 0.
-    Returns None if both are.
+    The result is (N heads, W, G + K*W), for the W queries of a chunk. In the last dimension, the G
+    global keys come first, then the W keys in each of the chunks at the K offsets of `window`. A
+    field of `bias` that is None counts as 0. Returns None if both fields are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

@@ -16,7 +16,7 @@ Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):
-    """The validated arguments of `vil.ops.local_attention`, which describes them.
+    """The validated arguments of a call of `vil.ops.local_attention` (described there).
 
     scale: the factor of q @ k^T, never None. needs_lse: whether the backward pass needs the
     log-sum-exp of the scores.

@@ -74,8 +74,8 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
     """Return the function `run` of the backend that combines two passes.
 
     `run` takes a `Call` and returns the attention output.
-    forward: a key of FORWARDS. backward: a key of BACKWARDS. Declares torch operators, so call it
-    only once for each combination.
+    forward: a key of FORWARDS. backward: a key of BACKWARDS. Call `join_passes` only once for each
+    combination of these keys, because it declares torch operators.
     """
     operator = _operator(forward, backward)
 
@@ -183,7 +183,8 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
 
     name: the operator, such as "vil::blocked_triton".
-    backend: a key of FORWARDS or BACKWARDS. Backends differ in how many empty chunks they compute.
+    backend: a key of FORWARDS or BACKWARDS. The FLOPs depend on it, because backends differ in how
+    many chunks outside the grid they compute.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:

@@ -42,8 +42,9 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 def preferred(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a case that is not tuned, best first.
 
-    On a CPU, full attention with a dense mask is up to 3 times as fast as the other backends if the
-    window covers much of a small grid. If it covers all of the grid, no mask is needed.
+    If the window covers much of a small grid, full attention with a dense mask comes first on a
+    CPU, where it is up to 3 times as fast as the other backends. If the window covers all of the
+    grid, no mask is needed.
     """
     if is_exporting():
         return ("masked",) if case.is_layout else EXPORTABLE
@@ -77,10 +78,11 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Describe in one line up to which density a pattern is computed in chunks on a CPU.
+    """Describe in one line which patterns are computed in chunks on a CPU, by their density.
 
-    Above this density, which depends on the number of tokens, full attention with a dense mask is
-    faster. The line applies only to cases that are not tuned.
+    If the density of a pattern (see `Layout.density`) is above a limit, full attention with a dense
+    mask is faster. The limit depends on the number of tokens. The line applies only to cases that
+    are not tuned.
     """
     rules = [
         f"{name} above a density of {density}"

@@ -112,8 +112,7 @@ class Layout(ChunkGrid):
 
     @property
     def density(self) -> float:
-        """The fraction of all pairs of chunks that have a visible pair of tokens, averaged over
-        heads."""
+        """The fraction of chunk pairs with at least one visible token pair, averaged over heads."""
         return len(self.lists.query) / (self.heads * math.prod(self.chunks) ** 2)
 
     def count_pairs(self) -> int:
@@ -124,7 +123,7 @@ class Layout(ChunkGrid):
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
+        """Return (rows, columns), each (.., W): the grid positions of the W tokens of each chunk.
 
         chunks (..): row-major indices of chunks. For tokens that pad incomplete chunks, the rows or
         columns are outside the grid.
@@ -226,10 +225,11 @@ def build_lists(layout: Layout) -> ChunkLists:
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Select one pair of chunks for each mask that must be computed.
 
+    pairs: (head, query chunk, key chunk) of each pair of chunks.
     Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of a selected
-    pair with an equal mask. If visibility depends only on the displacement, two pairs of chunks
-    have equal masks if they have the same displacement, and if the border of the grid truncates
-    their key chunks in the same way. Otherwise all pairs are selected.
+    pair with an equal mask. If visibility depends on more than the displacement, all pairs are
+    selected. Otherwise, pairs with the same displacement have equal masks, unless the border of the
+    grid truncates their key chunks differently.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))

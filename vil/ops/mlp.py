@@ -90,7 +90,7 @@ class MlpCase:
 def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
     """Return linear2(gelu(linear1(norm(x)))) for x (..., C), plus x itself if `residual`.
 
-    The norm is a layer norm over the channels, whose variance gets `eps` added. The GELU is exact.
+    The norm is a layer norm over the channels, with `eps` added to the variance. The GELU is exact.
     If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
     """
     compute = norm_mlp_native if _is_native(x, weights) else norm_mlp_torch
@@ -148,7 +148,7 @@ def choose_mlp(case: MlpCase) -> str:
 
 
 def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether the C++ backend is the tuned one in evaluation for at least one number of tokens.
+    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens.
 
     dim, hidden: the numbers of channels and of hidden channels. dtype: dtype of the matmuls.
     """

@@ -2,8 +2,9 @@
 
 It is slow and simple. It processes one query at a time, with one softmax over the global keys and
 the keys of the window. In a small cyclic grid, the same token can be a neighbor at several offsets.
-It is then several keys, each with the bias of its offset. For a layout, the pattern is evaluated
-for one query and all keys. This file shares no code with the masks of window.py and layout.py.
+It then counts as several keys, each with the bias of its offset. For a layout, the pattern is
+evaluated for one query and all keys. This file shares no code with the masks of window.py and
+layout.py.
 """
 
 import torch

@@ -24,9 +24,9 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid.
 
-    Returns `window` unchanged if its size is smaller, if its grid is symbolic, or if it is a
-    layout. With dropout, a cyclic window of several offsets is also unchanged, because dropout is
-    applied to each occurrence of a key separately.
+    Returns `window` unchanged if its size is smaller than this side, if its grid is symbolic, or if
+    it is a layout. With dropout, a cyclic window of several offsets is also unchanged, because
+    dropout is applied to each occurrence of a key separately.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
@@ -58,7 +58,7 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Return the case of the call that `shrink_call` returns for a call with this case."""
+    """Convert the case of a call to the case of the same call after `shrink_call`."""
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case
@@ -75,8 +75,8 @@ def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor)
     """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
 
     In the cyclic `window`, each key occurs once for each offset. The new bias is the log-sum-exp of
-    the biases of these occurrences, which are 0 without a `table`. size: s. q: determines N and the
-    dtype if there is no table.
+    the biases of these occurrences. If `table` is None, the biases of the occurrences are 0, and q
+    determines N and the dtype. size: s.
     """
     if table is None:
         number = math.log(len(window.offsets))

@@ -78,7 +78,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return copies of q, k, v and the biases that require gradients, by name."""
+    """Return {name: copy} of q, k, v and the biases. The copies require gradients."""
     return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")
@@ -122,8 +122,8 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 
     A tensor is the output or a gradient, as named by `run`. The error is the `distance` to the
     reference. The bound is a small multiple of the rounding error of full attention in the case's
-    dtype, and at least a few ulps. This rounding error is that of the backend `masked` on the same
-    inputs or, if `masked` does not support the case, of the reference in the case's dtype.
+    dtype, but at least a few ulps and at most CEILING_ULPS. Full attention is the backend `masked`
+    or, if `masked` does not support the case, the reference.
     names: keys of BACKENDS. seed: random seed of the inputs.
     """
     inputs = make_inputs(case, seed)

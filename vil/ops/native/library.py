@@ -226,7 +226,7 @@ def _compiles(options: tuple[str, ...]) -> bool:
 def _openmp() -> list[str]:
     """Return a list with the path of torch's OpenMP library; empty if torch has none.
 
-    The native library is linked to it, so that both use the same threads.
+    The native library is linked to it, so that torch and the native library use the same threads.
     """
     folder = Path(torch.__file__).parent
     places = (folder / "lib", folder.parent / "torch.libs")

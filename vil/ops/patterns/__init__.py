@@ -45,8 +45,8 @@ def register_pattern(name: str, cls_or_home: Any, *, about: str = "") -> None:
     """Register a pattern under a name that can be used in pattern text.
 
     cls_or_home: a subclass of `Pattern` or a function that returns a pattern, or the location of
-    either as a string "module:attribute". It is called with the arguments in the text:
-    "mine:3,seed=1" calls it with (3, seed=1) if its name is "mine".
+    either as a string "module:attribute". The class or function is called with the arguments in the
+    text. If it is registered as "mine", the text "mine:3,seed=1" calls it with (3, seed=1).
     about: a short description.
 
     Raises ValueError for a name that is already taken or is not an identifier, and for an object

@@ -149,7 +149,7 @@ class Pattern:
         return visible.expand(*((self.heads,) if self.heads > 1 else ()), *shape)
 
     def layout(self, grid: Grid, chunk: int = 8) -> Any:
-        """Return the `Layout` of the pattern on a grid, the argument `window` of `local_attention`.
+        """Return the pattern's `Layout` on a grid, which `local_attention` takes as `window`.
 
         chunk: side, in tokens, of the chunks in which attention is computed. It affects the speed,
         not the result.
@@ -272,8 +272,8 @@ OPERATORS = {
 def combine(sign: str, left: Pattern, right: Pattern) -> Pattern:
     """Return the combination of two patterns: left | right, left & right or left - right.
 
-    sign: "|", "&" or "-". Raises ValueError if both patterns differ by head, and have different
-    numbers of heads.
+    sign: "|", "&" or "-". Raises ValueError if the patterns have different numbers of heads, and
+    neither number is 1.
     """
     if not isinstance(right, Pattern):
         return NotImplemented

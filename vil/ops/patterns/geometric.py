@@ -68,10 +68,9 @@ class Axial(Pattern):
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """A pattern of keys at distances from the query that are multiples of `step`.
+    """A pattern of keys whose row and column distances to the query are both multiples of `step`.
 
-    This holds for the distance in rows and for the distance in columns. Raises ValueError unless
-    `step` is an integer of at least 1.
+    Raises ValueError unless `step` is an integer of at least 1.
     """
 
     step: int
@@ -115,7 +114,7 @@ class Swin(Pattern):
         return same_rows & (self._number(pairs.query_col) == self._number(pairs.key_col))
 
     def _number(self, line: Tensor) -> Tensor:
-        """Return the index of the window that has each row (or column) of the grid."""
+        """Return the index of the window of each row (or column) number in `line`."""
         return (line - self.shift) // self.window
 
 

@@ -162,9 +162,9 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
     """Return the time up to which exactly `wanted` pairs arrive (see `Sampled.arrival`).
 
-    A first pass over all pairs counts their arrival times in bins. A second pass finds the time of
-    the last sampled pair in its bin. Raises ValueError if fewer than `wanted` pairs have a weight
-    above 0.
+    A first pass over all pairs computes a histogram of the arrival times, to find the bin with the
+    last sampled pair. A second pass collects the times in this bin, to find the time of that pair.
+    Raises ValueError if fewer than `wanted` pairs have a weight above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
@@ -182,9 +182,9 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
 
 
 def _bins(time: Tensor) -> Tensor:
-    """Return the number of the histogram bin of each time: its leading bits as an integer.
+    """Return the index of each time's histogram bin: the leading bits of the time as an integer.
 
-    Positive floats and their bits have the same order.
+    The bits of positive floats, read as integers, have the same order as the floats.
     """
     return (time.view(torch.int64) >> BIN_SHIFT).clamp(min=0)
 
@@ -193,8 +193,8 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     """Return the time up to which a fraction `density` of all pairs is expected to arrive.
 
     See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the weights
-    of some queries. It is a concave function of time, so Newton's method from below does not
-    overshoot.
+    of some queries. This fraction is a concave function of time, so Newton's method does not
+    overshoot if it starts from a time that is too early.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])

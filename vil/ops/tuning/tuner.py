@@ -107,10 +107,10 @@ def listing(trials: list[Trial]) -> list[str]:
 
 
 def timed_batch(case: Case) -> int:
-    """Return the number of images of the batch to time.
+    """Return how many images of the batch to time.
 
-    It is limited so that all of them together have at most MAX_SCORES attention scores, but is at
-    least 1.
+    This is the largest part of the batch that has at most MAX_SCORES attention scores in total, but
+    at least one image.
     """
     window = case.window
     keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
