@@ -53,8 +53,8 @@ class PackedLinear(nn.Module):
 class InParts(nn.Module):
     """Wrapper that applies a module to a few tokens at a time, to save memory.
 
-    module: a module that maps each token separately, as an MLP does. Its activations then stay in
-    the CPU cache.
+    The activations inside the module are then so small that they stay in the CPU cache.
+    module: a module that maps each token separately, as an MLP does.
     hidden: the largest number of features of a token inside the module.
     """
 

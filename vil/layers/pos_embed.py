@@ -90,10 +90,10 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """Return B matrices (new, old), which interpolate `old` points to lengths[i] points each.
+    """Return B matrices (new, old). Matrix i interpolates `old` points to lengths[i] points.
 
     lengths (B,): at most `new` each. The interpolation is linear. The interpolated points are the
-    first rows of the result or, if `centered`, the middle rows. The other rows are undefined.
+    first rows of a matrix or, if `centered`, the middle rows. The other rows are undefined.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)

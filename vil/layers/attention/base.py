@@ -272,8 +272,8 @@ class Attention(nn.Module):
     def min_export_side(self) -> int:
         """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
-        torch.export treats a dimension of size 1 as constant. A subclass overrides this if its
-        chunks or downsampled keys need a longer side to have a size of 2.
+        torch.export treats a dimension of size 1 as constant, so a side needs at least two tokens.
+        A subclass overrides this if a side needs at least two chunks or two downsampled keys.
         """
         return 2
 

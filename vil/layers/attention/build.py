@@ -68,7 +68,7 @@ def build_attention(
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return the constructor arguments of a class that not all attention classes have.
+    """Return the constructor arguments of a class except `rel_pos` and those in COMMON.
 
     Returns {name: parameter}.
     """

@@ -1,7 +1,8 @@
 """Full attention: every token attends to every token.
 
-torch's scaled_dot_product_attention computes it. On a CPU and without a bias, the compiled backend
-of local attention does if `vil tune` found it faster, with a window that has all tokens.
+It is computed by torch's scaled_dot_product_attention. On a CPU and without a bias, it is instead
+computed by the compiled backend of local attention, with a window that has all tokens, if
+`vil tune` found this backend faster.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -91,7 +92,8 @@ class FullAttention(Attention):
     ) -> Iterator[Case]:
         """Yield the `Case`s from which a backend is selected, see `Attention.backend_cases`.
 
-        They are those of the local queries, although the backend computes the global queries too.
+        The cases describe only the local queries, although the backend computes the global queries
+        too.
         Yields nothing if torch's attention is always used: on other devices than a CPU, for padded
         images, and with a bias or dropout.
         """

@@ -83,7 +83,7 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection resized to a grid with T tokens, (T, f).
+        """Return a projection resized to a grid, (T, f) for T = G+L tokens.
 
         table: the parameter proj_k or proj_v. If `valid_hw` (B, 2), the unpadded rows and columns
         of each image, is given, the projection is resized for each image: (B, T, f).
@@ -158,10 +158,11 @@ def resize_projection(
 def resize_projections(
     table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """Resize a projection to the unpadded size of each image: (B, G + X*Y, f) for grid `new`.
+    """Resize a projection to the unpadded size of each image. Returns (B, G+L, f).
 
-    table: the projection (G + X*Y, f) for grid `old`. valid_hw (B, 2): unpadded rows and columns of
-    each image. num_global: G. The result is undefined for padding tokens.
+    table: the projection for G global tokens, then the tokens of grid `old`. In the result, L is
+    the number of tokens of grid `new`. The result is undefined for padding tokens.
+    valid_hw (B, 2): unpadded rows and columns of each image. num_global: G.
     """
     local = resize_tables(table[num_global:], old, new, valid_hw)
     scale = (old[0] * old[1] / valid_hw.prod(1)).to(table)

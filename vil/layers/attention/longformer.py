@@ -96,8 +96,8 @@ class LongformerAttention(LocalAttention):
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """Yield the `Case`s of local attention calls, see `Attention.backend_cases`.
 
-        With random shift, the case of one neighbor chunk is yielded for all eight, because they
-        take the same time.
+        With random shift, a single case stands for all eight neighbor chunks, because they take the
+        same time.
         """
         modes = (0, 1) if self.mode > 0 else (self.mode,)
         for mode in modes if training else ():

@@ -1,7 +1,9 @@
-"""Random shift: each training step attends to the query's chunk and one random neighbor chunk.
+"""Random shift: in a training step, a query attends to its chunk and one random neighbor chunk.
 
-It ends after the fraction `mode_switch` of all epochs; from then on, a query attends to all nine
-chunks. Evaluation always does. Source: Vision Longformer, arXiv:2103.15358, section 3.3.
+Random shift ends after the fraction `mode_switch` of all epochs. From then on, and always in
+evaluation, a query attends to all nine chunks.
+
+Source: Vision Longformer, arXiv:2103.15358, section 3.3.
 """
 
 import math

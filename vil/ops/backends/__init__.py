@@ -35,7 +35,7 @@ def no_limits(case: Case) -> list[str]:
 
 
 def always_ready() -> list[str]:
-    """Return an empty list: the backend needs no preparation, which could fail."""
+    """Return an empty list: the backend needs no preparation, so none can fail."""
     return []
 
 

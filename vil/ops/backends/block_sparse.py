@@ -49,8 +49,8 @@ class Batch(NamedTuple):
     def take(self, x: Tensor) -> Tensor:
         """Select x[i] for each query chunk i of the batch.
 
-        x: a tensor whose first dimension is the query chunks of the `ListGroup`. If its length is
-        1, x applies to all query chunks and is returned unchanged.
+        x: a tensor whose first dimension is the query chunks of the `ListGroup`. If this dimension
+        is 1, x applies to all query chunks and is returned unchanged.
         """
         return x if len(x) == 1 else x[self.span]
 
@@ -77,8 +77,8 @@ def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
     Heads with different patterns are in different parts. In a part, q takes at most PART_BYTES, the
-    scores of one query chunk at most BATCH_BYTES, and the bias at most BIAS_BYTES, unless a single
-    image and head already needs more.
+    scores of one query chunk (in all images and heads of the part) at most BATCH_BYTES, and the
+    bias at most BIAS_BYTES, unless a single image and head already needs more.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -303,7 +303,7 @@ class Scores:
     def new_rows(self) -> Tensor:
         """Return a tensor (b, n, Q, W, D) to which each batch writes its results.
 
-        The results of query chunks without keys are 0, because these chunks are in no batch.
+        Query chunks without keys are in no batch, so their results are already 0 in this tensor.
         """
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
@@ -331,11 +331,12 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias and mask (n, 1, W, T) that all query chunks of a group share, or None.
+        """Return the bias and mask that all query chunks of a group share; None if they share none.
 
-        For n heads, W queries and T keys. For masked keys, the bias is the most negative finite
-        number. Returns None without a bias, or if the query chunks of the group differ in the
-        displacements or in the masks of their key chunks.
+        The result is (n, 1, W, T), for n heads, and the W queries and T keys of a query chunk.
+        Masked keys have the most negative finite number instead of a bias.
+        Returns None without a bias, or if the query chunks of the group differ in the displacements
+        or in the masks of their key chunks.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -348,7 +349,8 @@ class Scores:
     def _add_bias(self, scores: Tensor, batch: Batch) -> None:
         """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch.
 
-        It has p query chunks of W queries with T keys each, for each of b images and n heads.
+        The batch has p query chunks of W queries with T keys each, for each of b images and n
+        heads.
         """
         if self.part.bias is None:
             return
@@ -371,8 +373,9 @@ class Scores:
 def bias_index(layout: Layout, steps: Tensor) -> Tensor:
     """Return int64 indices (S, W, W) into the bias table for S pairs of chunks of W tokens.
 
-    Entry (s, i, j) is for query token i of one chunk of pair s and key token j of the other chunk.
-    steps (S, 2): displacement of the key chunk from the query chunk, in rows and columns of chunks.
+    Entry (s, i, j) is for token i of the query chunk and token j of the key chunk of pair s.
+    steps (S, 2): the displacement of each pair, query chunk minus key chunk, in rows and columns of
+    chunks.
     """
     inside = torch.arange(layout.tile)
     rows, cols = inside // layout.size, inside % layout.size

@@ -289,8 +289,8 @@ class Scores:
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
         """Return the bias and mask (n or 1, M*W, T) of a group, which all its blocks share.
 
-        A block has M query chunks of W tokens, which share T keys. n heads, or 1 if there is only a
-        mask.
+        A block has M query chunks of W tokens, which share T keys. The first dimension is n heads,
+        or 1 if there is only a mask.
         tile, first: the bias of local keys and the bias of global keys, as returned by `_bias`. In
         an exact window, `tile` is the most negative finite number for keys outside the window.
         """
@@ -385,8 +385,8 @@ class BiasGrad:
     def _flush(self) -> None:
         """Add the sums of the current chunk group, `self.sums`, to `self.tile` and `self.first`.
 
-        `self.sums` (N, M*W, T) is the gradient for the M query chunks of W tokens, and the T keys
-        that they share, of a block, summed over the blocks of the group.
+        `self.sums` (N, M*W, T) is the gradient summed over the images and over the blocks of the
+        group. A block has M query chunks of W tokens, which share T keys.
         """
         if self.offset_index is None:
             return

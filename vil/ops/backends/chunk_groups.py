@@ -68,9 +68,9 @@ class Batch(NamedTuple):
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
-    The interior of the grid is one group, and the chunks along each border form others. If the grid
-    has only two rows (or columns) of chunks, both attend to the same keys and are computed together
-    as one block.
+    The interior of the grid is one group, and the chunks along each border form others. If the
+    window has all nine offsets and the grid has only two rows (or columns) of chunks, both attend
+    to the same key chunks, and a block has a query chunk of each.
     halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
     has all neighbors, so there is only one group.
     """
@@ -125,7 +125,7 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
     halo: 1 if the grid is surrounded by extra chunks, so that all offsets are allowed, else 0.
-    shared: whether two chunks form one block if they are the only ones.
+    shared: whether the chunks form one block if there are only two.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -207,13 +207,13 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return the keys of a batch as a list of views of x, as few as possible. Do not write to them.
+    """Return the keys of a batch as a list of views of x, as few as possible.
 
-    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. A block is a rectangle
-    of query chunks that attend to the same key chunks. If these key chunks form a rectangle too,
-    one view has them all. The key chunks of different blocks then overlap in memory. Otherwise
-    there is a view for each key chunk. A view is (b, n, block rows, block columns, key chunk rows,
-    key chunk columns, w, w, D).
+    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. A view is (b, n, block
+    rows, block columns, key chunk rows, key chunk columns, w, w, D).
+    A block is a rectangle of query chunks that attend to the same key chunks. If these key chunks
+    form a rectangle too, one view has them all, otherwise there is a view for each key chunk. Do
+    not write to the views: the key chunks of different blocks may overlap in memory.
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))

@@ -78,8 +78,10 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (visible, index) for pairs of positions along one axis of the grid, (n, n) each.
 
-    The n positions are the rows (axis 0) or the columns (axis 1). visible: whether the key's chunk
-    is `step` chunks after the query's chunk. index: the row (or column) of the bias table.
+    The n positions are the rows (axis 0) or the columns (axis 1).
+    visible: whether the key's chunk is `step` chunks after the query's chunk and, in an exact
+    window, the key is at most `window.size` positions away from the query.
+    index: the row (or column) of the bias table.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

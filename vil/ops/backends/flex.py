@@ -149,9 +149,9 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 
 
 def _most_chunks(window: Window | Layout) -> int:
-    """Return the largest supported number of chunks in the grid, which limits the block lists.
+    """Return the largest supported number of chunks in the grid, to limit the size of block lists.
 
-    It is smaller if patterns differ by head, because each head then has its own lists.
+    The number is smaller if patterns differ by head, because each head then has its own lists.
     """
     return math.isqrt(MAX_BLOCKS**2 // (window.heads if isinstance(window, Layout) else 1))
 
@@ -201,8 +201,8 @@ def _limits() -> dict[str, int | bool]:
 def _shape(case: Case, lse: bool) -> str:
     """Return a string that identifies the compiled kernel for a case.
 
-    It has all properties of the case for which torch recompiles. lse: whether the kernel also
-    returns the log-sum-exp.
+    It contains the properties of the case whose change makes torch compile another kernel. lse:
+    whether the kernel also returns the log-sum-exp.
     """
     window, backward = case.window, case.needs_grad and not lse
     block = block_size(window, case.device, backward)

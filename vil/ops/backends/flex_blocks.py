@@ -29,14 +29,14 @@ Lists = tuple[Tensor | None, ...]
 class WindowBlocks(NamedTuple):
     """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. h is images times heads. The tensor `added` (h, S*P
-    + T) has the bias of each global key, followed by the bias table of T entries. The bias of a
-    query and a local key is added[:, base + code(query) - code(key)].
+    The first S key blocks have the global keys. h is images times heads. The biases are in a
+    separate tensor, `added` (h, S*P + T): the bias of each global key, followed by the bias table
+    of T entries. The bias of a query and a local key is added[:, base + code(query) - code(key)].
 
-    base (M, S+M) int32: the `base` in this index for each pair of a query block and a key block; -1
-    if no query of the block attends to the key block.
-    code (P) int32: the `code` in this index for each position in a chunk, 4w-1 times the row plus
-    the column.
+    base (M, S+M) int32: the term `base` of this index for each pair of a query block and a key
+    block; -1 if no query of the block attends to the key block.
+    code (P) int32: the term `code` of this index for each position in a chunk: 4w-1 times the row
+    plus the column.
     near (S*P + T) bool: for each entry of `added`, whether it is for a global key or for a local
     key at most w rows and columns away; None if the window is not exact.
     real (h, (S+M)*P) bool: whether a key is not padding.
@@ -145,9 +145,10 @@ def table_reach(case: Case) -> tuple[int, int]:
 def widths(case: Case, block: int) -> tuple[int, int]:
     """Return the lengths of the two parts of a row of `added`: global bias and bias table.
 
-    The first is the number of tokens in the blocks of global keys. The second is the number of
-    entries of the bias table. For windows, the second is that of the largest window whose chunks
-    fit into a block, so that windows of different sizes share a compiled kernel.
+    `added` is explained in `WindowBlocks`. The first length is the number of tokens in the blocks
+    of global keys, and the second is the number of entries of the bias table. For windows, the
+    second is rounded up to the table of the largest window whose chunks fit into a block, so that
+    windows of different sizes share a compiled kernel.
     block: number of tokens in a block.
     """
     first = num_first(case.num_global, block) * block

@@ -27,8 +27,8 @@ class ListGroup(NamedTuple):
     queries (P,), keys (P, J): indices of the query chunks, and of the key chunks of each.
     hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
     nothing is masked. The first dimension is 1 if all query chunks have the same mask.
-    steps (P or 1, J): the displacement of each key chunk from its query chunk, as an index into
-    `Plan.steps`. The first dimension is 1 if all query chunks have the same displacements.
+    steps (P or 1, J): the displacement (query chunk minus key chunk) of each key chunk, as an index
+    into `Plan.steps`. The first dimension is 1 if all query chunks have the same displacements.
     """
 
     head: int | None
@@ -41,8 +41,8 @@ class ListGroup(NamedTuple):
 class Plan(NamedTuple):
     """The query chunks of a layout, divided into groups that are computed together.
 
-    steps (S, 2): the distinct displacements between a query chunk and a key chunk, in rows and
-    columns of chunks.
+    steps (S, 2): the distinct displacements, query chunk minus key chunk, in rows and columns of
+    chunks.
     """
 
     groups: tuple[ListGroup, ...]

@@ -150,8 +150,9 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the fields of `_Call` that describe a layout, as two dictionaries: numbers, tensors.
 
-    num_offsets is the largest number of key chunks of a query chunk. masks is packed to bits, with
-    some unused bytes after the keys of each query, because the library reads four bytes at a time.
+    The field num_offsets is the largest number of key chunks of a query chunk. The field masks has,
+    for each query, a bit per key, then some unused bytes, because the library reads four bytes at a
+    time.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)

@@ -24,10 +24,10 @@ def split_range(span: slice, size: int) -> list[slice]:
 
 
 def even_share(count: int, limit: int) -> int:
-    """Return the length of each part if `count` elements are divided evenly into parts.
+    """Return the length of the parts if `count` elements are divided as evenly as possible.
 
-    There are as few parts as possible with at most `limit` elements (but at least 1). The last part
-    may be shorter than the others.
+    A part has at most `limit` elements (1 if `limit` is below 1), and there are as few parts as
+    possible. The last part may be shorter than the others.
     """
     parts = -(-count // max(1, limit))
     return -(-count // parts)
@@ -45,7 +45,7 @@ class Scratch:
     def take(self, buffer: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor in the memory of the named buffer.
 
-        It overwrites the tensor of the same dtype that was taken from this buffer before.
+        Writing to it overwrites the previous tensor of this dtype that was taken from the buffer.
         """
         size, key = math.prod(shape), (buffer, dtype)
         if key not in self.buffers or len(self.buffers[key]) < size:

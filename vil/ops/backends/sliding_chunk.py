@@ -48,9 +48,9 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
 
 
 class HandMatmul(Function):
-    """An autograd function for `scores_autograd` or `values_autograd` that saves only its inputs.
+    """Autograd function that computes `scores_autograd` or `values_autograd`, saving only inputs.
 
-    Its backward pass rolls the inputs again, instead of storing rolled copies.
+    The backward pass rolls tensors again, so no rolled copies are stored.
     """
 
     @staticmethod

@@ -257,9 +257,9 @@ def global_kernel(
 ):  # fmt: skip
     """Compute one partial sum of the gradients of the global keys, for one head of one image.
 
-    A program sums over every `splits`-th block of queries, beginning with the block of its own
-    number. The partial sums of all programs are stored in float32, and must be added afterwards:
-    dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G).
+    There are `splits` partial sums. Number i is over every `splits`-th block of queries, beginning
+    with block i. All partial sums are stored in float32, and must be added afterwards: dk, dv (B,
+    N, splits*G, D) and DBIAS (B, N, splits, G).
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -307,11 +307,11 @@ def tile_kernel(
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
     The bias depends only on the positions of the query and the key relative to the query's chunk,
-    so these sums give its gradient. The queries are Q tokens of each chunk, beginning with token
-    number part*Q. The `cells` keys are the tokens of one rectangle, `width` columns wide, which
-    starts at row `top` and column `left` relative to the chunk's first token. Tokens outside the
-    grid contribute nothing. Each of the `splits` programs sums a subset of the (image, chunk)
-    pairs.
+    so these sums give the gradient of the bias. The queries are Q tokens of each chunk, beginning
+    with token number part*Q. The `cells` keys are the tokens of one rectangle, `width` columns
+    wide, which starts at row `top` and column `left` relative to the chunk's first token. Tokens
+    outside the grid contribute nothing. Each of the `splits` programs sums a subset of the (image,
+    chunk) pairs.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -357,11 +357,12 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum TILE over splits and by displacement, and add it to the bias gradient DTABLE.
+    """Add the sums of TILE over splits and by displacement to the bias gradient DTABLE.
 
     TILE (splits, N, Q, cells): the result of `tile_kernel` for Q queries of a chunk and the keys of
-    one rectangle, whose other arguments are the same. DTABLE (N, (4w-1)**2) float32 has an entry
-    for each displacement, query position minus key position.
+    one rectangle, of `height` rows. The other arguments are the same as those of `tile_kernel`.
+    DTABLE (N, (4w-1)**2) float32 has an entry for each displacement, query position minus key
+    position.
     """
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)

@@ -123,10 +123,10 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
     """Return (first row, first column, width, number of tokens) of a rectangle of tokens.
 
     RECTS (.., 4) int32: first row, end row, first column and end column of all rectangles, relative
-    to the chunk's first token (x0, y0). number: index of the rectangle. It is clipped to a grid of
-    rows x cols. In the exact window, it is also clipped to w rows and columns around the tokens of
-    the program's block, at positions (row, col). In a cyclic window, it is not clipped, because
-    `resolve_token` wraps its tokens.
+    to the chunk's first token (x0, y0). number: index of the rectangle to return.
+    The rectangle is clipped to a grid of rows x cols. In the exact window, it is also clipped to w
+    rows and columns around the tokens of the program's block, at positions (row, col). In a cyclic
+    window, it is not clipped, because `resolve_token` wraps its tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)

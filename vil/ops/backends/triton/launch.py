@@ -149,7 +149,7 @@ def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
 
     There is a single rectangle if possible, else one for each offset. A rectangle is (first row,
     end row, first column, end column), relative to the chunk's first token.
-    mirrored: return the queries that attend to the chunk instead.
+    mirrored: instead, return rectangles that contain the queries that attend to the chunk.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))

@@ -85,7 +85,7 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum TILE over splits and by displacement of tokens, and add it to the bias gradient DTABLE.
+    """Add the sums of TILE over splits and by displacement of tokens to the bias gradient DTABLE.
 
     TILE: the result of `step_kernel` for the same steps and queries. DTABLE (N, 2*span_rows*w - 1,
     2*span_cols*w - 1) float32 has an entry for each displacement of tokens, with (0, 0) in the

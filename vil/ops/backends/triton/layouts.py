@@ -32,7 +32,8 @@ class Lists(NamedTuple):
     visible.
     tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
     for each key token or, in mirrored lists, each key token has a bit for each query token.
-    Other tensors are int32. No field is None, because Triton does not compile None inside a tuple.
+    The other tensors are int32. No field is None, because Triton does not compile None inside a
+    tuple.
     """
 
     starts: Tensor
@@ -43,7 +44,7 @@ class Lists(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The E pairs of chunks of a layout, sorted by step: query chunk minus key chunk.
+    """The E pairs of chunks of a layout, sorted by their step (query chunk minus key chunk).
 
     lists: the query chunks of each step.
     keys (E,) int32: the key chunk of each pair, in the same order.
@@ -90,12 +91,13 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
-    """Return (index, reach), to expand a layout's bias table so that kernels need not clamp.
+    """Return (index, reach), to expand a layout's bias table to all displacements of tokens.
 
-    Kernels read the expanded table, which has 2*rows + 1 rows and 2*cols + 1 columns.
+    reach: (rows, cols), the largest displacement of tokens in the layout's pairs of chunks. The
+    expanded table has 2*rows + 1 rows and 2*cols + 1 columns, so kernels that read it need not
+    clamp displacements.
     index: for each entry of the expanded table, row-major, the index of its entry in the bias
     table.
-    reach: (rows, cols), the largest displacement of tokens in the layout's pairs of chunks.
     """
     steps, w = layout.steps()[0], layout.size
     span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)

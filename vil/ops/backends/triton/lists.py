@@ -26,10 +26,11 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks): the range of token blocks in the list of chunks number `line`.
+    """Return (first, end, blocks): the range of token blocks in one list of chunks of a head.
 
-    Blocks of BLOCK tokens are numbered through all lists of all heads. The list has the blocks from
-    `first` to `end` - 1. blocks: the number of blocks per chunk.
+    line: the number of the list. Blocks of BLOCK tokens are numbered through all lists of all
+    heads, and this list has the blocks from `first` to `end` - 1. blocks: the number of blocks per
+    chunk.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)

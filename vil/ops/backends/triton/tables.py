@@ -24,11 +24,11 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 
 
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
-    """Return (table, reach): the bias table for kernels; its largest displacement (rows, columns).
+    """Return the bias table for kernels, and its largest displacement (rows, columns).
 
-    table: the table of a `LocalBias`. In the exact window, the result is -inf for keys that are too
-    far away. In a layout, it is expanded to all displacements in the layout's pairs of chunks.
-    Returns None for the table if there is none.
+    table: the table of a `LocalBias`; if it is None, None is returned in its place. In the exact
+    window, the returned table is -inf for keys that are too far away. In a layout, it is expanded
+    to all displacements in the layout's pairs of chunks.
     """
     if isinstance(window, Layout):
         if table is None:
