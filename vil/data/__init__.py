@@ -112,7 +112,7 @@ def register_dataset(
         dataset: a subclass of ImageDataset, a function that returns an instance, or the import path
             "module:attribute" of either, which is imported at first use. It is called as
             dataset(root, split, transform, **kwargs). kwargs are the items of DATA.KWARGS that
-            match its keyword-only arguments.
+            match the dataset's keyword-only arguments.
         about: one-line description, shown in lists of datasets.
         numbered: whether the labels are integers without class names. Such a dataset must have the
             keyword-only argument `num_classes`.
@@ -133,10 +133,10 @@ def build_dataset(
 ) -> "ImageDataset":
     """Build the split "train", "val" or "test" of a dataset.
 
-    name: a registered name, or the path below root of a file with a suffix of FILES, such as
-    "x.csv", or of a folder, such as "x/". The path of a .yaml file selects a TSV dataset that uses
-    this file for all splits. own: keyword arguments of this dataset, besides those of all datasets.
-    Raises ValueError if the result is not an ImageDataset.
+    name: a registered name, or a path below root that ends in a suffix of FILES, such as the file
+    "x.csv" or the folder "x/". A TSV dataset that is given by the path of a .yaml file uses this
+    file for all splits. own: the arguments listed by `own_arguments`. Raises ValueError if the
+    result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 
@@ -162,7 +162,8 @@ def own_arguments(name: str) -> list[str]:
 
 
 def takes_list(argument: str) -> bool:
-    """Return whether a registered dataset takes a list for an argument: its default is one."""
+    """Return whether the value of an argument of datasets is a list. It is a list if any registered
+    dataset has a list or tuple as the default of this argument."""
     functions = (DATASETS.load(name) for name in DATASETS.entries)
     parameters = (inspect.signature(each).parameters.get(argument) for each in functions)
     return any(isinstance(getattr(p, "default", None), list | tuple) for p in parameters)
@@ -174,8 +175,8 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the registered name of the dataset that reads `name`. For a path such as "x.csv", this
-    is the dataset listed in FILES for the file suffix. Any other name is returned unchanged."""
+    """Return the registered name of a dataset. If `name` is a path such as "x.csv", this is the
+    dataset that FILES lists for the file suffix. Any other name is returned unchanged."""
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 

@@ -85,7 +85,8 @@ def from_pages(
 
     pages: either one array (H, W) or (H, W, C), or several arrays (H, W), each of which becomes a
     band. channels: required number of channels. value_range: see `to_bands`. mode: PIL mode of the
-    first page, for error messages. Raises ValueRangeError if there is another number of channels.
+    first page, for error messages. Raises ValueRangeError if the pages have another number of
+    channels or differ in size, or if `to_bands` raises it.
     """
     if len(pages) == 1:
         pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]

@@ -85,7 +85,8 @@ def match_classes(
 
 
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
-    """Add to a dataset, in place, the classes of the model that no image of it has.
+    """Add the model's classes that a dataset lacks to the dataset, in place, as classes without
+    images.
 
     Logs a warning if any are added. Does nothing if the targets are numbers, or if the dataset has
     a class that the model lacks. learned: the model's classes. name: the dataset's name.

@@ -24,12 +24,12 @@ class UnreadableImage(OSError):
 def read_image(
     source: str | Path | BinaryIO, value_range: Sequence[float] = (), channels: int = 3
 ) -> Image.Image | BandImage:
-    """Decode an image to 8-bit RGB and rotate it upright by its EXIF orientation.
+    """Decode an image to 8-bit RGB or to a BandImage, rotated upright by its EXIF orientation.
 
-    value_range: (low, high) for images with more than 8 bits, see `to_rgb`. channels: 3 or 1 for an
-    RGB image, which the transform converts to gray for 1. Any other number returns a BandImage; the
-    file must then be an .npy file, or have this many channels or pages. Raises UnreadableImage if
-    the image cannot be decoded.
+    value_range: (low, high) for images with more than 8 bits, see `to_rgb` and `to_bands`.
+    channels: if 3 or 1, the result is an RGB image; if 1, the transform later converts it to gray.
+    For any other number, the result is a BandImage, and the file must be an .npy file or have this
+    many channels or pages. Raises UnreadableImage if the image cannot be decoded.
     """
     if channels not in PIL_CHANNELS:
         return _read_bands(source, value_range, channels)

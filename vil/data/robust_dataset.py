@@ -82,8 +82,9 @@ class BadSampleLog:
                 )
 
     def append(self, line: str) -> None:
-        """Append a line to the file, unless the file already contains it. If it cannot be written,
-        print this to stderr: a full disk ends no run."""
+        """Append a line to the file, unless the file already contains the line. If the file cannot
+        be written, for example on a full disk, print an error to stderr, so that the run continues.
+        """
         try:
             with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
                 file.seek(0)

@@ -158,7 +158,7 @@ def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> l
     """Return this process's share of a dataset of n samples, as batches of at most `batch_size`
     positions.
 
-    All batches have consecutive indices. Process `rank` gets the batches rank, rank + world, ...
+    Each batch has consecutive indices. Process `rank` gets the batches rank, rank + world, ...
     So every batch, and every output computed from it, is the same for any number of processes.
     """
     firsts = range(rank * batch_size, n, world * batch_size)

@@ -28,10 +28,12 @@ def assign_parts(
 ) -> np.ndarray:
     """Return the part (N,) int64, from 0 to P - 1, of each sample.
 
+    If every group has a single label, each label that occurs in at least P groups occurs in every
+    part.
+
     targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: the share of each of the P
     parts; they sum to 1. groups: (N,) int64, the group of each sample; None if each sample is a
-    group. If every group has a single label, each label that occurs in at least P groups occurs in
-    every part.
+    group.
     """
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]

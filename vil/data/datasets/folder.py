@@ -49,9 +49,10 @@ HELP = {
 class Folder(ImageDataset):
     """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
 
-    If the root has none of the folders train, val and test, it is itself the train folder. If it
-    has val or test but no train (evaluation only), the subfolders of val define the classes. Raises
-    DataError for a missing or empty folder, and if val has a class that is missing from train.
+    If the root has none of the folders train, val and test, the root is itself the train folder. If
+    it has val or test but no train (evaluation only), the classes of each split are its subfolders.
+    Raises DataError for a missing or empty folder, and if val or test has a class that is missing
+    from train.
     """
 
     splits = ("train", "val", "test")
@@ -87,8 +88,8 @@ class Folder(ImageDataset):
 def split_folder(root: Path, split: str) -> Path:
     """Return the folder of a split, which is root/<split>.
 
-    For the training split, it is the root itself if the root has class folders and no folder train,
-    val or test. Raises DataError if the folder does not exist.
+    If the root has class folders but no folder train, val or test, the folder of the training split
+    is the root itself. Raises DataError if the folder of the split does not exist.
     """
     folder = root / split
     if folder.is_dir():

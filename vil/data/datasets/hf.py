@@ -62,16 +62,17 @@ class HuggingFace(ImageDataset):
 
         Args:
             image_column: name of the image column. Default: the only column of type Image.
-            label_column: name of the label column. Default: the only column whose type is in
-                LABEL_TYPES[target_type], in this order of preference; of several such columns, the
-                one called label or labels. A ClassLabel column has one class per name, including
-                names without images.
+            label_column: name of the label column. Default: the only column with a type in the
+                first tuple of LABEL_TYPES[target_type] or, if no column has such a type, in the
+                second tuple. If several columns fit, the one called label or labels is used. A
+                ClassLabel column has one class per name, including names without images.
             group_column, weight_column: names of the columns with the values of `split_groups` and
                 `weights`, see `ImageDataset`. Default: none.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders, besides the dataset's own, in which images stored by path may lie.
+            extra_roots: further folders, besides the dataset's folder, that may contain images
+                which the dataset stores by path.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -212,8 +213,8 @@ def find_column(
     features: {column: its feature type}. noun: "image" or "label". given: the name that the user
     set, or None to find the column by its type. types: lists of allowed types, in order of
     preference; a later list is used only if no column has a type of the earlier lists. Raises
-    ValueError if `given` does not exist. Raises DataError if the type of this column is not allowed
-    or, without `given`, if no column or several columns fit.
+    ValueError if the column `given` does not exist, and DataError if its type is not allowed.
+    Without `given`, raises DataError if no column or several columns fit.
     """
     columns = {name: type_of(feature) for name, feature in features.items()}
     known = [name for names in types for name in names]

@@ -9,10 +9,10 @@ from vil.data.dataset import ImageDataset
 
 
 class Subset(ImageDataset):
-    """A dataset of the samples of another dataset at `indices`, in that order.
+    """A dataset that consists of the samples of `dataset` at `indices`, in the order of `indices`.
 
-    It applies the transform of that dataset. Do not use that dataset elsewhere, because
-    `reorder_classes` changes it too.
+    Samples are transformed by the transform of `dataset`. Do not use `dataset` elsewhere, because
+    `Subset.reorder_classes` changes it too.
     """
 
     splits = ("train", "val", "test")
@@ -42,5 +42,5 @@ class Subset(ImageDataset):
         return self.dataset.content(int(self.indices[index]))
 
     def sample_name(self, index: int) -> str:
-        """Return the sample's name in the dataset."""
+        """Return the name that the sample has in the original dataset."""
         return self.dataset.sample_name(int(self.indices[index]))

@@ -33,8 +33,8 @@ class Table(ImageDataset):
     """A dataset of the images in the rows of the table `file`, a path below root.
 
     The column `split`, if there is one, names the split of each row: train, val or test. Otherwise
-    all rows are training images. Rows with the same text in the column `group` are never in
-    different splits. The column `weight` has the weights of the samples.
+    all rows are training images. Rows with the same text in the column `group` must be in the same
+    split. The column `weight` has the weights of the samples.
     """
 
     splits = ("train", "val", "test")

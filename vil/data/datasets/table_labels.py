@@ -25,8 +25,9 @@ is_integer = re.compile(r"[+-]?\d+").fullmatch
 class Location(NamedTuple):
     """The file and position of each row, for error messages.
 
-    path: the file. unit: "line" or "row", what `lines` counts. lines: for each row, its number in
-    the table, or its name if the rows are not from a table. noun: what messages call the rows.
+    path: the file. lines: for each row, its number in the table, or its name if the rows are not
+    from a table. unit: word that messages put before an item of `lines`: "line", "row" or "sample".
+    noun: what messages call the rows.
     """
 
     path: Path
@@ -61,10 +62,16 @@ def read_targets(
 ) -> tuple[list[str], np.ndarray]:
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
-    cells: the texts of each label column. names: names of these columns if the user listed them,
-    otherwise []. where: position of each row, for error messages. is_train: (R,) bool, the training
-    rows; if `classes` is empty, the classes are their labels. separator, text_labels: see `Table`.
-    name: name of the label column if `names` is empty. Raises DataError for an invalid label.
+    Args:
+        cells: the texts of each label column.
+        names: names of the label columns if the user listed them, otherwise [].
+        where: position of each row, for error messages.
+        is_train: (R,) bool, True for the training rows.
+        separator, text_labels: see `Table`.
+        name: name of the label column if `names` is empty.
+        classes: names of the classes. If empty, the classes are the labels of the training rows.
+
+    Raises DataError for an invalid label.
     """
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)

@@ -97,16 +97,16 @@ class Shards(ArchiveDataset):
             image_member, label_member: file extensions of the image, such as jpg, and of the label,
                 such as cls. Required if samples have several images or labels.
             labelmap: file below root with one class per line, see `read_labelmap`. Default:
-                classes.txt in the folder of the shards. If that does not exist, the classes are the
-                sorted labels of the training samples.
+                classes.txt in the folder of the shards. If that file does not exist, the classes
+                are the sorted labels of the training samples.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
             extra_roots: folders, besides root, that may contain the files after links are resolved.
             channels: see `read_image`.
 
-        Raises DataError for missing or invalid shards, and if a sample has no image, several, or
-        no valid label.
+        Raises DataError for missing or invalid shards, and if a sample has no valid label, no
+        image, or several images.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
@@ -276,9 +276,10 @@ def parse_label(
 ) -> tuple[list[str], dict[str, Any]] | None:
     """Parse the content of a label member.
 
-    Returns (texts of the label, JSON object), or None if the label is invalid. content: of the
-    member, either JSON or text. The text is a class (target_type "class"), one label per line
-    ("labels"), or numbers separated by spaces ("numbers"). For text, the JSON object is {}.
+    Returns (texts of the label, JSON object), or None if the label is invalid. content: JSON if the
+    extension ends in "json", otherwise text. A text contains one class if target_type is "class",
+    one label per line if it is "labels", or numbers separated by spaces if it is "numbers". For
+    text, the returned JSON object is {}.
     """
     try:
         text = content.decode("utf-8-sig").strip()

@@ -10,9 +10,9 @@ from vil.data.image import UnreadableImage
 class SharedFile:
     """A read-only file with random access. Each process opens the file at its first read.
 
-    Reads use pread, which ignores the file position. Forked workers share this position, so seek
-    and read could return another worker's bytes. The open file is not pickled: spawned workers open
-    their own.
+    Reads use pread, which does not use the file position. The threads of a process share this
+    position, so with seek and read, one thread could get the bytes that another thread asked for.
+    The open file is not pickled.
     """
 
     def __init__(self, path: str | Path):

@@ -168,7 +168,8 @@ def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
 
 def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
     """Paint layers on top of each other into an image (h, w, 3), in place. A layer (h, w) contains
-    the opacity of each pixel. Its color contrasts with the pixels below it."""
+    the opacity of each pixel. Each layer gets a random color that contrasts with the image below.
+    """
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
         shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)

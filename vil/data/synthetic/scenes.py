@@ -58,7 +58,8 @@ class Digit:
 class SceneDataset:
     """The scenes of a split. An item is (PNG bytes, (height, width), annotations).
 
-    low, high: range of the sides in pixels. scans: enlarged digits and their classes.
+    low, high: range of a scene's height and width in pixels. scans: enlarged digits and their
+    classes.
     """
 
     seed: int
@@ -243,8 +244,8 @@ def random_overlap(
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Return the overlap of a scene with a square that is centered at a random point of the scene.
 
-    shape: (H, W) of the scene. side: of the square, in pixels. Returns (slices of the overlap in
-    scene coordinates, its slices in coordinates of the square).
+    shape: (H, W) of the scene. side: side length of the square in pixels. Returns the slices of the
+    overlap twice: (in coordinates of the scene, in coordinates of the square).
     """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))
