@@ -18,8 +18,8 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
 
     build: function that builds the optimizer, see `register_optimizer`.
     entry: registry entry of the optimizer. Its dict `keys` maps arguments of `build` to config
-    keys. If the config key is a new one (a `Key`), the argument is set to the default of the key.
-    If it is an existing one (a str), the argument is not passed, so it must have a default.
+    keys. For a new config key (a `Key`), the argument is set to the default of the key. For an
+    existing config key (a str), the argument is not passed, so `build` must have a default for it.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]

@@ -121,7 +121,7 @@ def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
     Without weight decay, LAMB, LARS and LARC of timm and apex do not adapt the learning rate to the
-    layer. consequence: text for the warning that names the optimizer to which this is equivalent,
+    layer. consequence: text for the warning, which says what the optimizer is then equivalent to,
     such as "lars is SGD".
     """
     if not any(group["weight_decay"] for group in groups):

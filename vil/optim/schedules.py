@@ -49,7 +49,7 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Steps per epoch, or 1 if `epoch_based`, when times are counted in epochs."""
+        """Length of an epoch in units of time: 1 if `epoch_based`, else the steps per epoch."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property

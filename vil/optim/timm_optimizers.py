@@ -97,6 +97,7 @@ def combine(info: Any, key: str, value: Any) -> Any:
     """Return the value to pass as argument `key` to a timm optimizer, or None to pass no value.
 
     info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: the config's value.
+
     A value equal to the default in `Settings` is not passed, so that the default of the optimizer's
     class applies. If only one of the two betas equals its default in `Settings`, it is replaced by
     the default of the class. An optimizer with three betas, such as Adan, always uses its defaults.
@@ -117,8 +118,8 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
     By default, timm applies Muon to all parameters with the shape of a matrix, including position
-    embeddings and relative position bias tables. This function excludes all groups whose key
-    "no_decay" is True, which include these, as does timm's `fallback_no_weight_decay`.
+    embeddings and relative position bias tables. These are in groups whose key "no_decay" is True.
+    This function excludes all such groups from Muon, as timm's `fallback_no_weight_decay` does.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)
