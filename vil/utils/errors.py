@@ -86,8 +86,8 @@ def one_line(error: Exception) -> str:
 
 
 def explain_load_error(error: Exception) -> str:
-    """Return a one-line reason why torch.load failed. It leaves out torch.load's advice to disable
-    weights_only, because this could run code in the file."""
+    """Return a one-line reason why torch.load failed. The reason leaves out torch.load's advice to
+    disable weights_only, because loading without weights_only could run code in the file."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):
         return (

@@ -25,8 +25,8 @@ class Limits(NamedTuple):
     """Thresholds above which a candidate runs in fewer rounds ("slow") or is dropped ("too slow").
 
     slow, too_slow: thresholds as multiples of the fastest candidate's time. patience: seconds; a
-    candidate below this is never slow. slow_rounds: a slow candidate runs in every slow_rounds-th
-    round.
+    candidate that takes less is neither slow nor too slow. slow_rounds: a slow candidate runs in
+    every slow_rounds-th round.
     """
 
     slow: float = 10.0
@@ -122,10 +122,12 @@ def warm_up(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run each candidate once, and drop those that fail or are too slow.
 
-    A candidate that is too slow runs a second time, because the first call may compile. Candidates
-    run in ascending order of `Candidate.least`, their lower bound of the time. If this lower bound
-    is already too slow, the candidate does not run. exempt, limits: see `time_interleaved`. Returns
-    (first, dropped): {name: seconds} of the remaining candidates, and {name: reason} of all others.
+    Candidates run in ascending order of `Candidate.least`, a lower bound of their time. If this
+    bound is already above the limit `too_slow`, the candidate does not run. A candidate that is
+    too slow in its first call runs a second time, because the first call may compile.
+
+    exempt, limits: see `time_interleaved`. Returns (first, dropped): {name: seconds} of the
+    remaining candidates, and {name: reason} of all others.
     """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"

@@ -113,7 +113,7 @@ def _child_seconds(process: multiprocessing.Process) -> float:
 
 
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
-    """Return how many of the usable cores other processes left idle on average between two moments.
+    """Return the average number of usable cores that no other process used between two moments.
 
     since, now: results of `read_cpu_time` at the two moments. If one of them is None, or if they
     are less than MIN_SECONDS apart, all usable cores count as idle.

@@ -58,8 +58,9 @@ def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
 
 
 def refuse_run_files(path: Path, flag: str) -> None:
-    """Raise ConfigError for an output path inside a run's checkpoints folder, and for a file in a
-    run's folder that vil reads later (one of RUN_FILES). flag: the option that sets the path."""
+    """Raise ConfigError if an output path is inside a run's checkpoints folder, or is one of the
+    files in a run's folder that vil reads later (RUN_FILES). flag: the option that sets the path.
+    """
     real = path.resolve()
     if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
         raise ConfigError(f"{flag} {path}: used by the run {real.parent}; choose another name")

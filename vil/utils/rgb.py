@@ -14,7 +14,8 @@ FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
 
 
 class ValueRangeError(ValueError):
-    """Error for an image whose range of values is unknown."""
+    """Error for an image whose range of values is unknown, or whose array has an unusable shape,
+    type or number of channels."""
 
 
 def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
