@@ -111,13 +111,16 @@ def select_attention_backends(
     `folder`.
 
     If `resuming`, uses the backends stored in `folder`. If there are none, or if this is a new run,
-    uses those that `vil tune` found fastest for this user. If both MODEL.VIT.MSVIT.TUNE and
-    `training` are set, all backends are timed for attention calls that still have none.
+    uses those that `vil tune` found fastest for this user. For attention calls that then still have
+    no backend, all backends are timed if both MODEL.VIT.MSVIT.TUNE and `training` are set.
 
-    training: whether to select backends for training too, not only for evaluation. tune: on a CPU,
-    time two backends for these calls: the compiled one, and the one that is used without tuning.
-    folder: folder of the run. say: function that logs a line. Raises ConfigError if the config
-    names a backend that cannot run.
+    training: whether to select backends for training too, not only for evaluation.
+    tune: on a CPU, time two backends for attention calls that have none: the compiled backend, and
+    the one that is used without tuning.
+    folder: folder of the run.
+    say: function that logs a line.
+
+    Raises ConfigError if the config names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
@@ -159,12 +162,12 @@ def select_attention_backends(
 
 
 def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
-    """Set the backend of each attention module to one that supports images of all sizes, for a
-    detector.
+    """Set the backend of each attention module of a detector to one that supports images of all
+    sizes.
 
-    This is the backend selected for INPUT.IMAGE_SIZE. If it does not support large token grids, it
-    is the backend that would be selected for a large grid. A backend named in the config is not
-    changed.
+    The backend selected for INPUT.IMAGE_SIZE is used if it supports large token grids. Otherwise,
+    the backend that would be selected for a large grid is used. A backend named in the config is
+    not changed.
     """
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
@@ -215,12 +218,12 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 def _tune_missing(
     requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
 ) -> None:
-    """Time backends for each attention call that has no entry in CHOICES, the selected backends.
-    Store the fastest one there and in this user's tuning cache.
+    """Time backends for each attention call that has no entry in CHOICES. Store the fastest backend
+    in CHOICES, which has the selected backends, and in this user's tuning cache.
 
-    names: backends to time in addition to the one that is used without tuning. A call that none of
-    them supports is skipped. If `names` is empty, all backends are timed. say: function that logs a
-    line.
+    names: backends to time in addition to the one that is used without tuning. A call that no
+    backend in `names` supports is skipped. If `names` is empty, all backends are timed for each
+    call. say: function that logs a line.
     """
     found = {}
     for request in requests:

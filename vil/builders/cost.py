@@ -29,8 +29,8 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return the cost of each stage and of the head for an MsViT, or of the full model for any
-    other.
+    """For an MsViT, return the cost of each stage and of the head. For any other model, return the
+    cost of the full model.
 
     size: (height, width) of the image in pixels. A model that is not an MsViT must be on the meta
     device.

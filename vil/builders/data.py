@@ -87,10 +87,10 @@ def build_test_loaders(
 ) -> dict[str, EvalLoader]:
     """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
-    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST,
-    or in DATA.VAL if key is "VAL". bad_file: text file to which the names of unreadable images are
-    appended. max_batch: maximum batch size of a rank, which is otherwise DATALOADER.BSZ. If it is
-    None, the batches of all ranks together have DATALOADER.BSZ images.
+    bad_file: text file to which the names of unreadable images are appended. datasets: {name:
+    dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST, or in DATA.VAL if
+    `key` is "VAL". max_batch: if given, the batch size of each rank is the smaller of `max_batch`
+    and DATALOADER.BSZ. If it is None, the batches of all ranks together have DATALOADER.BSZ images.
     """
     if datasets is None:
         names = cfg.DATA[key]
@@ -159,8 +159,8 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes, or DATA.NUM_CLASSES is
-    auto.
+    """Raise ConfigError if DATA.NUM_CLASSES is a number that differs from the dataset's number of
+    classes. The value "auto" is always allowed.
 
     name: name of the dataset in the error message.
     """

@@ -61,8 +61,8 @@ def mlp_requests(
 
 def tune_missing_mlps(requests: list[MlpRequest], say: Callable[[str], None]) -> None:
     """Time both backends, PyTorch's and the compiled one (`native`), for each call that `native`
-    supports and that has no entry in CHOICES. Store the faster one there and in this user's tuning
-    cache. say: function that logs a line."""
+    supports and that has no entry in CHOICES. Store the faster backend in CHOICES and in this
+    user's tuning cache. say: function that logs a line."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()

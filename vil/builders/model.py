@@ -132,8 +132,9 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
 
     The attention names are those in ATTN_TYPE, with legacy names of the 2021 code replaced by
-    current ones. A legacy name also selects the backend. If there is none, the backend is BACKEND.
-    Raises ConfigError if the legacy names select different backends.
+    current ones. A legacy name also selects the backend. If ATTN_TYPE has no legacy name, the
+    backend is the value of BACKEND. Raises ConfigError if the legacy names select different
+    backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}

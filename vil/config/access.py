@@ -13,8 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """Return the keyword arguments of a component whose values come from config keys, as {argument:
-    value}.
+    """Read the config keys that set arguments of a component. Returns {argument: value}.
 
     entry: the component's registry entry, which maps its arguments to config keys.
     """
@@ -24,8 +23,8 @@ def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
     """Log one warning that lists the keys which were set although they have no effect.
 
-    names: keys and sections without effect. A key counts as set if its value is not the default.
-    why: the reason; the message begins with it.
+    why: the reason; the message begins with it. names: keys and sections without effect. A key
+    counts as set if its value is neither the default nor a former default (`Key.neutral`).
     """
     prefixes = tuple(f"{name}." for name in names)
     changed = [

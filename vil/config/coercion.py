@@ -17,12 +17,16 @@ NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
 class Quoted(str):
-    """A string that was quoted in the config, and is therefore never converted to a number."""
+    """A string that was quoted in the config. If its key has no declared type, it stays a string,
+    even if it looks like a number."""
 
 
 def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
     """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
-    value cannot be converted. element: any value of the element type, for an empty default list."""
+    value cannot be converted.
+
+    element: if `default` is an empty list, any value of the type that its elements have.
+    """
     if isinstance(default, tuple | list):
         if not default and value == "auto":
             return type(default)()
@@ -53,8 +57,8 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any, element: Any = 0.0) -> str:
-    """Describe the type of a key's default value, such as "tuple of float". element: any value of
-    the element type, for an empty default list."""
+    """Describe the type of a key's default value, such as "tuple of float". element: if `default`
+    is an empty list, any value of the type that its elements have."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else element)}"
     return type(default).__name__

@@ -38,8 +38,9 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    The score of a declared key is the similarity of the full keys plus that of the names after the
-    last dot. For a name of Swin or detectron2 in ALIASES, returns vil's key with the same meaning.
+    If the name after the last dot is a name of Swin or detectron2 in ALIASES, returns vil's key
+    with the same meaning. Otherwise, two keys are compared by the similarity of the full keys plus
+    that of the names after the last dot.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

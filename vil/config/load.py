@@ -159,7 +159,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
     """Set TASK to the task that another key, such as DETECTION.MODEL, implies. TASK is not changed
-    if it is set later than that key, or by the same file or command line."""
+    if it is set after that key, or if the same file or command line sets both."""
     last = {setting.key: index for index, setting in enumerate(settings)}
     explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():

@@ -31,9 +31,9 @@ def read_preset(name: str) -> list[Setting]:
 
 
 def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a preset, without those that DEPENDENT drops because of `others`, the
-    settings of files and the command line. For example, OPTIM.LR_REFERENCE_BATCH is dropped if
-    `others` sets OPTIM.LR."""
+    """Return the settings of a preset, without those that depend on a key in `others`, as listed in
+    DEPENDENT. For example, OPTIM.LR_REFERENCE_BATCH is dropped if `others` sets OPTIM.LR. others:
+    settings of files and the command line."""
     keys = {setting.key for setting in others}
     dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}
     return [setting for setting in preset if setting.key not in dropped]

@@ -35,9 +35,9 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are allowed. Names of the registry's libraries, such as
-    timm, are also allowed. `choices` does not list the names of libraries, but `proposal` searches
-    them.
+    Names that are registered at run time are allowed. Names of components in the registry's
+    libraries, such as "timm/lion", are also allowed. `choices` does not list the components of
+    libraries, but `proposal` searches them.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
@@ -62,8 +62,9 @@ class RegistryRule:
         return one_of(*self.choices).sentence + libraries + joined
 
     def proposal(self, value: str) -> str | None:
-        """Return the name that is most similar to an invalid one; see `Rule.proposal`. The names of
-        a library are searched only for a value with its prefix, because the import is slow."""
+        """Return the name that is most similar to an invalid one; see `Rule.proposal`. The names in
+        libraries are searched only if the value begins with the prefix of a library, such as
+        "timm/", because importing a library is slow."""
         known, name = registry(self.kind), str(value).lower()
         if not name.startswith(tuple(known.libraries)):
             return Rule.proposal(self, value)

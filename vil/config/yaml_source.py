@@ -76,7 +76,7 @@ def find(name: str | Path, folder: Path | None = None) -> Path:
 def from_file(
     path: Path, included_by: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
-    """Return the settings of a config file, after the settings of its _BASE_ files.
+    """Return the settings of the _BASE_ files of a config file, followed by its own settings.
 
     included_by: the chain of files whose _BASE_ entries led to this file. roots: folders that may
     contain base files, by default `base_roots`.
@@ -151,9 +151,11 @@ def read_yaml(
     """Return the settings in the text of a YAML file.
 
     label: the name of the file, for error messages. keeps_empty: function that takes the dotted key
-    of an empty mapping `KEY: {}`. If it returns True, the mapping becomes a setting with the value
-    EMPTY; otherwise it is dropped. The default is True for sections that accept new keys. Raises
-    ConfigError if the text is not a valid config.
+    of an empty mapping `KEY: {}`. If the function returns True, the mapping becomes a setting with
+    the value EMPTY; otherwise, the mapping is dropped. The default function returns True for
+    sections that accept new keys.
+
+    Raises ConfigError if the text is not a valid config.
     """
     try:
         _check_events(text, label)
@@ -266,8 +268,9 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 
 
 def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterator[Setting]:
-    """Yield the settings of {KEY: value}. A string value is read as on the command line; any other
-    value keeps its strings as they are. where: source of the settings, for error messages."""
+    """Yield the settings of {KEY: value}. A string value is read as on the command line. Strings
+    inside another value, such as a list, are read like quoted strings in YAML. where: source of the
+    settings, for error messages."""
     for key, value in values.items():
         if isinstance(value, str):
             yield from (setting._replace(where=where) for setting in _option(key, value))

@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
         """Return (name, weights) for each panel. There is one panel per head. If there are several
-        heads, the first panel is their mean. weights (G+R): see `Row`."""
+        heads, a panel with the mean of all heads comes first. weights (G+R): see `Row`."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 

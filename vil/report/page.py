@@ -45,8 +45,9 @@ class Page(NamedTuple):
     or the reason why the cost is unknown. epochs: configured number of epochs. made: text that
     states when the page was made, and by which version of vil. metric, label, unit: key, label and
     unit of the metric that selects the best checkpoint. columns: names of the metrics to show in
-    the table of evaluations; empty for all. cards, sections: results of an evaluation that was run
-    for this page, as (title, value, remark) for the numbers at the top, and as HTML.
+    the table of evaluations; empty for all. cards: numbers to show at the top, as (title, value,
+    remark), from an evaluation that was run for this page. sections: other results of this
+    evaluation, as HTML.
     """
 
     title: str

@@ -88,8 +88,8 @@ def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
     """Compute the mean results of a group of runs that differ only in their seed. name: name of the
-    group. runs: rows of its runs. parameters, macs: number of parameters of the model, and of its
-    multiply-accumulates for one image; None if unknown."""
+    group. runs: rows of its runs. parameters: number of parameters of the model. macs:
+    multiply-accumulates of the model for one image. Both are None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
@@ -184,8 +184,8 @@ def summary_cells(table: Table) -> list[list[str]]:
 
 
 def with_spread(value: float | None, spread: float | None, form: str) -> str:
-    """Format a mean with its standard deviation, such as "81.25 ± 0.40" with the format
-    specification ".2f", or "-" without a mean."""
+    """Format a mean with its standard deviation. For example, the format specification ".2f" gives
+    "81.25 ± 0.40". Returns "-" if the mean is None."""
     return number(value, form) + ("" if spread is None else f" ± {spread:{form}}")
 
 

@@ -45,7 +45,8 @@ class BackendReport(NamedTuple):
     mlps: list[str]
 
     def summary(self) -> list[str]:
-        """Return a line per stage with the chosen backends, in training and in evaluation."""
+        """Return a line per stage with the attention backends that are chosen in training and in
+        evaluation, followed by the lines of `mlps`."""
         stages: dict[int, list[str]] = {}
         for request, verdicts in self.verdicts:
             grid = request.case.window.grid

@@ -57,10 +57,10 @@ class DeploySettings(NamedTuple):
 
     paths: names of paths, such as "onnx+int8"; keys of `vil.bench.deploy.PATHS`. batches: batch
     sizes. rounds: number of measurements of each path at each batch size. images: number of test
-    images on which predictions are compared. least_agreement: a path is not timed if it predicts
-    the same class as eager mode on a lower percentage of these images. calibration: folder of
-    images to calibrate static int8 quantization; None for training images. tune: whether to first
-    find the fastest attention backends by timing.
+    images on which predictions are compared. least_agreement: minimum percentage of these images on
+    which a path must predict the same class as eager mode; otherwise, the path is not timed.
+    calibration: folder of images to calibrate static int8 quantization; None for training images.
+    tune: whether to first find the fastest attention backends by timing.
     """
 
     paths: Sequence[str]
@@ -80,7 +80,7 @@ class DeployBenchmark:
     model's classes. beside: other models to measure, with random weights, as values of MODEL.ARCH.
     out: folder for the results. say: function that is called with each line of progress.
 
-    Raises ConfigError for an unknown path, and for unusable calibration images.
+    Raises ConfigError for an unknown name in `settings.paths`, and for unusable calibration images.
     """
 
     @as_config_error

@@ -371,9 +371,9 @@ def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
 
 
 def imbalance(counts: dict[str, int]) -> float | None:
-    """Return the ratio of the largest to the smallest class by number of images, without empty
-    classes. Returns None if fewer than two classes have images. counts: {class: number of images}.
-    """
+    """Return the number of images of the largest class, divided by that of the smallest class that
+    has images. Returns None if fewer than two classes have images. counts: {class: number of
+    images}."""
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
 

@@ -27,8 +27,8 @@ class Options(NamedTuple):
 
     words: list of config options, each a Setting, one item KEY=VALUE or two items KEY, VALUE.
     flags: {config key: value}, which override `words`; a value of None is ignored. imports: Python
-    files to run before the config is read, which may register components. preset: name of a preset,
-    which all other sources but the environment override.
+    files to run before the config is read, which may register components. preset: name of a preset.
+    Its values override those of the environment, but not those of a file, `words` or `flags`.
     """
 
     words: Sequence[str | Setting] = ()
@@ -109,7 +109,8 @@ def set_flags(options: Options) -> dict[str, str]:
 
 
 def find_output_dir(options: Options) -> Path:
-    """Return the OUTPUT_DIR of a config without a file, without checking the other keys."""
+    """Return the value of OUTPUT_DIR for a command without a config file. Other keys are not
+    checked."""
     key = "OUTPUT_DIR"
     words = [str(each.value) for each in from_options(options.words) if each.key == key]
     return Path(
@@ -156,9 +157,9 @@ def find_run_config(
     """Return the config and the class names of the run that a path belongs to; None if it belongs
     to no run.
 
-    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. MODEL.MODEL_PATH
-    is set to it or, for the folder of a run, to its `checkpoint`, "best" or "last". options:
-    changes to the config.
+    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. If it is a
+    checkpoint or a file, MODEL.MODEL_PATH is set to it. options: changes to the config. checkpoint:
+    if `source` is the folder of a run, the checkpoint for MODEL.MODEL_PATH, "best" or "last".
     """
     from vil.pretrained.state_dict_io import find_run
 
@@ -172,9 +173,11 @@ def find_run_config(
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
     """Make a config from a config file and options or, without a config file, from a weight file.
 
-    If `config_file` is None, the weights are those that `options` sets as MODEL.MODEL_PATH. If they
-    are a checkpoint of a run, its config and class names are used, else those described in the
-    weight file. If a config file is given, there are no class names.
+    If `config_file` is None, the weights are those that `options` sets as MODEL.MODEL_PATH. For a
+    checkpoint of a run, the run's config and class names are used. For any other weight file, the
+    config and class names that the file describes are used.
+
+    If `config_file` is given, the result has no class names.
     """
     class_names = None
     if not config_file:

@@ -61,8 +61,8 @@ def evaluate_best(
 def read_results(
     run: RunDir, checkpoint: str, names: Sequence[str]
 ) -> dict[str, dict[str, Any]] | None:
-    """Return the metrics in test_results.json, or None if the file has none of the checkpoint on
-    the test sets `names`."""
+    """Return the metrics in test_results.json. Returns None if the file cannot be read, or if it is
+    about another checkpoint or about other test sets than `names`."""
     with suppress(OSError, ValueError, AttributeError, KeyError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
         if saved.get("checkpoint") == checkpoint and saved["metrics"].keys() == set(names):

@@ -155,8 +155,8 @@ def load_for_evaluation(
     """Build the config's task and model, load the weights, and select attention backends.
 
     The model is moved to the device. class_names: names of the classes that the weights were
-    trained on; by default the names recorded with the weights. calibrated: whether to calibrate the
-    probabilities, if the weights are a checkpoint of a run that has stored a calibration of it.
+    trained on; by default the names recorded with the weights. calibrated: for a checkpoint of
+    a run, whether to apply the stored calibration of its probabilities, if there is one.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)

@@ -50,12 +50,15 @@ def predict(
 
     source: an InferenceModel, or a `source` of `vil.load_for_inference`. If `source` is a list, or
     a pattern such as "runs/fold*" that matches several runs, the outputs of the models are
-    averaged. images: one or several files, folders (all images below them), PIL images or uint8
-    arrays (H, W, 3). For a model whose images are neither gray nor RGB, arrays must have shape
-    (H, W, INPUT.CHANNELS) and may have any numeric type. overrides: changes to the config. tta:
-    test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
-    `vil.data.views.parse_views`. batch_size: None for DATALOADER.BSZ of the config. num_workers:
-    number of processes that read images.
+    averaged.
+    images: one or several files, folders (all images below them), PIL images or uint8 arrays
+    (H, W, 3). For a model whose images are neither gray nor RGB, arrays must have shape
+    (H, W, INPUT.CHANNELS) and may have any numeric type.
+    overrides: changes to the config.
+    tta: test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
+    `vil.data.views.parse_views`.
+    batch_size: None for DATALOADER.BSZ of the config.
+    num_workers: number of processes that read images.
 
     The prediction of a classifier has the attributes `file`, `classes` ((index, probability) pairs,
     the most probable first) and `names` (names of these classes). The prediction of a detector has
@@ -169,8 +172,8 @@ def task_settings(
 
     top: number of most probable classes to predict per image; None for the default, TOP. threshold:
     smallest probability of a predicted class; None for no threshold. Raises ConfigError if a value
-    is given that the task or the format does not support. For example, formats that include all
-    classes support neither.
+    is given that the task or the format does not support. For example, a format that includes all
+    classes supports neither `top` nor `threshold`.
     """
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}

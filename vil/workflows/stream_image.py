@@ -172,8 +172,8 @@ class ImageStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights and settings of the model, the image, the plan, the transform and the
-        torch version, as text."""
+        """Hash, as text, of the image, the plan, the transform, the torch version, and the weights
+        and settings of the model."""
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

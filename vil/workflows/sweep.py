@@ -70,11 +70,15 @@ def sweep(
     """Train a model for each combination of a variant and grid values, in separate processes of
     `vil train`.
 
-    config, overrides, data, imports: the config that all runs share, as in `vil.train`. grid:
-    {config key: values to try}. variants: {name: {key: value}}, for keys that change together; the
-    key _BASE_ is a config file that replaces `config`. file: a grid file, see docs/guides/sweep.md.
-    output_dir: folder of the sweep. jobs: number of runs to train at a time. num_processes: number
-    of processes of each run. say: called with a line of text when a run begins or ends.
+    config, overrides, data, imports: the config that all runs share, as in `vil.train`.
+    output_dir: folder of the sweep.
+    grid: {config key: values to try}.
+    variants: named sets of settings that change together, as {name: {key: value}}; the key _BASE_
+    is a config file that replaces `config`.
+    file: a grid file, see docs/guides/sweep.md.
+    jobs: number of runs to train at a time.
+    num_processes: number of processes of each run.
+    say: called with a line of text when a run begins or ends.
 
     Runs in `output_dir` that have finished are not repeated, and other runs resume. A run that
     fails is recorded and does not end the sweep. On Ctrl-C, the runs save their state and the

@@ -58,13 +58,13 @@ log = logging.getLogger(__name__)
 class TrainResult:
     """Result of a training run.
 
-    status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. folder:
-    the run's folder. step: number of finished training steps. best: best value of the task's
-    metric, reached at step `best_step`; None if there was no evaluation. model: the model after the
-    last step, on its device. metrics: {test set: {name: value}} of the last evaluation; if an
-    earlier call did it, without values that are not numbers. reason: why the run stopped early
-    (RUN.PATIENCE), or "". test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is
-    set and the run is finished; otherwise {}.
+    status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved.
+    run_dir: the run's folder. step: number of finished training steps. best: best value of the
+    task's metric, reached at step `best_step`; None if there was no evaluation. model: the model
+    after the last step, on its device. metrics: {test set: {name: value}} of the last evaluation.
+    If an earlier call made this evaluation, the values are read from the log, which has only
+    numbers. reason: why the run stopped early (RUN.PATIENCE), or "". test_metrics: metrics of the
+    best checkpoint on DATA.TEST, if DATA.VAL is set and the run is finished; otherwise {}.
     """
 
     status: str
@@ -260,9 +260,9 @@ def _build(
     cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
 ) -> tuple[nn.Module, TrainLoader]:
     """Build the model and the training loader, and open the task's test sets. Returns (model,
-    training loader). resuming: whether the run resumes, so that no initial weights are loaded.
-    synthetic: datasets to use instead of the config's, as {"train": dataset, "val": dataset}, or
-    {}."""
+    training loader). resuming: whether the run resumes; if so, no initial weights are loaded.
+    synthetic: datasets to use instead of the config's, as {"train": dataset, "val": dataset}; {} to
+    use the config's."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     if not synthetic:
         check_extras(cfg)

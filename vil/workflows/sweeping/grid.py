@@ -80,8 +80,8 @@ class Grid:
     def base(self) -> CfgNode:
         """Return the frozen config with the settings that all runs share.
 
-        If these are valid only together with the values of an axis or a variant, the config also
-        has those of the first run.
+        If these settings are not valid on their own, but the config of the first run is valid,
+        returns the config of the first run instead.
         """
         try:
             return self._resolve(self.config, self.fixed)
@@ -105,9 +105,9 @@ class Grid:
         return resolve(config, options)[0]
 
     def name(self, cell: Cell, *, without: Sequence[str] = ()) -> str:
-        """Return the name of a run, such as "linformer-seed_0". It consists of the variant's name,
-        and of each config key that the grid varies with the run's value. without: config keys to
-        leave out."""
+        """Return the name of a run, such as "linformer-seed_0". The name consists of the variant's
+        name and, for each config key that the grid varies, the short key and the run's value.
+        without: config keys to leave out."""
         parts = [cell.variant.name.replace(",", "_")] if cell.variant else []
         for key, value in cell.settings.items():
             if key not in without:

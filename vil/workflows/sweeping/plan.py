@@ -166,8 +166,8 @@ def merge(
 ) -> list[SweepRun]:
     """Add newly planned runs to the known runs of a sweep. Returns all runs.
 
-    A planned run that has the same config as a known run is not added. local: new settings of keys
-    for paths, logging and checkpoints (LOCAL), which are also set in the known runs.
+    A planned run that has the same config as a known run is not added. local: new settings of LOCAL
+    keys (paths, logging, checkpoints); the configs of the known runs are changed accordingly.
     """
     runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
     by_config = {identify(run.cfg): run.name for run in known}

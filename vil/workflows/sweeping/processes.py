@@ -131,7 +131,7 @@ class RunPool:
         return {**os.environ, **own}
 
     def _reap(self) -> bool:
-        """Record how the runs whose processes have exited ended. Returns whether any process has
+        """Record the outcome of each run whose process has exited. Returns whether any process has
         exited since the last call."""
         ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
         for slot in ended:

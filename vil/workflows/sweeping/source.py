@@ -40,12 +40,16 @@ def make_grid(
 ) -> Grid:
     """Make a grid from Python values and a file.
 
-    config: the base config. overrides: settings of all runs. If a config key takes one value and is
-    set to a list, or takes a list and is set to a list of lists, it becomes an axis. file: YAML
-    file, see `read_grid`; the other arguments override its settings. axes: {config key: values to
-    sweep over}. variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces
-    `config`. flags: {config key: value or None}, which override all other settings. imports: Python
-    files to run first. Raises ConfigError for invalid or contradictory settings.
+    config: the base config.
+    overrides: settings of all runs. A key that is set to several values becomes an axis, a key to
+    sweep over. Several values are a list or, for a key whose values are lists, a list of lists.
+    file: YAML file, see `read_grid`; the other arguments override its settings.
+    axes: {config key: values to sweep over}.
+    variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
+    flags: {config key: value or None}, which override all other settings.
+    imports: Python files to run first.
+
+    Raises ConfigError for invalid or contradictory settings.
     """
     grid = read_grid(file) if file else Grid()
     if config is not None and grid.config is not None:

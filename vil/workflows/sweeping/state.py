@@ -77,8 +77,8 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
     torchrun exits with code 1 after any failure. Therefore, the code and the reason of a failure
-    are read from the run's status.json, unless this file is older than the start `began` of the
-    attempt. Otherwise, they are derived from `returncode` and the last error message in the run's
+    are read from the run's status.json. If this file has none, or is older than the start of the
+    attempt (`began`), they are derived from `returncode` and the last error message in the run's
     output.
     """
     file = run.folder / "status.json"
