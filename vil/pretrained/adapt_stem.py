@@ -12,7 +12,7 @@ MSVIT_STEM = "stages.0.embed.proj.weight"
 
 
 def find_stems(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of those convolutions in a model whose input is the image."""
+    """Return the names of the weights of a model's stems, the convolutions applied to the image."""
     if isinstance(model, MsViT):
         return (MSVIT_STEM,)
     first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()

@@ -57,10 +57,11 @@ def convert_projections(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Convert attention projections between full attention (qkv) and longformer (query and kv).
 
-    Adds each projection named in `wanted` that is missing from the state dict. qkv (3C, C) is query
-    (C, C) stacked on kv (2C, C). Missing projections for global tokens, such as query_global, are
-    copied from those for local tokens. Projections that were converted and are not in `wanted` are
-    removed. Returns (state dict, lines), with a line of text per added projection.
+    wanted: key names. Adds each projection in `wanted` that is missing from the state dict. For C
+    channels, qkv (3C, C) is query (C, C) stacked on kv (2C, C). Missing projections for global
+    tokens, such as query_global, are copied from those for local tokens. Projections that were
+    converted and are not in `wanted` are removed. Returns (state dict, lines), with a line of text
+    per added projection.
     """
     result, lines = dict(state), []
     for name in wanted:
@@ -80,9 +81,9 @@ def _make_projection(
 ) -> tuple[Tensor, list[str]] | None:
     """Make a missing attention projection from others in the state dict.
 
-    prefix: of the attention module, "" or ending in a dot. kind: "qkv", "query", "kv" or "proj".
-    leaf: "weight" or "bias". Returns (projection, names of the tensors that it was made of), or
-    None if the state dict lacks these tensors.
+    prefix: start of the attention module's keys, "" or ending in a dot. kind: "qkv", "query", "kv"
+    or "proj". leaf: "weight" or "bias". Returns (projection, names of the tensors that it was made
+    of), or None if the state dict lacks these tensors.
     """
     same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
     if same in state:

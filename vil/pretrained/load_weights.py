@@ -56,9 +56,10 @@ class Report:
     Each field is a list of keys. Keys in `loaded` were loaded, and those of them that were changed
     to fit the model are also in `resized`, `converted` (from other attention projections) or
     `adapted` (to another number of image channels). `ignored` has keys that are not needed. `fresh`
-    has weights of the model that keep their initial values because the caller requested this. These
-    do not fit: `missing` has weights of the model that the state dict does not have, `unexpected`
-    has keys that the model does not have, and `mismatched` has weights of another shape.
+    has weights of the model that keep their initial values because the caller requested this. Three
+    fields have keys that do not fit: `missing` has weights of the model that the state dict does
+    not have, `unexpected` has keys that the model does not have, and `mismatched` has weights of
+    another shape.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -135,7 +136,7 @@ def load_weights(
       model's initial head. "rows:FILE" loads selected rows of the head of `weights`. FILE lists the
       class indices of these rows, one per line.
     convert: convert projections between full and longformer attention, and repeat a single global
-      token. A converted model gives other outputs and must be fine-tuned.
+      token if the model has several. A converted model gives other outputs and must be fine-tuned.
     Returns a report of what happened to each key.
     """
     lookup(RULES, rule, "rule of resizing")

@@ -22,14 +22,14 @@ def make_model_card(
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> dict:
-    """Describe a model in a dict for JSON, from which `build_from_card` can rebuild the model: its
-    architecture, settings, input transform and class names.
+    """Return a dict for JSON with the architecture, settings, input transform and class names of a
+    model. `build_from_card` can rebuild the model, without its weights, from this dict.
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
     classes: class names. Both default to the model's `notes`. source: the file that the weights
     come from; its name and SHA-256 are recorded. Raises ValueError for an unknown key in
-    `transform`, a wrong number of class names, a head that is not a single linear layer, and a
-    global pooling that `from_pretrained` does not support.
+    `transform`, a wrong number of class names, a head that is neither nn.Linear nor nn.Identity,
+    and a global pooling that `from_pretrained` does not support.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")

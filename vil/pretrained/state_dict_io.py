@@ -96,8 +96,8 @@ def find_run(path: Path) -> Path | None:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """Extract the state dict from the content of a checkpoint, which may hold it under a key such
-    as "model". Raises ValueError if there is none."""
+    """Return the state dict in a checkpoint's content: the content itself, or the dict under a key
+    such as "model". Raises ValueError if the content has no state dict."""
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -136,8 +136,8 @@ def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
     """Write tensors to a .safetensors file atomically, with their SHA-256 in its header.
 
-    card: the model card, a description of the model that can be converted to JSON, which is also
-    written to the header. Raises CheckpointError if the file cannot be written.
+    card: the model card, a dict for JSON that describes the model. It is also written to the
+    header. Raises CheckpointError if the file cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
     header = {"format": "pt", SHA256: hash_tensors(tensors), CARD: json.dumps(card)}

@@ -39,9 +39,10 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
-    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. One of them, `keys`, is a
-    dict {constructor argument: `vil.utils.registry.Key`} of config keys to add. Raises ValueError
-    if the name is taken or if the class does not define a required method.
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. The argument `keys` is
+    also accepted: a dict {constructor argument: `vil.utils.registry.Key`} of config keys to add.
+
+    Raises ValueError if the name is taken or if the class does not define a required method.
     """
     TASKS.register(name, task, about, **facts)
 
@@ -101,7 +102,7 @@ def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
     method of `Task`.
 
     attribute: name of the attribute or method, such as "average_outputs". A default in `Task` does
-    not count. why: end of the error message, what the user can do.
+    not count. why: end of the error message, which tells the user what to do.
     """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)

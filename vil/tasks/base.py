@@ -125,8 +125,8 @@ class Task:
         """Load a weight file into the model, and return a report of what was loaded.
 
         strict: raise CheckpointError if the file has no weights for some parameters. If False, such
-        parameters keep their initial values. Raises CheckpointError if the weights do not fit the
-        model.
+        parameters keep their initial values. In both cases, raises CheckpointError if weights in
+        the file do not fit the model.
         """
         raise NotImplementedError
 
@@ -153,8 +153,8 @@ class Task:
         The loaders are also stored in `test_sets`. dist: rank and number of ranks. bad_file: file
         to which the names of unreadable images are appended. datasets: {name: dataset} to use
         instead of the config's test sets.
-        part: "test" for the sets in DATA.TEST, "val" for the sets that select the best checkpoint,
-        which are those in DATA.VAL or, if it is empty, those in DATA.TEST.
+        part: which test sets to load. "test": those in DATA.TEST. "val": those in DATA.VAL or, if
+        DATA.VAL is empty, those in DATA.TEST. The best checkpoint is selected on "val" sets.
         """
         raise NotImplementedError
 
@@ -191,12 +191,12 @@ class Task:
     # ---- called by `vil data check`
 
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
-        """Open a dataset of the config, whose number of classes may differ from DATA.NUM_CLASSES.
+        """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
-        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: "test"
-        for a set in DATA.TEST if DATA.VAL is not empty, otherwise "val". The returned dataset has
-        the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset is
-        invalid.
+        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: if
+        DATA.VAL is empty, always "val". Otherwise, "val" for a set in DATA.VAL, and "test" for a
+        set in DATA.TEST. The returned dataset has the methods `image` and `sample_name` of
+        `ImageDataset`. Raises DataError if the dataset is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
@@ -244,7 +244,7 @@ class Task:
         """Return the metrics of a model in eval mode on the test set `name`.
 
         between: function that is called before each batch. An implementation must iterate over
-        `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`, which calls it.
+        `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`, which calls `between`.
         """
         raise NotImplementedError
 
@@ -307,9 +307,9 @@ class Task:
         raise NotImplementedError
 
     def for_ensemble(self, tasks: Sequence["Task"]) -> "Task":
-        """Return the task that decodes the averaged outputs of several models, by default this one.
+        """Return the task that decodes the averaged outputs of several models, by default `self`.
 
-        tasks: the tasks of the models. This task is the first of them.
+        tasks: the tasks of the models. The first of them is `self`.
         """
         return self
 

@@ -15,8 +15,8 @@ from vil.utils.errors import ConfigError, DataError
 def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes: int) -> Tensor:
     """Convert the value of LOSS.CLASS_WEIGHTS to the weights of the classes, (K,) float32.
 
-    setting: ["balanced"], or K numbers as strings. targets: the training set's classes (N,) int64,
-    or multilabel targets (N, K), 0 or 1. Raises ConfigError if the number of weights is not K.
+    setting: ["balanced"], or K numbers as strings. targets: class of each training image, (N,)
+    int64, or multilabel targets (N, K), 0 or 1. Raises ConfigError if there are not K numbers.
     """
     if list(setting) == ["balanced"]:
         balance = balance_classes if targets.ndim == 1 else balance_labels
@@ -52,8 +52,9 @@ def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> Tensor:
     """Return the logit adjustment of each class (K,): factor * log(frequency of the class).
 
-    It is added to the logits in training, but not in evaluation (Menon et al., arXiv:2007.07314,
-    section 5). With factor 1, the highest logit is then the best choice for balanced accuracy.
+    The adjustment is added to the logits in training only (Menon et al., arXiv:2007.07314, section
+    5). With factor 1, the class with the highest unadjusted logit is then the best prediction for
+    balanced accuracy.
     targets (N,): class of each training image. classes: class names. Raises DataError if a class
     has no training image.
     """

@@ -30,8 +30,9 @@ class ConfigTask(Task):
     split to open.
 
     has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
-    max_eval_batch: the maximum batch size in evaluation. If it is set, the batches and metrics are
-    the same for any number of ranks. If it is None, DATALOADER.BSZ images are split between ranks.
+    max_eval_batch: the maximum batch size of a rank in evaluation. If it is set, the batches and
+    metrics are the same for any number of ranks. If it is None, the batches of all ranks together
+    have DATALOADER.BSZ images.
     """
 
     max_eval_batch: int | None = None

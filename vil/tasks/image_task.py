@@ -68,12 +68,12 @@ class Outputs(NamedTuple):
 
 
 class ImageTask(Task):
-    """Base class of tasks with one target per image, without a config.
+    """Base class of tasks with one target per image. It takes explicit arguments, not a config.
 
     transform: evaluation transform, which converts a PIL image to a tensor (c, H, W).
     image_weights: sample weight of each training image in the loss, 1-dim tensor; None: all 1.
-    crop_transform: evaluation transform for the square crops of test-time augmentation, which
-    resizes a crop without cropping it again. None: use `transform`.
+    crop_transform: evaluation transform for the square crops of test-time augmentation. Unlike
+    `transform`, it resizes a crop without cropping it again. None: use `transform`.
     """
 
     def __init__(
@@ -239,8 +239,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def format_target(self, target: Tensor) -> str:
         """Convert the target of one image in a batch to text.
 
-        The text is a class name, the names and values of the numbers to predict or, for a soft
-        target (K,), the classes with the largest values.
+        For a class, the text is the class name. For numbers to predict, the text lists their names
+        and values. For labels or a soft target, (K,), it lists the classes with the largest values.
         """
         if target.ndim == 0:
             return self.class_names[int(target)]
@@ -269,7 +269,11 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether all rows of the dataset `name`, such as a table, are evaluation images."""
+        """Return whether a dataset can be without splits, like a table, and is not in DATA.TRAIN.
+
+        If such a dataset has no splits, all of its samples are evaluation images. name: name of the
+        dataset.
+        """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
@@ -361,7 +365,10 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 
 def warn_unused_augmentation(cfg: CfgNode) -> None:
-    """Log a warning for keys that only the other training transform reads."""
+    """Log a warning if augmentation keys are set that the config's training transform ignores.
+
+    If AUG.TIMM_AUG.USE_TRANSFORM is True, the transform is timm's, otherwise torchvision's.
+    """
     aug, finetune = cfg.AUG, cfg.FINETUNE
     if aug.TIMM_AUG.USE_TRANSFORM:
         ignored = () if finetune.USE_TRAIN_AUG else ("FINETUNE.FINETUNE",)

@@ -30,7 +30,7 @@ class ClassCounts(NamedTuple):
     """Counts for precision and recall: for each of K classes, numbers of images as arrays (K,).
 
     images: images of the class. predicted: images for which the class is predicted. correct: images
-    of the class for which it is predicted.
+    counted in both.
     """
 
     images: np.ndarray
@@ -136,7 +136,7 @@ class CalibrationBins(NamedTuple):
     def expected_error(self) -> float:
         """Return the expected calibration error in percent (arXiv:1706.04599, equation 3).
 
-        This is |accuracy - mean confidence| of the image's bin, averaged over images.
+        This is the mean over images of |accuracy - mean confidence| in the bin of the image.
         """
         return 100 * float(np.abs(self.correct - self.confidence).sum() / self.images.sum())
 

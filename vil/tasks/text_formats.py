@@ -24,7 +24,7 @@ def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
     """Format predictions as a table with aligned columns, and yield its lines.
 
     rows: (file, predicted values, error) of each image. The error is "" if the image could be read.
-    If it is not "", it is shown instead of the values. names: column names of the values.
+    Otherwise, the error is shown instead of the values. names: column names of the values.
     """
     lines = [("file", *map(printable, names))]
     errors = {}
@@ -47,9 +47,10 @@ def format_csv(
 ) -> Iterator[str]:
     """Format predictions as CSV, and yield its lines: a header, then one line per image.
 
-    rows: (file, predicted values, error, target) of each image. Without values, their columns are
-    empty. names: column names of the values. has_target: whether to add a column of targets before
-    that of errors. Targets are written without change: apply `csv_cell` to names in them.
+    rows: (file, predicted values, error, target) of each image. If there are no values, their
+    columns are empty. names: column names of the values. has_target: whether to add a column of
+    targets before the column of errors. Targets are written unchanged, so the caller must apply
+    `csv_cell` to targets that are names.
     """
     format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))

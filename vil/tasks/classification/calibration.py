@@ -10,9 +10,9 @@ MAX_TEMPERATURE = 100.0
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature T that minimizes the cross entropy of softmax(logits / T).
 
-    logits (N, K). targets (N,): classes. T is between 1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The
-    cross entropy is convex in 1 / T, so every local minimum is a global minimum. Raises
-    DivergedError if a logit is NaN or infinite.
+    logits: (N, K) for N images and K classes. targets (N,): class of each image. T is between
+    1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The cross entropy is convex in 1 / T, so every local
+    minimum is a global minimum. Raises DivergedError if a logit is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar  # a dependency of scikit-learn
     from scipy.special import logsumexp

@@ -152,8 +152,8 @@ def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     """Convert targets to soft targets (B, K) of float32 or higher.
 
     targets: classes (B,), which are converted and smoothed, or soft targets (B, K), which are only
-    cast. logits (B, K): determine K and, if it is higher than float32, the dtype. smoothing: amount
-    of label smoothing.
+    cast. logits (B, K): determine the number of classes K. The result is float64 if the logits are
+    float64, otherwise float32. smoothing: amount of label smoothing.
     """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():

@@ -18,8 +18,8 @@ MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC an
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a classifier with `num_classes` classes.
 
-    is_mapped: whether the test set has other classes than the model, to which DATA.TARGETMAP maps
-    the model's classes. Metrics that need the same classes are then omitted.
+    is_mapped: whether DATA.TARGETMAP maps the model's classes to other classes of the test set. If
+    so, metrics that need the same classes in both are omitted.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:

@@ -17,7 +17,7 @@ COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
 
 class Prediction(NamedTuple):
-    """Prediction for one image: the most probable classes, or the error if it is unreadable."""
+    """The most probable classes of one image, or the error if the image is unreadable."""
 
     file: str
     classes: list[tuple[int, float]]  # (class index, probability), most probable first

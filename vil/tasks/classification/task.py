@@ -260,8 +260,8 @@ class ClassificationTask(ImageTask):
         """Fit a temperature on the first test set.
 
         Returns {"temperature": T, "test_set": name of the test set, "images": number of images}.
-        `apply_calibration` applies T to later outputs. This method must be called before that.
-        Raises ConfigError if the test set has other classes than the model.
+        Must be called before `apply_calibration`, which applies T to later outputs. Raises
+        ConfigError if the test set has other classes than the model.
         """
         name = next(iter(self.test_sets))
         if name in self.class_mapping:
@@ -280,7 +280,10 @@ class ClassificationTask(ImageTask):
         )
 
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
-        """Divide all later logits by the temperature in `calibration`, or by 1 if it is {}."""
+        """Divide all later logits by the temperature in `calibration`.
+
+        calibration: result of `calibrate`, or {} not to divide the logits.
+        """
         self.temperature = calibration["temperature"] if calibration else None
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:

@@ -182,8 +182,9 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
     """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
-    Absolute position embeddings for images of INPUT.IMAGE_SIZE pixels can be interpolated to larger
-    images, but not cropped (MODEL.VIT.POS_RESIZE crop). network: the model without its head.
+    Absolute position embeddings are made for images of INPUT.IMAGE_SIZE pixels. If they are cropped
+    to the size of an image (MODEL.VIT.POS_RESIZE crop), larger images are not supported. If they
+    are interpolated, images can have any size. network: the model without its head.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
@@ -209,7 +210,7 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config with small synthetic datasets, to be rendered into `folder`.
+    """Return a copy of a config in which the synthetic datasets are small and are below `folder`.
 
     The copy limits the dataset `scenes` to the images of one training step and one validation
     image. If any dataset of the config is not synthetic, `cfg` itself is returned.

@@ -109,8 +109,8 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
     maximum numbers of detections per image. Their elements are -1 where there are no objects.
     truth: output of `load_truth`. rows: detections, output of `select_results`, sorted by
     `sort_results`. iou_type: "bbox" or "segm". params: attributes to set in the `params` of the
-    COCOeval object. If there are any, false positives in its `cocoDt` get the key `fp`, and missed
-    objects in its `cocoGt` get the key `fn`.
+    COCOeval object. If `params` is not empty, the key `fp` marks false positives in the object's
+    `cocoDt`, and the key `fn` marks missed objects in its `cocoGt`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)

@@ -47,7 +47,7 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of one image, sorted by descending score, or its ground truth, with score 1."""
+    """Detections of one image, sorted by descending score, or ground-truth objects with score 1."""
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2 in pixels
     labels: Tensor  # (n,) int64, from 1

@@ -67,8 +67,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
-    The image ids number the predictions from 1. Unreadable images are omitted. The category ids are
-    the labels. names: class names, from label 1.
+    The id of an image is the position of its prediction, counted from 1. Unreadable images are
+    omitted. The category ids are the labels. names: class names, from label 1.
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

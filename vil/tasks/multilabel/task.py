@@ -117,7 +117,7 @@ class MultilabelTask(ImageTask):
         return [f"  {label:20} ap {a:6.2f} f1 {b:6.2f} of {n} images" for label, a, b, n in rows]
 
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
-        """Choose the threshold of each label that maximizes its F1 on the first test set.
+        """For each label, choose the threshold that maximizes the label's F1 on the first test set.
 
         Returns {"thresholds": {label: threshold}}, the same on all ranks.
         """
@@ -175,7 +175,7 @@ def f1_score(hits: Any, wrong: Any) -> Any:
 
 
 def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the threshold of each label that maximizes its F1, (K,).
+    """Return, for each label, the threshold that maximizes the label's F1, (K,).
 
     truth (N, K) bool: whether each image has each label. probabilities (N, K): predictions. A
     threshold is halfway between two neighboring probabilities. If several thresholds are equally

@@ -73,7 +73,7 @@ class RegressionTask(ImageTask):
         return self.average_losses(losses, batch, {"mae": error})
 
     def denormalize(self, outputs: Tensor) -> Tensor:
-        """Convert outputs (B, K) of the network, normalized numbers, to the original units."""
+        """Convert the normalized numbers (B, K) that the network returns to the original units."""
         return outputs * self.std + self.mean
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -120,9 +120,9 @@ class RegressionTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return one line of text for each predicted number, with its errors.
+        """Return one line of text for each of the K predicted numbers, with its errors.
 
-        If there is only one, returns []. name: name of the test set. metrics: result of `measure`.
+        Returns [] if K is 1. name: name of the test set. metrics: result of `measure`.
         """
         names, each = self.test_sets[name].classes, metrics["per_number"]
         if len(names) < 2:

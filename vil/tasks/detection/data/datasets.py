@@ -150,9 +150,11 @@ def missing_images(
     """Return the file names in `names` that do not exist in the folder.
 
     Directories are listed, because querying each file takes minutes for COCO on a network disk.
-    roots: additional folders to which symbolic links may point. Raises DataError if the folder does
-    not exist, if a name is a path outside of the folder, or if a symbolic link points outside of
-    all these folders. This prevents an annotation file from giving access to other files.
+    roots: additional folders to which symbolic links may point.
+
+    Raises DataError if the folder does not exist. So that an annotation file cannot give access to
+    other files, also raises DataError if a name is a path outside of the folder, or a symbolic link
+    to a path outside of both the folder and `roots`.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
@@ -254,8 +256,8 @@ def build_detection_set(
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the names of the arguments `own` that `build_detection_set` accepts for a dataset.
+    """Return the names of the arguments of `build_detection_set` that DATA.KWARGS may set.
 
-    name: name of the dataset, a key of DETECTION_SETS.
+    They are the arguments `own` of the dataset `name`, a key of DETECTION_SETS, and `extra_roots`.
     """
     return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]

@@ -21,7 +21,7 @@ PADDING = [124, 116, 104]
 
 
 class _AtLeastTwoPixels:
-    """Mixin for transforms that resize images, which makes the result at least 2 x 2 pixels.
+    """Mixin for transforms that resize images. The resized images have at least 2 x 2 pixels.
 
     torch cannot resize uint8 images to fewer pixels with antialiasing.
     """
@@ -34,7 +34,7 @@ class _AtLeastTwoPixels:
 class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
     """Transform that resizes the shorter side of an image to a length sampled from `min_size`.
 
-    If the longer side would exceed `max_size`, the image is resized to this length instead.
+    If the longer side would exceed `max_size`, it is resized to `max_size` instead.
     """
 
 

@@ -169,8 +169,9 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
     """Split the pyramid levels of a padded batch by image, and crop the padding.
 
-    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels, without
-    padding. strides: stride of each level. Returns a list with {name: (1, C, x, y)} for each image.
+    levels: {name: (B, C, X, Y)}, with X rows and Y columns. sizes (B, 2): height and width of each
+    image in pixels, without padding. strides: stride of each level. Returns a list with
+    {name: (1, C, x, y)} for each image, where the x rows and y columns are not padding.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
@@ -283,8 +284,8 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
-    The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes than stages,
-    one or two coarser levels are added. Raises ValueError if this does not give one level per size.
+    Each stage in `fpn_stages` gives a level. If there are more anchor sizes than stages, one or two
+    coarser levels are added. Raises ValueError if there is still not one level per size.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])

@@ -21,8 +21,9 @@ class Pyramid(FeaturePyramidNetwork):
     """torchvision's feature pyramid, with image padding zeroed before every 3 x 3 convolution.
 
     in_channels: channels of each input map, finest first. channels: channels of every level. extra:
-    coarser levels to add: ("pool",) for the coarsest level with stride 2 (R-CNN), ("p6",) for a
-    convolution of the coarsest input map, or ("p6", "p7") to add a convolution of p6 (RetinaNet).
+    names of coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the coarsest
+    level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest input map, and
+    "p7" is a stride-2 convolution of p6 after a ReLU (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:

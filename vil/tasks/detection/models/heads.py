@@ -100,7 +100,7 @@ class LevelMapper:
 
 
 class Pooler(MultiScaleRoIAlign):
-    """Multi-scale RoIAlign for images with separate pyramid levels, which have no padding.
+    """Multi-scale RoIAlign for images that each have their own pyramid levels, without padding.
 
     strides: strides of the levels, finest first. output_size: height and width of the output.
     sampling: RoIAlign's sampling ratio, the number of sampling points per output pixel along each

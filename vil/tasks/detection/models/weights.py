@@ -48,9 +48,9 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
 
     state: state dict of a classifier, or of a detector of the original Vision Longformer code. Its
     heads are ignored. rule: method for resizing position embeddings and bias tables, see
-    `load_weights`. Absolute position embeddings of a classifier are interpolated to the size of the
-    body's embeddings. They are not cropped, even if the body crops its embeddings in the forward
-    pass, because they cover the full image of the classifier.
+    `load_weights`. A classifier's absolute position embeddings cover its full image, so they are
+    interpolated to the size of the body's embeddings, even if the body crops its own embeddings in
+    the forward pass.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
