@@ -182,11 +182,12 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 def find_floor(case: Case) -> tuple[Candidate, float]:
     """Measure a lower bound on the time of an attention call: the time of its matmuls alone.
 
-    Returns (candidate, seconds). candidate: functions that run only the matmuls that every backend
-    needs for the query-key pairs, to be timed together with the backends. There are two matmuls in
-    the forward pass, and five in the backward pass: the scores again, and the gradients of weights,
-    v, q and k. Of the matmul sizes in TILES, the fastest is used. seconds: measured time of the
-    forward and backward pass.
+    Every backend needs two matmuls of the query-key pairs in the forward pass, and five in the
+    backward pass: the scores again, and the gradients of weights, v, q and k. They are computed
+    with the fastest of the matmul sizes in TILES.
+
+    Returns (candidate, seconds). candidate: functions that run only these matmuls, to be timed
+    together with the backends. seconds: measured time of the forward and backward pass.
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):

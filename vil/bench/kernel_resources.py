@@ -89,10 +89,13 @@ class Syntax:
 
     line: an instruction, with the groups (address or None, condition or None, opcode, operands).
     label: a line that names the next instruction as a branch target, with the name in group 1; None
-    if branch targets are addresses. target: the target in the operands of a branch. conditional:
-    operands of a conditional branch. branch, end, tensor, async_copy, local: opcodes of branches,
-    of the end of the kernel, of tensor core instructions, of asynchronous copies from global to
-    shared memory, and of loads and stores of local memory.
+    if branch targets are addresses.
+    target: the target in the operands of a branch.
+    branch: opcode of a branch. conditional: operands of a conditional branch.
+    end: opcode that ends the kernel.
+    tensor: opcode of a tensor core instruction.
+    async_copy: opcode of an asynchronous copy from global to shared memory.
+    local: opcode of a load or store of local memory.
     """
 
     line: re.Pattern

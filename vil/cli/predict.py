@@ -243,8 +243,8 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
 def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split the positional arguments into (config options, images), and add the images of --images.
 
-    suffixes: suffixes of image files. Raises ConfigError for a config option after --images, and
-    for the folder of a run among the images of a command with --run.
+    suffixes: suffixes of image files. Raises ConfigError for a config option after --images and, if
+    --run is given, for the folder of a run among the images.
     """
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):

@@ -39,8 +39,9 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
-    """Raise ConfigError for flags that cannot be combined with --stream or need it. images: paths
-    of the images to predict."""
+    """Raise ConfigError for flags that need --stream if it is not given, for flags that cannot be
+    combined with it, and if it is given without exactly one image file. images: paths of the
+    images to predict."""
     if not args.stream:
         for name in ONLY:
             if getattr(args, name):

@@ -137,8 +137,8 @@ def _classes(found: "DatasetSummary") -> str:
 
 
 def changed_keys(cfg: CfgNode) -> list[str]:
-    """List the keys that differ from the defaults as KEY=VALUE words. Returns lines of at most 100
-    columns, unless a single word is longer."""
+    """Return a heading and KEY=VALUE words for the config keys that differ from the defaults, as
+    lines of at most 100 columns. A line may be longer if it has a single word."""
     found = diff(cfg, defaults.tree())
     words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
     lines = ["keys that differ from the defaults (all: --all):"]

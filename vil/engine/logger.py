@@ -59,8 +59,10 @@ class RunLogger:
         """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
         records of these steps that an earlier attempt left.
 
-        end: the last step of the run. batch_size: images per step over all ranks. evaluates:
-        whether `step` itself is evaluated, so that records of its evaluation are removed too.
+        end: the last step of the run.
+        batch_size: images per step over all ranks.
+        evaluates: whether `step` itself is evaluated, so that records of its evaluation are removed
+        too.
         thread_hint: called after the first line of metrics; returns advice to log, or "".
         data_hint: called once if steps spend more than the fraction SLOW_DATA of their time waiting
         for data; returns advice to log.
@@ -81,8 +83,11 @@ class RunLogger:
             self.bar = open_bar(step, end)
 
     def _reopen_metrics(self, is_outdated: Callable[[float, str], bool]) -> None:
-        """Open metrics.jsonl to append lines, without the lines for whose step and split
-        `is_outdated` returns True, and without lines that a crash left incomplete."""
+        """Remove outdated and incomplete lines from metrics.jsonl, and open it to append lines.
+
+        A line is outdated if `is_outdated` returns True for its step and split. A crash may have
+        left a line incomplete.
+        """
         file, previous = self.folder / "metrics.jsonl", self.metrics
         if file.exists():
             lines = file.read_text(errors="replace").splitlines()
@@ -152,8 +157,8 @@ class RunLogger:
         """Log the step and the remaining time if no metrics have been logged yet and training began
         at least FIRST_SECONDS ago.
 
-        It is logged once, and a second time only if the first estimate was based on a single step,
-        because the first step is slower than the others.
+        This line is logged once. If it was logged after the first step, it is logged once more
+        after the second step, because the first step is slower than the others.
         """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return
@@ -181,9 +186,12 @@ class RunLogger:
         self.results(step, "val", results)
 
     def results(self, step: int, part: str, results: dict[str, dict]) -> None:
-        """Log one line per set, like `evaluation`. part: "val" or "test"; metrics.jsonl names the
-        split <part>/<set>. Lines of an earlier test of the same step and set are replaced. Before a
-        call of `begin`, only log.txt is written."""
+        """Log one line per test set, like `evaluation`. Before a call of `begin`, only log.txt is
+        written.
+
+        part: "val" or "test". In metrics.jsonl, the split of a line is <part>/<set>. With "test",
+        lines of an earlier test of the same step and set are replaced.
+        """
         if not self.enabled:
             return
         if part == "test" and self.metrics:

@@ -130,9 +130,9 @@ def train(
     clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
     drop_on_plateau: divisor of the learning rate after each evaluation without a new best; 0: none.
     patience: see above; 0 to never end early.
-    min_delta: the metric must improve by more than this, for `patience`.
-    max_bad_steps: consecutive steps with a non-finite loss or gradient that are skipped; outside
-    float16 at most half an epoch.
+    min_delta: for `patience`, an improvement of the metric must be larger than this.
+    max_bad_steps: how many steps in a row with a non-finite loss or gradient are skipped before the
+    run fails; without float16, at most half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: number of steps after which the run ends, if that is before its last epoch.
@@ -250,8 +250,8 @@ def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[st
 
 
 def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLogger) -> float:
-    """Return the value of the metric on the first test set. If it is missing or NaN, return NaN and
-    log that this checkpoint cannot be the best; the same text is logged only once per run."""
+    """Return the value of the metric on the first test set. If the value is missing or NaN, return
+    NaN and log, once per run, that the checkpoint of this step cannot be the best."""
     name, metrics = next(iter(results.items()))
     value = metrics.get(metric.name, math.nan)
     if math.isnan(value):

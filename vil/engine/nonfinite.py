@@ -30,8 +30,8 @@ class Flags(NamedTuple):
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Return the norm of all gradients together. Then clip the gradients to `max_norm`, unless it
-    is 0."""
+    """Clip the norm of all gradients together to `max_norm`, and return the norm before clipping.
+    max_norm: 0 for no clipping."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -116,8 +116,8 @@ class DelayedFlags:
 
 
 class NonFiniteSteps:
-    """A counter of consecutive skipped steps, which raises DivergedError if there are more than
-    `limit`. folder: the run's folder, in which a crash file is written then."""
+    """A counter of consecutive skipped steps. After more than `limit` of them, it writes a crash
+    file and raises DivergedError. folder: the run's folder, for the crash file."""
 
     def __init__(self, limit: int, folder: Path, rank: int):
         self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"

@@ -6,8 +6,8 @@ evaluation. Then all ranks raise StoppedError at the same point, and the loop sa
 The signal handler itself saves nothing, because it may run in the middle of a collective.
 
 A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
-`grace_seconds` after a signal. Time in which a checkpoint is saved does not count for the latter.
-First it writes the stacks of all threads to stderr and to
+`grace_seconds` after a signal. The time to save a checkpoint does not count for `grace_seconds`.
+Before the thread ends the process, it writes the stacks of all threads to stderr and to
 <run>/crash/. If the hanging step holds Python's GIL, this thread cannot run. For this case, a run
 with `hang_seconds` also sets a timer of faulthandler. About 2 x `hang_seconds` after the last
 progress, the timer writes the stacks to stderr only, and ends the process with exit code 1.
@@ -42,8 +42,8 @@ class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
     Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: time without progress (see
-    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the same after a
-    signal was received.
+    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the limit of this time
+    after a signal was received.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -113,8 +113,10 @@ class PreemptionGuard:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Return a context for saving a checkpoint, which `grace_seconds` does not limit: a slow
-        disk, or the rank that writes, would otherwise cost the state that the signal asks for."""
+        """Return a context for saving a checkpoint, in which `grace_seconds` is not applied.
+
+        Otherwise, if the disk is slow, the process would be ended before the checkpoint is written.
+        """
         self.is_saving = True
         try:
             yield

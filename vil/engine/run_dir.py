@@ -88,11 +88,14 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. If this is not after `begin`, status.json is changed
-        only if an earlier attempt was stopped after its last step, such as in the final test.
+        """Record that training is finished. On exit, this is written to status.json.
 
-        reason: why training ended before the last epoch, written to the log and status.json; "" if
-        it did not.
+        If `begin` was not called, because no step was left, status.json is changed only if it does
+        not say that the run is finished. This is the case if an earlier attempt was stopped after
+        its last step, such as in the final test.
+
+        reason: why training ended before the last epoch, for the log and status.json; "" if it
+        ended with the last epoch.
         """
         self.ended, self.reason = True, reason
         if reason and self.begun:
@@ -181,9 +184,10 @@ def refuse_links(folder: Path) -> None:
 def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
-    Raises RunInUseError if another process holds the lock for more than a moment, which `is_locked`
-    does. The lock is a POSIX record lock, because loader workers do not inherit it. Workers may run
-    for seconds after their run was killed, and an inherited lock would block a restart.
+    Raises RunInUseError if another process still holds the lock after a few attempts. There are
+    several attempts because `is_locked` holds the lock for a moment. The lock is a POSIX record
+    lock, because loader workers do not inherit it. Workers may run for seconds after their run was
+    killed, and an inherited lock would block a restart.
     """
     stream = file.open("a+")
     try:

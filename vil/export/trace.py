@@ -96,10 +96,10 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return an image side in pixels, near `side`, to trace a program of dynamic size with. At this
-    side, every stage must resize its position embeddings and projections.
+    """Return an image side near `side`, in pixels, at which every stage must resize its position
+    embeddings and projections. Programs of dynamic size are traced at this side.
 
-    If the program were traced at the image size for which these parameters were made, the resizing
+    If a program were traced at the image size for which these parameters were made, the resizing
     would be missing from the program.
     """
     step, least = token_stride(model), least_side(model)

@@ -58,7 +58,7 @@ def stream(
       or as text such as "1GiB".
     scratch: folder for tokens that do not fit into the limit. The files are removed at the end.
     layout: "CHW" for (c, H, W) or "HWC" for (H, W, c): the axes of arrays and .npy and .zarr files.
-    transform: function that maps a strip (c, n, W) to floats of the same shape, such as
+    transform: function that maps a strip of n rows (c, n, W) to floats of the same shape, such as
       `vil.streaming.Normalize`.
 
     Autocast works as in `model(image)`. Before any work, raises ConfigError if the model cannot be
@@ -185,8 +185,8 @@ class PreparedStream:
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Return {index of a stage: function that writes rows of its map} for the outputs that are maps
-    of stages. writers: {output: such a function}."""
+    """Select the writers of those outputs that are maps of stages. Returns {index of the stage:
+    writer}. writers: {output: function that writes rows of its map}."""
     prefix = "stages."
     return {
         int(name.removeprefix(prefix)): write

@@ -42,7 +42,7 @@ class Head:
             self._pool(self.model.norm(rows.flatten(0, 1)[part]))
 
     def _pool(self, tokens: Tensor) -> None:
-        """Add normalized tokens (T, d) to the running sum and maximum."""
+        """Add T normalized tokens (T, d) to the running sum and maximum."""
         total, most = tokens.double().sum(0), tokens.amax(0)
         self.dtype = tokens.dtype
         self.sum = total if self.sum is None else self.sum + total

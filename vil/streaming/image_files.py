@@ -155,8 +155,8 @@ def _check_complete(path: str | Path, file: Any, series: Any) -> None:
 
 
 def _check_values(path: str | Path, page: Any) -> None:
-    """Raise DataError if the stored pixels of a TIFF page are not those of the image, because it is
-    turned, inverted or has a palette."""
+    """Raise DataError if a TIFF page is turned, inverted or has a palette, because its stored
+    values are then not the pixels of the image."""
     turn = page.tags.valueof("Orientation", default=1)
     if turn != 1:
         raise DataError(f"{path}: its orientation is {turn}; save it upright, with orientation 1")

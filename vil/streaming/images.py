@@ -160,8 +160,8 @@ class ImageRows(RowSource):
 
     @property
     def copies(self) -> int:
-        """The number of copies of a strip's pixels in memory while it is read; 0 if they share the
-        memory of the image."""
+        """The number of copies of a strip's pixels in memory while the strip is read; 0 if the
+        strip shares the memory of the image."""
         if self.transform is not None:
             return TRANSFORMED
         is_shared = self.device.type == "cpu" and self.pixels.dtype == str(self.dtype)[6:]

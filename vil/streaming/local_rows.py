@@ -56,9 +56,9 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
     rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
 
     With a cyclic window, the first row of chunks needs the last one, and vice versa, so the small
-    grid wraps around too. In it, the rows above the strip and those below it become neighbors. This
-    has no effect, because only the rows of the strip have queries. The last row of chunks, which
-    may be incomplete, is also the last in the small grid.
+    grid wraps around too. In the small grid, the rows above the strip and the rows below the strip
+    become neighbors. This has no effect, because only the rows of the strip have queries. If the
+    small grid has the last row of chunks, which may be incomplete, that row is at its end too.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:

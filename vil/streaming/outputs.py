@@ -68,8 +68,8 @@ def check_into(
 ) -> dict[str, Any]:
     """Return `into` as a dict {output: array} after checking it.
 
-    shapes: the shapes of the maps, from `map_shapes`. Raises ConfigError if an array is for an
-    output that is not requested or is a vector, has the wrong shape or dtype, or is read-only.
+    shapes: the shapes of the maps, from `map_shapes`. Raises ConfigError if an array has the wrong
+    shape or dtype or is read-only, or if its output is a vector or was not requested.
     """
     into = dict(into or {})
     for name, array in into.items():

@@ -76,7 +76,8 @@ class Passes:
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
         """Build the row source of a stage's output, and run the passes that store its tokens.
 
-        Returns (row source of the output, global tokens of the input of the last block).
+        Returns (row source of the output, global tokens). The global tokens are those of the last
+        block's input or, if the last block has full attention, of its output.
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
@@ -225,15 +226,15 @@ class Passes:
             self.journal.save(self.number, describe)
 
     def _flush_taps(self) -> None:
-        """Write the rows of the stage maps that no pass has read: the last rows, if they do not
-        fill a patch of the next stage."""
+        """Write those rows of the stage maps that no pass has read. These are the last rows of a
+        map, if they do not fill a patch of the next stage."""
         for tap, read in reversed(self.taps):
             height = embed_height(self.model.stages[0])
             for first in range(read, tap.rows, height):
                 tap.read(first, min(first + height, tap.rows))
 
     def _final_pass(self, source: RowSource, x_global: Tensor) -> None:
-        """Read all rows of the last stage, which writes its map and passes the rows to the head."""
+        """Read all rows of the last stage, to write its map and to compute the head's outputs."""
         state = self.journal.state_of(self.number)
         last = len(self.plan.stages) - 1
         head, collect = self.head, self.collect

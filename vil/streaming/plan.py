@@ -45,14 +45,17 @@ def format_bytes(size: int) -> str:
 class StagePlan:
     """The plan of one stage.
 
-    name: module name. grid: (X, Y). action: "memory" or "scratch" if the tokens are stored there
-    between passes, or "recompute" if they are not stored, but computed when the next stage reads
-    them. num_passes: passes over the stage's tokens. num_barriers: number of passes that must end
-    before the next can begin, because they complete the global tokens of a block. heights: rows in
-    a strip, for each block. halo: rows that a strip needs above and below. store_bytes: total size
-    of the stored tokens. peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it
-    has no passes. macs, whole_macs: multiply-accumulates of matmuls if the image is streamed, and
-    if it is processed at once.
+    name: module name. grid: (X, Y).
+    action: "memory" or "scratch" if the tokens are stored there between passes; "recompute" if the
+    tokens are not stored, but computed when the next stage reads them.
+    num_passes: passes over the stage's tokens.
+    num_barriers: number of passes that must end before the next can begin, because they complete
+    the global tokens of a block.
+    heights: rows in a strip, for each block. halo: rows that a strip needs above and below.
+    store_bytes: total size of the stored tokens.
+    peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it has no passes.
+    macs: multiply-accumulates of matmuls if the image is streamed. whole_macs: the same if the full
+    image is processed at once.
     """
 
     name: str

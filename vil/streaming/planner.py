@@ -78,8 +78,8 @@ class Planner:
     """A planner of streamed forward passes, for one model, image size and set of outputs.
 
     size: (H, W) in pixels. dtype: of the image's strips. copies: number of copies of a strip's
-    pixels in memory while it is read; 0 if they share the memory of the image. given: outputs for
-    which the caller has arrays. Raises ConfigError if the model cannot be streamed.
+    pixels in memory while the strip is read; 0 if the strip shares the memory of the image. given:
+    outputs for which the caller has arrays. Raises ConfigError if the model cannot be streamed.
     """
 
     def __init__(

@@ -59,8 +59,8 @@ class ScaleAndNormalize:
         return self.normalize(scaled)
 
     def _find_range(self, least: float, most: float) -> tuple[float, float]:
-        """Return the value range. Without `value_range`, raise DataError if there is no default
-        range, or if values from `least` to `most` are not in it."""
+        """Return `value_range` or, if it is empty, the default range of the dtype. Raises DataError
+        if there is no default range, or if `least` or `most` is outside of the default range."""
         try:
             return self.value_range or default_range(kind_of(self.dtype), least, most)
         except ValueRangeError as error:

@@ -70,9 +70,9 @@ class CheckpointManager:
     def save(self, state: TrainState, *, required: bool = False) -> TrainState:
         """Save a checkpoint, unless the same state was saved already. A failure is logged.
 
-        A state that was saved before an evaluation is saved again, with the result, after it.
-        Returns `state`. If a new best checkpoint could not be written, the previous one remains the
-        best in the returned state.
+        If a state was saved before its evaluation, it is saved again after the evaluation, with the
+        result. Returns `state`. If a new best checkpoint could not be written, the previous one
+        remains the best in the returned state.
         Raises SaveError if a `required` save fails, or after too many consecutive failures.
         """
         if self.saved == state:
@@ -95,8 +95,8 @@ class CheckpointManager:
         return state
 
     def _restore_best(self, state: TrainState) -> TrainState:
-        """Return `state` with the best checkpoint of the last saved state, if its own could not be
-        written."""
+        """Return `state`, which could not be saved. If it is a new best, its best value and step
+        are replaced by those of the last saved state."""
         if state.best_step != state.step:
             return state
         best, step = (self.saved.best, self.saved.best_step) if self.saved else (None, None)

@@ -27,10 +27,10 @@ def new_folder(
     """Yield a temporary folder to write files to. On exit, it is renamed to `final`.
 
     Before the folder is renamed, its files are synced, and a manifest is written that also has the
-    entries of `metadata`. After an error, no folder remains.
+    entries of `metadata`. After an error, the temporary folder is removed.
 
-    size: total size of the files in bytes. spare: name for a folder that already exists at `final`;
-    by default, it is removed. Raises OSError if the disk has less free space.
+    size: total size of the files in bytes. Raises OSError if the disk has less free space.
+    spare: new path of a folder that already exists at `final`; None to remove that folder.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)

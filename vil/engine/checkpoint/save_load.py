@@ -142,9 +142,9 @@ def save(
     """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints, except the
     `keep` newest, the best, and those for whose step `is_pinned` returns True.
 
-    say: function that logs a line, for each one that cannot be removed. Raises DivergedError if a
-    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
-    before older checkpoints are removed.
+    say: function that logs a line; called for each checkpoint that cannot be removed. Raises
+    DivergedError if a weight is not finite, and SaveError if writing fails twice. Both are raised
+    on every rank, before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -182,9 +182,9 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write a checkpoint to the new folder `final`. After an error, no new folder remains.
 
-    A checkpoint that is already there, of the state before an evaluation, is replaced. In between
-    it has another name of the same step, which `checkpoints` lists after a kill.
-    files: {file name: content}, from `collect_files`.
+    If `final` already exists, with the state before an evaluation, it is replaced. While it is
+    replaced, the old folder has another name for the same step, so that `checkpoints` still lists
+    it if the process is killed. files: {file name: content}, from `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
@@ -224,10 +224,12 @@ def prune(
     say: Callable[[str], None],
 ) -> None:
     """Remove old checkpoints, except the `keep` newest, the best, and those for whose step
-    `is_pinned` returns True. say: function that logs a line, for each one that cannot be removed.
+    `is_pinned` returns True.
 
     Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
     run would have resumed from one of them.
+
+    say: function that logs a line; called for each checkpoint that cannot be removed.
     """
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         try:
@@ -348,12 +350,14 @@ def resume(
 ) -> TrainState:
     """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    fresh: state of a new run with the current settings. Rank 0 selects the checkpoint for all
-    ranks, so all machines need access to the folder. A change of the number of ranks or the seed is
-    logged. After a change of the metric or test set that selects the best checkpoint, the selection
-    starts again. A change of the batch size, epoch length or optimizer raises CheckpointError,
-    because the saved step or optimizer state would be wrong. A change of the training samples
-    raises CheckpointError unless `allow_changes` is set.
+    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder.
+
+    The saved settings are compared with those of `fresh`, the state of a new run with the current
+    settings. A change of the number of ranks or the seed is logged. After a change of the metric or
+    test set that selects the best checkpoint, the selection starts again. A change of the batch
+    size, epoch length or optimizer raises CheckpointError, because the saved step or optimizer
+    state would be wrong. A change of the training samples raises CheckpointError unless
+    `allow_changes` is set. say: function that logs a line.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
