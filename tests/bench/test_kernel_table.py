@@ -123,9 +123,10 @@ def test_a_table_is_written_and_read(tmp_path):
     file = tmp_path / "table.json"
     write_table(file, ROWS[:3], ABOUT)
     assert read_table(file) == (ROWS[:3], ABOUT)
-    file.write_text('{"about": {}, "rows": [{"target": "sm_80"}]}')
-    with pytest.raises(ValueError, match="not a table of kernels"):
-        read_table(file)
+    for text in ('{"about": {}, "rows": [{"target": "sm_80"}]}', "[]"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="not a table of kernels"):
+            read_table(file)
 
 
 @pytest.mark.long

@@ -97,6 +97,20 @@ def test_weights_times_values_are_the_output(case, padded):
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_values_of_padding_change_nothing(case):
+    name, grid, num_global, own = CASES[case]
+    module, x = random_module(name, grid, num_global, own)
+    valid = torch.minimum(VALID, torch.tensor(grid))
+    real = module.real_tokens(valid, grid)
+    with torch.no_grad():
+        zeros, nans = (
+            token_weights(module, x.masked_fill(~real[..., None], value), grid, valid_hw=valid)
+            for value in (0.0, torch.nan)
+        )
+    torch.testing.assert_close(nans.weights, zeros.weights)
+
+
 def test_full_attention_with_a_resized_table():
     module, x = random_module("full", (5, 8), 1, {}, made_for=(4, 4))
     with torch.no_grad():

@@ -166,7 +166,8 @@ def read_table(file: Path) -> tuple[list[KernelRow], dict]:
     """Read a file of `write_table`. Returns (rows, about). Raises ValueError for another format."""
     data = json.loads(file.read_text())
     names = {field.name for field in fields(KernelRow)}
-    if any(set(row) != names for row in data.get("rows", [{}])):
+    rows = data.get("rows", [{}]) if isinstance(data, dict) else [{}]
+    if any(set(row) != names for row in rows):
         raise ValueError(f"{file} is not a table of kernels, or another version of vil wrote it")
     rows = [
         KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]

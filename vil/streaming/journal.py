@@ -58,9 +58,9 @@ class FileJournal(Journal):
     def _read(self) -> dict[str, Any] | None:
         try:
             record = torch.load(self.file, weights_only=True)
+            return record if record["fingerprint"] == self.fingerprint else None
         except Exception:  # none, or not whole: then the work starts from the beginning
             return None
-        return record if record.get("fingerprint") == self.fingerprint else None
 
     def state_of(self, number: int) -> State | None:
         if number in self.completed:

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
+from vil.tasks.classification.output_formats import Prediction
 from vil.tasks.classification.task import ClassificationTask
 
 pytestmark = pytest.mark.smoke
@@ -79,3 +81,8 @@ def test_links_that_do_not_fit_are_refused():
         ClassificationTask(
             device=CPU, test_sets={"a": []}, num_classes=7, class_mapping={"b": LINKS}
         )
+
+
+def test_classes_without_names_are_drawn_by_their_numbers():
+    unnamed = task_on().visualize(Image.new("RGB", (512, 512)), Prediction("a.png", [(5, 0.9)]))
+    assert unnamed.getbbox()  # not black everywhere

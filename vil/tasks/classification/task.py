@@ -340,7 +340,7 @@ class ClassificationTask(ImageTask):
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Write the predicted classes and their probabilities onto a copy of the image."""
         pairs = prediction.classes
-        return draw_lines(image, [f"{self.class_names[n]} {share:.2f}" for n, share in pairs])
+        return draw_lines(image, [f"{self.class_label(n)} {share:.2f}" for n, share in pairs])
 
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, [], reason)

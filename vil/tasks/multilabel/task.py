@@ -133,7 +133,8 @@ class MultilabelTask(ImageTask):
         """Set the thresholds. values: result of `calibrate`, or {} to set all of them to 0.5."""
         chosen = values.get("thresholds", {})
         names = self.class_names or list(chosen)
-        self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
+        default = np.full(len(self.thresholds), 0.5)
+        self.thresholds = np.array([chosen[name] for name in names]) if values else default
 
     def for_ensemble(self, tasks: Sequence["MultilabelTask"]) -> "MultilabelTask":
         """Return a copy of this task with the mean of the tasks' thresholds."""
