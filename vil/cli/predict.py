@@ -271,8 +271,8 @@ def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 def checked_output(args: argparse.Namespace, images: Iterable[str]) -> Path | None:
-    """Check that --output-file may be written, and return its path, or None without this flag.
-    images: names of the image files to read."""
+    """Return the path of --output-file, or None without this flag. Raises ConfigError if the file
+    is one that the command reads, such as one of `images`, the names of the image files."""
     if not args.output_file:
         return None
     inputs = [*files_read(args, "output_file"), *images]

@@ -75,7 +75,8 @@ def check_into(
     for name, array in into.items():
         if name not in outputs:
             raise ConfigError(
-                f"into has {name!r}, which is not an output: the outputs are {', '.join(outputs)}"
+                f"`into` has the key {name!r}, which is not an output: "
+                f"the outputs are {', '.join(outputs)}"
             )
         if name not in shapes:
             raise ConfigError(
