@@ -8,9 +8,10 @@ import timm
 import torch
 from timm.layers import Mlp
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import vil
-from vil.layers.packed_linear import InParts, PackedLinear
+from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp
 from vil.ops.dispatch import CHOICES
 from vil.ops.mlp import MlpCase
 from vil.ops.native import library
@@ -30,6 +31,7 @@ SMALL = {
     "beit": lambda: timm.create_model("beit_base_patch16_224", img_size=32, depth=1, num_classes=5),
     "eva": lambda: timm.create_model("eva02_tiny_patch14_224", img_size=28, depth=1, num_classes=5),
 }  # fmt: skip
+DTYPES = [torch.float32, *([torch.bfloat16] if library.has_bfloat16() else [])]
 IMAGES = {"eva": (2, 3, 28, 28)}
 
 
@@ -188,21 +190,34 @@ def test_optimized_mlps_compute_in_parts(monkeypatch):
     torch.testing.assert_close(fast(images), model(images))
 
 
-@pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+@pytest.fixture
+def tuned_mlp():
+    """Compiled code is the fastest for the MLPs of the first stage."""
+    if library.obstacle():
+        pytest.skip(library.obstacle())
+    for dtype in DTYPES:
+        CHOICES[MlpCase(2 * 65, 16, 64, dtype, needs_grad=False).bucket()] = "native"
+
+
 @torch.no_grad()
-def test_mlps_that_compiled_code_computes_faster_are_kept():
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, monkeypatch):
     model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
-    expected = model(images)
-    tuned = MlpCase(2 * 65, 16, 64, needs_grad=False)  # of the first stage
-    try:
-        CHOICES[tuned.bucket()] = "native"
-        fast = vil.optimize_for_inference(model)
+    fast = vil.optimize_for_inference(model, dtype=dtype)
+    expected = model.to(dtype)(images.to(dtype)).float()
+    near = dict(rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * expected.abs().max())
+    packed = [m for m in fast.modules() if isinstance(m, PackedMlp)]
+    assert len(packed) == 1
+    assert all(type(m.mlp.fc1) is nn.Linear for m in packed)
+    assert sum(isinstance(m, InParts) for m in fast.modules()) == 1
+    with FlopCounterMode(display=False) as counter:
         found = fast(images)
-        half = vil.optimize_for_inference(model, dtype=torch.bfloat16)
-        for optimized, count in ((fast, 1), (half, 0)):
-            linear = [m for m in optimized.modules() if isinstance(m, Mlp)]
-            assert [type(m.fc1) is nn.Linear for m in linear] == [count == 1, False]
-            assert sum(isinstance(m, InParts) for m in optimized.modules()) == 2 - count
-    finally:
-        CHOICES.clear()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, **near)
+    assert counter.get_flop_counts()["Global"][torch.ops.vil.packed_norm_mlp] == 4 * 130 * 16 * 64
+    for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(one(images), found)
+    tokens = torch.randn(2, 3, 16, dtype=dtype)
+    assert torch.equal(packed[0](tokens), packed[0].mlp(tokens))  # normalized by the caller
+    monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
+    elsewhere = pickle.loads(pickle.dumps(fast))
+    torch.testing.assert_close(elsewhere(images), expected, **near)

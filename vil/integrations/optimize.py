@@ -9,8 +9,8 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from vil.layers.block import Block
-from vil.layers.packed_linear import InParts, PackedLinear, can_pack, has_hooks
+from vil.layers.block import Block, mlp_weights
+from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack, has_hooks
 from vil.ops.mlp import is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
@@ -57,9 +57,9 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. Modules with forward hooks, and MLPs for which `vil tune` found compiled
-    code to be faster, are not replaced. Up to rounding, the outputs are the same as those of the
-    model in `dtype`.
+    the tokens in parts. MLPs for which `vil tune` found compiled code to be faster use that code,
+    with packed weights. Modules with forward hooks are not replaced. Up to rounding, the outputs
+    are the same as those of the model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`,
@@ -72,7 +72,7 @@ def optimize_for_inference(
             f"optimize_for_inference: dtype must be a floating-point type, not {dtype}"
         )
     fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
-    kept = set() if compile else _native_mlps(fast, dtype)
+    kept = set() if compile else _pack_mlps(fast, dtype)
     for module in [module for module in fast.modules() if module not in kept]:
         fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
@@ -107,12 +107,16 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
     return child
 
 
-def _native_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Return the MLPs of vil's transformer blocks that run as compiled C++ code, see
-    `vil.ops.mlp`."""
-    mlps = [block.mlp for block in model.modules() if isinstance(block, Block)]
-    plain = [mlp for mlp in mlps if type(mlp) is Mlp and type(mlp.fc1) is nn.Linear]
-    return {m for m in plain if is_tuned_native(m.fc1.in_features, m.fc1.out_features, dtype)}
+def _pack_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
+    """Pack the MLPs of vil's transformer blocks for which compiled C++ code is tuned, see
+    `vil.ops.mlp`. Returns the modules of these MLPs."""
+    packed = set()
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        weights = mlp_weights(block.norm2, block.mlp)
+        if weights and is_tuned_native(*weights.weight1.shape[::-1], dtype):
+            block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
+            packed.update(block.mlp.modules())
+    return packed
 
 
 def _fused_activation(module: nn.Module) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
 from vil.layers.attention.build import COMMON
+from vil.layers.packed_linear import PackedMlp
 from vil.layers.padding import Grid
 from vil.ops.dispatch import CHOICES
 from vil.ops.mlp import MlpWeights, norm_mlp
@@ -73,8 +74,10 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
     Calls `vil.ops.mlp.norm_mlp` if tuned backends are loaded and `mlp_weights` finds the
-    parameters. Otherwise calls the modules.
+    parameters. Otherwise calls the modules. The norm is part of a `PackedMlp`.
     """
+    if isinstance(mlp, PackedMlp):
+        return mlp.norm_mlp(x, residual=residual)
     if CHOICES and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)
     y = mlp(norm(x))

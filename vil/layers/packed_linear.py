@@ -1,4 +1,4 @@
-"""Linear layers for CPU inference, computed by oneDNN with weights in its packed memory layout.
+"""Linear layers and MLPs for CPU inference, with weights in the memory layout of their kernels.
 
 Shapes: ... leading dimensions, I input and O output features.
 """
@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from vil.ops.mlp import MlpWeights, norm_mlp_packed, norm_mlp_torch, pack_weights
+from vil.ops.native import library
+from vil.utils.transforms import is_exporting
 
 DTYPES = (torch.float32, torch.bfloat16)
 PART_BYTES = 6 * 2**20  # of the hidden activations of a part of the tokens
@@ -48,6 +52,41 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
+
+
+class PackedMlp(nn.Module):
+    """A layer norm and an MLP for inference, computed by compiled code (`vil.ops.mlp`).
+
+    mlp: the MLP, which is still called for tokens that are already normalized. weights: parameters
+    of the layer norm and of `mlp`, float32 or bfloat16. eps: epsilon of the layer norm.
+    """
+
+    def __init__(self, mlp: nn.Module, weights: MlpWeights, eps: float) -> None:
+        super().__init__()
+        self.mlp, self.weights, self.eps = mlp, weights, eps
+        self.pack()
+
+    def pack(self) -> None:
+        """Pack the weights, unless the compiled code cannot run on this machine."""
+        half = self.weights.weight1.dtype == torch.bfloat16
+        self.packed = None if library.prepare() else pack_weights(self.weights, half=half)
+
+    def __getstate__(self) -> dict[str, Any]:  # another machine may need another layout
+        return {name: x for name, x in super().__getstate__().items() if name != "packed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+    def norm_mlp(self, x: Tensor, *, residual: bool) -> Tensor:
+        """Return the output of the layer norm and the MLP for x (..., C), plus x if `residual`."""
+        if self.packed is None or torch.compiler.is_compiling() or is_exporting():
+            return norm_mlp_torch(x, self.weights, eps=self.eps, residual=residual)
+        return norm_mlp_packed(x, self.packed, eps=self.eps, residual=residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the MLP for normalized tokens x (..., C)."""
+        return self.mlp(x)
 
 
 class InParts(nn.Module):

@@ -126,6 +126,44 @@ def norm_mlp_native(
     return torch.ops.vil.norm_mlp(x, *weights, eps, half, residual)
 
 
+class PackedWeights(NamedTuple):
+    """The parameters of a layer norm and an MLP, packed for the C++ backend on this machine.
+
+    gain, shift (C,): weight and bias of the layer norm. packed: both weights of the linear layers,
+    in bfloat16 if `half`. bias1 (F,), bias2 (C,): biases of the linear layers. All tensors are
+    float32.
+    """
+
+    gain: Tensor
+    shift: Tensor
+    packed: Tensor
+    bias1: Tensor
+    bias2: Tensor
+    half: bool
+
+
+def pack_weights(weights: MlpWeights, *, half: bool) -> PackedWeights:
+    """Pack the parameters of a layer norm and an MLP for `norm_mlp_packed`.
+
+    half: whether to multiply in bfloat16. The numbers of channels must be those that
+    `MlpCase.unsupported` allows.
+    """
+    full = _full(weights)
+    packed = torch.empty(2 * full["weight1"].numel() // (2 if half else 1))
+    _call("vil_pack_mlp", {**full, "packed": packed}, half=half)
+    kept = (full[name] for name in ("gain", "shift", "bias1", "bias2"))
+    gain, shift, bias1, bias2 = (x.clone() for x in kept)
+    return PackedWeights(gain, shift, packed, bias1, bias2, half)
+
+
+def norm_mlp_packed(
+    x: Tensor, weights: PackedWeights, *, eps: float, residual: bool = False
+) -> Tensor:
+    """Compute `norm_mlp` with C++ code for CPUs and packed weights, without gradients."""
+    *tensors, half = weights
+    return torch.ops.vil.packed_norm_mlp(x, *tensors, eps, half, residual)
+
+
 def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
     """Return the `MlpCase` that describes a `norm_mlp` call."""
     hidden, dim = weights.weight1.shape
@@ -148,16 +186,18 @@ def choose_mlp(case: MlpCase) -> str:
 
 
 def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens.
+    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens, and
+    it can run.
 
     dim, hidden: the numbers of channels and of hidden channels. dtype: dtype of the matmuls.
     """
     case = MlpCase(1, dim, hidden, dtype, needs_grad=False)
     sizes, _, kind = case.bucket().partition(" 1 tokens")
-    return any(
+    is_chosen = any(
         name == "native" and bucket.startswith(sizes) and bucket.endswith(kind)
         for bucket, name in CHOICES.items()
     )
+    return is_chosen and not (case.unsupported() or library.prepare())
 
 
 @torch.library.custom_op("vil::norm_mlp", mutates_args=())
@@ -168,11 +208,28 @@ def _norm_mlp(
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x = x.contiguous()
     y = torch.empty_like(x)
-    _run(x, weights, {"y": y}, eps, half, residual, is_backward=False)
+    _call("vil_mlp", {"x": x, "y": y, **_full(weights)}, half=half, eps=eps, residual=residual)
     return y
 
 
 @_norm_mlp.register_fake
+def _(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("vil::packed_norm_mlp", mutates_args=())
+def _packed_norm_mlp(
+    x: Tensor, gain: Tensor, shift: Tensor, packed: Tensor, bias1: Tensor, bias2: Tensor,
+    eps: float, half: bool, residual: bool,
+) -> Tensor:  # fmt: skip
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    tensors = dict(x=x, y=y, gain=gain, shift=shift, packed=packed, bias1=bias1, bias2=bias2)
+    _call("vil_mlp", tensors, half=half, eps=eps, residual=residual)
+    return y
+
+
+@_packed_norm_mlp.register_fake
 def _(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -187,8 +244,8 @@ def _norm_mlp_gradient(
     dx = torch.empty_like(x)
     grads = [torch.zeros(w.shape, dtype=torch.float32) for w in weights]
     names = [f"d{name}" for name in MlpWeights._fields]
-    tensors = dict(zip(names, grads), dy=dy, dx=dx)
-    _run(x, weights, tensors, eps, half, residual, is_backward=True)
+    tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, **_full(weights))
+    _call("vil_mlp", tensors, half=half, is_backward=True, eps=eps, residual=residual)
     return [dx, *(grad.to(w.dtype) for grad, w in zip(grads, weights))]
 
 
@@ -226,43 +283,50 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
         *((name, ctypes.c_void_p) for name in MlpWeights._fields),
         *((f"d{name}", ctypes.c_void_p) for name in MlpWeights._fields),
+        ("packed", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("rows", "dim", "hidden", "residual", "threads")),
         *((name, ctypes.c_int64) for name in ("compute_bfloat16", "tokens_bfloat16")),
         ("eps", ctypes.c_double),
     ]
 
 
-def _run(
-    x: Tensor, weights: MlpWeights, tensors: dict[str, Tensor], eps: float, half: bool,
-    residual: bool, *, is_backward: bool,
-) -> None:  # fmt: skip
-    """Run the forward or backward pass of the native library, which writes to the given tensors.
+def _full(weights: MlpWeights) -> dict[str, Tensor]:
+    """Return the parameters as contiguous float32 tensors, by field name of `_Call`."""
+    return {name: w.detach().float().contiguous() for name, w in weights._asdict().items()}
 
-    tensors: further inputs and results, contiguous, by field name of `_Call`. half: whether to
-    multiply in bfloat16.
+
+def _call(
+    function: str, tensors: dict[str, Tensor], *, half: bool, is_backward: bool = False,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Call a function of the native library, which writes to some of the given tensors.
+
+    tensors: inputs and results, contiguous, by field name of `_Call`. half: whether to multiply in
+    bfloat16. settings: the fields eps and residual of `_Call`.
     """
-    full = {name: w.float().contiguous() for name, w in weights._asdict().items()}
-    hidden, dim = weights.weight1.shape
+    x = tensors.get("x")
+    hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()
     numbers = _Call(
-        rows=x.numel() // dim, dim=dim, hidden=hidden, residual=residual,
+        rows=0 if x is None else x.numel() // dim, dim=dim, hidden=hidden,
         threads=torch.get_num_threads(), compute_bfloat16=half,
-        tokens_bfloat16=x.dtype == torch.bfloat16, eps=eps,
-        **{name: t.data_ptr() for name, t in {"x": x, **full, **tensors}.items()},
+        tokens_bfloat16=x is not None and x.dtype == torch.bfloat16,
+        **settings, **{name: t.data_ptr() for name, t in tensors.items()},
     )  # fmt: skip
-    library.call("vil_mlp", numbers, is_backward)
+    library.call(function, numbers, is_backward)
 
 
 def _register_flops(operator: str, num_matmuls: int) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all tokens with a weight.
 
-    The weight is (F, C) or (C, F).
+    The weight is (F, C) or (C, F). The operator's fifth argument is the bias of F hidden channels.
     """
 
     def flops(x_shape: Sequence[int], *shapes: Any, **kwargs: Any) -> int:
-        return 2 * num_matmuls * shapes[2][0] * torch.Size(x_shape).numel()
+        return 2 * num_matmuls * shapes[3][0] * torch.Size(x_shape).numel()
 
     register_flop_formula(getattr(torch.ops.vil, operator))(flops)
 
 
 _register_flops("norm_mlp", 2)
+_register_flops("packed_norm_mlp", 2)
 _register_flops("norm_mlp_gradient", 5)

@@ -15,6 +15,7 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
   void *y, *dx;                                                   // (rows, dim)
   const float *gain, *shift, *weight1, *bias1, *weight2, *bias2;  // weights: (outputs, inputs)
   float *dgain, *dshift, *dweight1, *dbias1, *dweight2, *dbias2;
+  float* packed;  // both weights as right-hand operands of the forward pass, or null
   int64_t rows, dim, hidden, residual, threads;  // residual: whether x is added to y
   int64_t compute_bfloat16, tokens_bfloat16;  // the operands of the products; x, dy, y and dx
   double eps;
@@ -78,6 +79,11 @@ struct MlpWeights {
   Panels<Type> first, second, first_rows, second_rows;
 
   MlpWeights(const MlpCall& call, bool backward) {
+    if (call.packed) {
+      first.use(call.packed, call.dim, call.hidden);
+      second.use(call.packed + call.dim * call.hidden / Type::PAIR, call.hidden, call.dim);
+      if (!call.weight1) return;
+    }
     first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
     second.pack_transposed(call.weight2, call.dim, call.hidden, call.threads);
     if (!backward) return;
@@ -303,6 +309,12 @@ inline void sum_gradients(const MlpCall& call, std::vector<MlpSums>& tasks) {
   sum(&MlpSums::dbias2, 0, call.dim, call.dbias2);
   sum(&MlpSums::dgain, 0, call.dim, call.dgain);
   sum(&MlpSums::dshift, 0, call.dim, call.dshift);
+}
+
+// Pack both weights to call.packed.
+template <class Type>
+void pack_mlp(const MlpCall& call) {
+  MlpWeights<Type>(call, false);
 }
 
 template <class Type, class Element>

@@ -38,6 +38,12 @@ struct PackScratch {  // of a thread
 template <class Type>
 class Panels {
  public:
+  // Use memory that holds the packed transpose of a weight (outputs, inputs), or will hold it.
+  void use(float* memory, int64_t inputs, int64_t outputs) {
+    data = memory;
+    resize(inputs / Type::PAIR, outputs);
+  }
+
   // Pack the transpose of a weight (outputs, inputs).
   void pack_transposed(const float* weight, int64_t outputs, int64_t inputs, int64_t threads) {
     resize(inputs / Type::PAIR, outputs);
@@ -60,7 +66,7 @@ class Panels {
   void multiply(int64_t rows, Matrix a, Matrix c) const {
     for (int64_t first = 0; first < columns; first += PANEL_WIDTH) {
       const int64_t width = std::min(PANEL_WIDTH, columns - first);
-      float* panel = data.get() + first * depth;
+      float* panel = data + first * depth;
       for (int64_t k = 0; k < depth; k += PANEL_DEPTH)
         vil::multiply<Type>(rows, width, std::min(PANEL_DEPTH, depth - k), a.from(0, k),
                             {panel + k * width, width}, c.from(0, first),
@@ -69,13 +75,14 @@ class Panels {
   }
 
  private:
-  Buffer data;
+  Buffer own;
+  float* data = nullptr;  // of this object, unless other memory is used
   int64_t depth = 0, columns = 0;
 
   void resize(int64_t new_depth, int64_t new_columns) {
     depth = new_depth;
     columns = new_columns;
-    data.take(depth * columns);
+    if (!data) data = own.take(depth * columns);
   }
 
   template <class Pack>
@@ -83,7 +90,7 @@ class Panels {
     const int64_t count = divide_up(columns, PANEL_WIDTH);
     parallel<PackScratch>(count, threads, [&](int64_t i, PackScratch& scratch) {
       const int64_t first = i * PANEL_WIDTH, width = std::min(PANEL_WIDTH, columns - first);
-      pack_panel(first, width, data.get() + first * depth, scratch.rounded);
+      pack_panel(first, width, data + first * depth, scratch.rounded);
     });
   }
 
