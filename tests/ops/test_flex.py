@@ -15,6 +15,7 @@ from test_backends import EXACT
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
 from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
+from tests.common.marks import cases
 from vil.ops import BACKENDS, LocalBias, Window, local_attention, patterns, reference
 from vil.ops.backends import blocked, flex
 from vil.ops.call import Call
@@ -147,8 +148,9 @@ def test_lse_and_gradients_of_the_joined_pair(group, eager):
         check_lse(case)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
+@pytest.mark.parametrize(
+    "case", cases(LAYOUTS, long=LAYOUTS[::2], text=name_of, slow=LAYOUTS[1::2]), ids=name_of
+)
 def test_layouts_equal_the_reference(case, eager):
     check(case, "flex+blocked")
     check_lse(case)

@@ -86,6 +86,7 @@ QUICK += [
         ("mask per head", (4, 3), 0),
     ]
 ]
+OTHERS = [case for case in CASES + LAYOUTS if case not in QUICK]
 TABLE_OF_PAIRS = [
     replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
     for case in PAIRWISE
@@ -134,11 +135,7 @@ def check(found: dict[str, tuple[float, float]]) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "case",
-    cases(
-        QUICK + [c for c in CASES + LAYOUTS if c not in QUICK],
-        long=[c for c in CASES + LAYOUTS if c not in QUICK],
-        text=name_of,
-    ),
+    cases(QUICK + OTHERS, long=OTHERS[::2], text=name_of, slow=OTHERS[1::2]),
     ids=name_of,
 )
 def test_the_kernels_equal_the_reference(interpreter, case):

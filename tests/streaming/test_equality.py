@@ -188,10 +188,18 @@ def test_chosen_plans():
         assert largest_difference(result.outputs, expected) <= FP64
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("num_global", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("mask", "num_global", "dtype"),
+    [
+        pytest.param(
+            mask, num_global, dtype, marks=pytest.mark.slow if at % 2 else pytest.mark.long
+        )
+        for at, (dtype, num_global, mask) in enumerate(
+            itertools.product((torch.float64, torch.float32), (0, 1, 2), MASKS)
+        )
+    ],
+    ids=str,
+)
 def test_large_images(mask, num_global, dtype):
     model = make_model(arch(num_global, (1, 4, 2)), sw_exact=MASKS[mask], dtype=dtype)
     tolerance = FP64 if dtype == torch.float64 else FP32
