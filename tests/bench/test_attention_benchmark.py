@@ -63,6 +63,7 @@ def test_the_floor_multiplies_as_many_pairs_as_are_visited(side, tile):
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.long
 def test_every_row_has_measurements_or_a_reason(rows):
     assert list(rows) == [*BACKENDS, *BESIDE, FLOOR]
     for name, row in rows.items():
@@ -78,6 +79,7 @@ def test_every_row_has_measurements_or_a_reason(rows):
     assert [name for name, row in rows.items() if row.auto] == [choose(CASE)]
 
 
+@pytest.mark.long
 def test_ratios_are_of_forward_and_backward_together(rows):
     base, full, row = (rows[name] for name in ("chunk_handgrad", "sdpa", "blocked"))
     assert base.over_chunk_handgrad == full.over_sdpa == rows[FLOOR].over_floor == 1
@@ -85,6 +87,7 @@ def test_ratios_are_of_forward_and_backward_together(rows):
     assert row.over_floor == pytest.approx(row.total_ms / rows[FLOOR].total_ms)
 
 
+@pytest.mark.long
 def test_rows_can_be_written_as_json_and_describe_the_case(rows):
     row = json.loads(json.dumps(plain(rows.values())))[0]
     spec = dict(grid=[7, 8], window=3, mask="chunks", mode=0, batch=2, heads=2, head_dim=4)

@@ -12,6 +12,7 @@ import torch
 
 from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
+from tests.common.marks import cases
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.dispatch import CHOICES
 from vil.ops.layout import Layout
@@ -42,7 +43,9 @@ DTYPES = [torch.float32, *HALVES]
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES + LAYOUT_CASES, ids=name_of)
+@pytest.mark.parametrize(
+    "case", cases(CASES + LAYOUT_CASES, long=LAYOUT_CASES, text=name_of), ids=name_of
+)
 def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
     case = replace(case, dtype=dtype)
     for key, (error, bound) in errors(case, ["native"]).items():

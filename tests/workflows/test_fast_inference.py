@@ -35,6 +35,7 @@ def test_the_metrics_are_those_of_the_model(run):
     )
 
 
+@pytest.mark.long
 def test_commands_have_the_flag(tmp_path):
     words = ["MODEL.MODEL_PATH", WEIGHTS, "DATA.TEST", "digits", "OUTPUT_DIR", str(tmp_path)]
     shown = succeeds("evaluate", *words, "--fast")
