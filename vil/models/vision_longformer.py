@@ -132,8 +132,7 @@ class MsViT(nn.Module):
         """Pool features x, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
         The attribute `global_pool` selects the pooling. "avg": mean. "token" (tokens only): first
-        token. "max" (maps only): maximum. "avgmax" (maps only): average of the mean and the
-        maximum. "": no pooling.
+        token. "max" (maps only): maximum. "avgmax" (maps only): (mean + max) / 2. "": no pooling.
         """
         if not self.global_pool:
             return x
