@@ -34,7 +34,8 @@ class ConversionError(SaveError):
 def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an array that is mapped from an .npy file. Creates the file if necessary.
 
-    The disk space is allocated immediately. Raises SaveError if the disk is full.
+    The disk space is allocated immediately. Raises SaveError if the disk is full or the file cannot
+    be opened.
     """
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
@@ -48,7 +49,8 @@ def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
             os.posix_fallocate(descriptor, 0, size)
         finally:
             os.close(descriptor)
-    return np.lib.format.open_memmap(file, "r+")
+    with os_error_as(SaveError, f"{file}"):
+        return np.lib.format.open_memmap(file, "r+")
 
 
 def check_map_file(path: Path) -> None:

@@ -46,7 +46,7 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     """Return a tensor that is mapped from a file. Creates or extends the file.
 
     The disk space is allocated immediately, because a write to a mapped file on a full disk would
-    kill the process. Raises SaveError if the allocation fails.
+    kill the process. Raises SaveError if the allocation fails or the file cannot be opened.
     """
     size = math.prod(shape) * dtype.itemsize
     with os_error_as(SaveError, f"{file}: no disk space for {format_bytes(size)} of tokens"):
@@ -56,7 +56,8 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
                 os.posix_fallocate(descriptor, 0, size)
         finally:
             os.close(descriptor)
-    mapped = np.memmap(file, np.uint8, "r+", shape=(size,))
+    with os_error_as(SaveError, f"{file}"):
+        mapped = np.memmap(file, np.uint8, "r+", shape=(size,))
     return torch.from_numpy(mapped).view(dtype).view(shape)
 
 
