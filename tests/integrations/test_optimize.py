@@ -221,3 +221,8 @@ def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, mo
     monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
     elsewhere = pickle.loads(pickle.dumps(fast))
     torch.testing.assert_close(elsewhere(images), expected, **near)
+
+
+def test_mlps_on_other_devices_are_not_packed(tuned_mlp):
+    fast = vil.optimize_for_inference(SMALL["vil"]().to("meta"))
+    assert not any(isinstance(module, PackedMlp) for module in fast.modules())

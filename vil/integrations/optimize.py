@@ -113,7 +113,9 @@ def _pack_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
     packed = set()
     for block in (module for module in model.modules() if isinstance(module, Block)):
         weights = mlp_weights(block.norm2, block.mlp)
-        if weights and is_tuned_native(*weights.weight1.shape[::-1], dtype):
+        if not weights or weights.weight1.device.type != "cpu":
+            continue
+        if is_tuned_native(*weights.weight1.shape[::-1], dtype):
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
     return packed
