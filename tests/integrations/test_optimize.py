@@ -218,6 +218,9 @@ def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, mo
         assert torch.equal(one(images), found)
     tokens = torch.randn(2, 3, 16, dtype=dtype)
     assert torch.equal(packed[0](tokens), packed[0].mlp(tokens))  # normalized by the caller
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    with pytest.raises(RuntimeError, match="dtype|type"):  # as of the modules
+        packed[0].norm_mlp(tokens.to(other), residual=True)
     monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
     elsewhere = pickle.loads(pickle.dumps(fast))
     torch.testing.assert_close(elsewhere(images), expected, **near)

@@ -80,7 +80,9 @@ class PackedMlp(nn.Module):
 
     def norm_mlp(self, x: Tensor, *, residual: bool) -> Tensor:
         """Return the output of the layer norm and the MLP for x (..., C), plus x if `residual`."""
-        if self.packed is None or torch.compiler.is_compiling() or is_exporting():
+        traced = torch.compiler.is_compiling() or is_exporting()
+        # the packed layout depends on the dtype
+        if self.packed is None or traced or x.dtype != self.weights.weight1.dtype:
             return norm_mlp_torch(x, self.weights, eps=self.eps, residual=residual)
         return norm_mlp_packed(x, self.packed, eps=self.eps, residual=residual)
 
