@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vil
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp
 from vil.ops.dispatch import CHOICES
-from vil.ops.mlp import MlpCase
+from vil.ops.linear_case import MLP, LinearCase
 from vil.ops.native import library
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
@@ -196,7 +196,7 @@ def tuned_mlp():
     if library.obstacle():
         pytest.skip(library.obstacle())
     for dtype in DTYPES:
-        CHOICES[MlpCase(2 * 65, 16, 64, dtype, needs_grad=False).bucket()] = "native"
+        CHOICES[LinearCase(MLP, 2 * 65, 16, 64, dtype, needs_grad=False).bucket()] = "native"
 
 
 @torch.no_grad()

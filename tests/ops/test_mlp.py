@@ -11,15 +11,23 @@ import vil
 from vil.layers.attention import build_attention
 from vil.layers.block import Block, apply_norm_mlp, mlp_weights
 from vil.ops.dispatch import CHOICES
-from vil.ops.mlp import MlpCase, MlpWeights, choose_mlp, norm_mlp, norm_mlp_native, norm_mlp_torch
+from vil.ops.linear_case import MLP, LinearCase, choose
+from vil.ops.mlp import MlpWeights, norm_mlp, norm_mlp_native, norm_mlp_torch
 from vil.ops.native import library
-from vil.ops.tuning.mlp_tuner import make_tensors, reason_against_native, tune_mlp
+from vil.ops.tuning import linear_tuner
+from vil.ops.tuning.linear_tuner import reason_against_native, tune_linear
 
 needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 HALVES = [torch.bfloat16] if library.has_bfloat16() else []
 DTYPES = [torch.float32, *HALVES]
 TOKENS = (1, 15, 16, 257, 1003)  # of one task and several, with complete and incomplete blocks
-CASE = MlpCase(301, 48, 192)
+CASE = LinearCase(MLP, 301, 48, 192)
+
+
+def make_tensors(case):
+    """Return random (x, weights, gradient of the output)."""
+    x, weights, cotangent = linear_tuner.make_tensors(case)
+    return x, MlpWeights(**weights), cotangent
 
 
 def results(compute, x, weights, cotangent, **options):
@@ -55,7 +63,7 @@ def test_it_equals_torch_on_any_number_of_threads(dtype, tokens, residual, threa
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (80, 48), (208, 832)], ids=str)
 @pytest.mark.parametrize("autocast", [False, *[True] * len(HALVES)])
 def test_it_equals_torch_on_other_widths(sizes, autocast):
-    x, weights, cotangent = make_tensors(MlpCase(77, *sizes))
+    x, weights, cotangent = make_tensors(LinearCase(MLP, 77, *sizes))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert_as_exact_as_torch(norm_mlp_native, x, weights, cotangent, residual=True)
 
@@ -102,7 +110,7 @@ def test_inputs_may_have_any_strides_and_leading_dimensions():
 
 @needs_compiler
 def test_the_second_derivative_is_that_of_torch():
-    x, weights, cotangent = make_tensors(MlpCase(9, 16, 32))
+    x, weights, cotangent = make_tensors(LinearCase(MLP, 9, 16, 32))
 
     def second(compute):
         out = compute(x, weights, eps=1e-6)
@@ -144,37 +152,35 @@ def test_it_says_what_it_cannot_compute():
     for reason, case in reasons.items():
         assert any(reason in text for text in case.unsupported())
         CHOICES[case.bucket()] = "native"
-        assert choose_mlp(case) == "torch"
+        assert choose(case) == "torch"
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tuning_stores_the_faster_backend(dtype):
     case = replace(CASE, dtype=dtype)
-    trials = tune_mlp(case, rounds=1)
+    trials = tune_linear(case, rounds=1)
     assert {trial.name for trial in trials if not trial.reason} == {"torch", "native"}
     assert all(trial.forward > 0 and trial.backward > 0 for trial in trials)
     assert {case.bucket(): trials[0].name} == CHOICES
     assert trials[0].seconds <= trials[1].seconds
     similar = replace(case, tokens=400)
-    assert choose_mlp(similar) == trials[0].name, "the next power of two is the same"
-    assert choose_mlp(replace(case, tokens=600)) == "torch"
-    assert choose_mlp(replace(case, needs_grad=False)) == "torch"
+    assert choose(similar) == trials[0].name, "the next power of two is the same"
+    assert choose(replace(case, tokens=600)) == "torch"
+    assert choose(replace(case, needs_grad=False)) == "torch"
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["shift", "bias2", "weight1"])
 def test_tuning_rejects_a_wrong_gradient(name, monkeypatch):
-    from vil.ops.tuning import mlp_tuner
-
     def wrong(x, weights, **options):
         weight = getattr(weights, name)
         changed = weight + 0.01 * (weight - weight.detach())
         return norm_mlp_native(x, weights._replace(**{name: changed}), **options)
 
-    monkeypatch.setitem(mlp_tuner.BACKENDS, "native", wrong)
+    monkeypatch.setitem(linear_tuner.MLPS, "native", wrong)
     assert f"wrong: d{name} is off by" in reason_against_native(CASE)
-    trials = {trial.name: trial for trial in tune_mlp(CASE, rounds=1)}
+    trials = {trial.name: trial for trial in tune_linear(CASE, rounds=1)}
     assert "wrong" in trials["native"].reason
     assert CHOICES[CASE.bucket()] == "torch"
 
@@ -200,7 +206,9 @@ def native_everywhere(monkeypatch):
         return run(*args)
 
     CHOICES["any"] = "native"
-    monkeypatch.setattr("vil.ops.mlp.choose_mlp", lambda case: "native")
+    monkeypatch.setattr(
+        "vil.ops.linear_case.choose", lambda case: "native" if case.kind == MLP else "torch"
+    )
     monkeypatch.setattr("vil.ops.mlp.torch.ops.vil.norm_mlp", counted)
     return calls
 

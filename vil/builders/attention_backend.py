@@ -1,4 +1,4 @@
-"""Select the backends (implementations) that compute the local attention and the MLPs of a model.
+"""Select the backends (implementations) of a model's local attention and linear layers.
 
 Rank 0 selects the backends for all ranks and stores the selection in the run's folder. A resumed
 run therefore uses the backends that it started with, even if `vil tune` has found faster ones.
@@ -16,7 +16,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.builders.device import amp_dtype
-from vil.builders.mlp_backend import compiled_mlps, mlp_requests, tune_missing_mlps
+from vil.builders.linear_backend import compiled_linears, linear_requests, tune_missing_linears
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import Attention
@@ -107,8 +107,8 @@ def select_attention_backends(
     resuming: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Select the same backends of attention and MLPs on all ranks, log them, and write them to
-    `folder`.
+    """Select the same backends of attention and linear layers on all ranks, log them, and write
+    them to `folder`.
 
     If `resuming`, uses the backends stored in `folder`. If there are none, or if this is a new run,
     uses those that `vil tune` found fastest for this user. For attention calls that then still have
@@ -125,7 +125,7 @@ def select_attention_backends(
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
     network = attention_network(model)
-    mlps = mlp_requests(network, cfg, device, training=training, world=dist.world)
+    linears = linear_requests(network, cfg, device, training=training, world=dist.world)
     tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
     if tune_all and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
@@ -133,9 +133,9 @@ def select_attention_backends(
     CHOICES.clear()
     if dist.is_main:
         kept = _read_stored(folder) if resuming else None
-        if kept is None and (automatic or mlps):
+        if kept is None and (automatic or linears):
             tuning_cache.load(device.type)
-            buckets = {request.case.bucket() for request in (*automatic, *mlps)}
+            buckets = {request.case.bucket() for request in (*automatic, *linears)}
             kept = {bucket: name for bucket, name in CHOICES.items() if bucket in buckets}
         CHOICES.update(kept or {})
         if tune_all:
@@ -143,7 +143,7 @@ def select_attention_backends(
         elif tune and device.type == "cpu":
             _tune_missing(automatic, say, COMPILED)
         if tune_all or tune:
-            tune_missing_mlps(mlps, say)
+            tune_missing_linears(linears, say)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(selected)
@@ -155,7 +155,7 @@ def select_attention_backends(
             log.warning(text, folder / FILE, error.strerror or error)
     if dist.is_main:  # the selection is the same on all ranks
         _report(requests, say)
-        for line in compiled_mlps(mlps):
+        for line in compiled_linears(linears):
             say(line)
     if network is not model:  # a detector: its images have many sizes
         pin_for_all_sizes(requests)

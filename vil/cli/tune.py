@@ -1,6 +1,7 @@
 """Find the fastest attention backend for each stage of a config's model, by measuring them.
 
-On a CPU, the model's MLPs are measured too: with PyTorch's operators, and with compiled kernels.
+On a CPU, the model's linear layers and MLPs are measured too: with PyTorch's operators, and with
+compiled kernels.
 
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
@@ -30,15 +31,15 @@ def run(args: argparse.Namespace) -> int:
 
     names = [name.strip() for name in args.backends.split(",")] if args.backends else None
     tuning = Tuning(resolve(args), names, rounds=args.rounds, max_gib=args.max_gib)
-    if not tuning.requests and not tuning.mlps:
+    if not tuning.requests and not tuning.linears:
         print("no stage has longformer attention: nothing to tune")
         return 0
     for request in tuning.requests:
         print(tuning.describe(request), flush=True)
         print("\n".join(tuning.run(request)), flush=True)
-    for request in tuning.mlps:
+    for request in tuning.linears:
         print(request, flush=True)
-        print("\n".join(tuning.run_mlp(request)), flush=True)
+        print("\n".join(tuning.run_linear(request)), flush=True)
     if not tuning.found:
         print("no backend can run: nothing is saved")
     elif file := tuning.save():

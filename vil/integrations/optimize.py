@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from vil.layers.block import Block, mlp_weights
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack, has_hooks
-from vil.ops.mlp import is_tuned_native
+from vil.ops.linear_case import MLP, is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
@@ -115,7 +115,7 @@ def _pack_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
         weights = mlp_weights(block.norm2, block.mlp)
         if not weights or weights.weight1.device.type != "cpu":
             continue
-        if is_tuned_native(*weights.weight1.shape[::-1], dtype):
+        if is_tuned_native(MLP, *weights.weight1.shape[::-1], dtype):
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
     return packed

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
 from vil.layers.attention.build import COMMON
+from vil.layers.fused_attention import attend_fused, is_fused
+from vil.layers.linear import has_hooks, has_plain_type
 from vil.layers.packed_linear import PackedMlp
 from vil.layers.padding import Grid
 from vil.ops.dispatch import CHOICES
 from vil.ops.mlp import MlpWeights, norm_mlp
 from vil.utils.lookup import lookup
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 KINDS = dict(
     fc1=(nn.Linear,), act=(nn.GELU,), drop1=(nn.Dropout, nn.Identity), norm=(nn.Identity,),
@@ -51,13 +51,19 @@ class Block(nn.Module):
 
         valid_hw (B, 2): rows and columns of each image that are not padding; None for no padding.
         """
-        x = x + self.attn_branch(x, grid, valid_hw)
-        if isinstance(self.drop_path, DropPath) and self.training:
+        drops = isinstance(self.drop_path, DropPath) and self.training
+        if not drops and valid_hw is None and is_fused(self.norm1, self.attn, x):
+            x = attend_fused(self.norm1, self.attn, x, grid, residual=True)
+        else:
+            x = x + self.attn_branch(x, grid, valid_hw)
+        if drops:
             return x + self.mlp_branch(x)
         return apply_norm_mlp(self.norm2, self.mlp, x, residual=True)
 
     def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """Return the output of the attention branch for x (B, T, C), to be added to x."""
+        if valid_hw is None and is_fused(self.norm1, self.attn, x):
+            return self.drop_path(attend_fused(self.norm1, self.attn, x, grid))
         return self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
 
     def mlp_branch(self, x: Tensor) -> Tensor:
@@ -97,10 +103,9 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
         return None
     modules = (norm, *mlp.modules())
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in modules)
-    hooks = any(getattr(m, name) for m in modules for name in HOOKS)
     layers = (norm, mlp.fc1, mlp.fc2)
     tensors = [x for layer in layers for x in (layer.weight, layer.bias)]
-    if drops or hooks or any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
+    if drops or any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
         return None
     return MlpWeights(*tensors)
 

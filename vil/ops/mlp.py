@@ -9,7 +9,6 @@ Shapes: ... leading dimensions, C channels, F hidden channels.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +17,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
-from vil.ops.attention_case import next_power_of_2
-from vil.ops.dispatch import CHOICES
+from vil.ops.linear_case import MLP, compute_dtype, is_native
 from vil.ops.native import library
 from vil.utils.precision import autocast_off
-from vil.utils.transforms import is_exporting, is_transformed
-
-DTYPES = (torch.float32, torch.bfloat16)
-CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
 
 
 class MlpWeights(NamedTuple):
@@ -43,68 +37,15 @@ class MlpWeights(NamedTuple):
     bias2: Tensor
 
 
-@dataclass(frozen=True)
-class MlpCase:
-    """The static properties of a `norm_mlp` call, from which its backend is selected.
-
-    tokens: number of tokens of all images.
-    dim, hidden: the numbers of channels and of hidden channels.
-    dtype: dtype of the matmuls, for example the autocast dtype.
-    needs_grad: whether autograd is enabled.
-    """
-
-    tokens: int
-    dim: int
-    hidden: int
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    needs_grad: bool = True
-
-    def bucket(self) -> str:
-        """Return the key of this case in the tuning cache, which stores the fastest backend.
-
-        The number of tokens in the key is rounded up to a power of two, so that similar cases share
-        a key.
-        """
-        phase = "training" if self.needs_grad else "evaluation"
-        kind = f"{self.dtype} {self.device}".removeprefix("torch.")
-        tokens = next_power_of_2(self.tokens)
-        return f"mlp {self.dim}->{self.hidden}, {tokens} tokens, {kind}, {phase}"
-
-    def unsupported(self) -> list[str]:
-        """Return the reasons why the C++ backend does not support this case; an empty list if it
-        does."""
-        half = self.dtype == torch.bfloat16
-        checks = {
-            f"it needs a CPU, not {self.device}": self.device != "cpu",
-            f"it computes in float32 and bfloat16, not in {str(self.dtype)[6:]}": self.dtype
-            not in DTYPES,
-            "bfloat16 needs a CPU with AVX512-BF16": half and not library.has_bfloat16(),
-            f"channels must be multiples of {CHANNELS_UNIT}": self.dim % CHANNELS_UNIT > 0
-            or self.hidden % CHANNELS_UNIT > 0,
-            library.obstacle(): library.obstacle() != "",
-        }
-        return [text for text, applies in checks.items() if applies]
-
-
 def norm_mlp(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
     """Return linear2(gelu(linear1(norm(x)))) for x (..., C), plus x itself if `residual`.
 
     The norm is a layer norm over the channels, with `eps` added to the variance. The GELU is exact.
     If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
     """
-    compute = norm_mlp_native if _is_native(x, weights) else norm_mlp_torch
+    native = is_native(MLP, x, weights.weight1.shape[0], *weights)
+    compute = norm_mlp_native if native else norm_mlp_torch
     return compute(x, weights, eps=eps, residual=residual)
-
-
-def _is_native(x: Tensor, weights: MlpWeights) -> bool:
-    """Whether to compute a `norm_mlp` call with the C++ backend.
-
-    False under torch.compile, which fuses PyTorch's operators itself.
-    """
-    if not CHOICES or x.device.type != "cpu" or torch.compiler.is_compiling() or is_exporting():
-        return False
-    return choose_mlp(case_of(x, weights)) == "native" and not is_transformed(x, *weights)
 
 
 def norm_mlp_torch(x: Tensor, weights: MlpWeights, *, eps: float, residual: bool = False) -> Tensor:
@@ -146,7 +87,7 @@ def pack_weights(weights: MlpWeights, *, half: bool) -> PackedWeights:
     """Pack the parameters of a layer norm and an MLP for `norm_mlp_packed`.
 
     half: whether to multiply in bfloat16. The numbers of channels must be those that
-    `MlpCase.unsupported` allows.
+    `LinearCase.unsupported` allows.
     """
     full = _full(weights)
     packed = torch.empty(2 * full["weight1"].numel() // (2 if half else 1))
@@ -162,42 +103,6 @@ def norm_mlp_packed(
     """Compute `norm_mlp` with C++ code for CPUs and packed weights, without gradients."""
     *tensors, half = weights
     return torch.ops.vil.packed_norm_mlp(x, *tensors, eps, half, residual)
-
-
-def case_of(x: Tensor, weights: MlpWeights) -> MlpCase:
-    """Return the `MlpCase` that describes a `norm_mlp` call."""
-    hidden, dim = weights.weight1.shape
-    grad = torch.is_grad_enabled()
-    return MlpCase(x.numel() // dim, dim, hidden, compute_dtype(x), x.device.type, grad)
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of a linear layer's matmul: x.dtype, or the autocast dtype if enabled."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-def choose_mlp(case: MlpCase) -> str:
-    """Return the backend for a case: "native" if tuning found it fastest and it can run, else
-    "torch"."""
-    if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
-        return "torch"
-    return "native"
-
-
-def is_tuned_native(dim: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens, and
-    it can run.
-
-    dim, hidden: the numbers of channels and of hidden channels. dtype: dtype of the matmuls.
-    """
-    case = MlpCase(1, dim, hidden, dtype, needs_grad=False)
-    sizes, _, kind = case.bucket().partition(" 1 tokens")
-    is_chosen = any(
-        name == "native" and bucket.startswith(sizes) and bucket.endswith(kind)
-        for bucket, name in CHOICES.items()
-    )
-    return is_chosen and not (case.unsupported() or library.prepare())
 
 
 @torch.library.custom_op("vil::norm_mlp", mutates_args=())

@@ -13,12 +13,12 @@ from vil.builders.attention_backend import (
     backend_requests,
 )
 from vil.builders.device import configure_device
-from vil.builders.mlp_backend import MlpRequest, compiled_mlps, mlp_requests
+from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES, describe_crossover
 from vil.ops.tuning import tuner, tuning_cache
-from vil.ops.tuning.mlp_tuner import tune_mlp
+from vil.ops.tuning.linear_tuner import tune_linear
 from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
@@ -33,8 +33,8 @@ class BackendReport(NamedTuple):
     and the list has (name, verdict, description) for every backend. A verdict begins with "chosen"
     or "could run", or gives the reasons why the backend cannot run the call. num_tuned: number of
     calls whose fastest backend is in the tuning cache. file: path of the tuning cache. notes: lines
-    of text on how backends are selected. mlps: a line of text for each MLP that runs as compiled
-    C++ code.
+    of text on how backends are selected. linears: a line of text for each linear layer or MLP that
+    runs as compiled C++ code.
     """
 
     environment: list[str]
@@ -42,11 +42,11 @@ class BackendReport(NamedTuple):
     num_tuned: int
     file: str
     notes: list[str]
-    mlps: list[str]
+    linears: list[str]
 
     def summary(self) -> list[str]:
         """Return a line per stage with the attention backends that are chosen in training and in
-        evaluation, followed by the lines of `mlps`."""
+        evaluation, followed by the lines of `linears`."""
         stages: dict[int, list[str]] = {}
         for request, verdicts in self.verdicts:
             grid = request.case.window.grid
@@ -59,25 +59,25 @@ class BackendReport(NamedTuple):
             ]
             stages.setdefault(request.stage, [start]).extend(chosen)
         lines = [f"{start}: {'; '.join(chosen)}" for start, *chosen in stages.values()]
-        return lines + self.mlps
+        return lines + self.linears
 
 
 def requests_of(
     cfg: CfgNode, device: torch.device
-) -> tuple[list[BackendRequest], list[MlpRequest]]:
-    """List the local attention calls and the MLP calls of the config's model, in training and in
-    evaluation."""
+) -> tuple[list[BackendRequest], list[LinearRequest]]:
+    """List the calls of local attention, and those of linear layers and MLPs, that the config's
+    model makes in training and in evaluation."""
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
-    mlps = mlp_requests(attention_network(model), cfg, device)
-    return backend_requests(model, cfg, device), mlps
+    linears = linear_requests(attention_network(model), cfg, device)
+    return backend_requests(model, cfg, device), linears
 
 
 def explain_backends(cfg: CfgNode) -> BackendReport:
     """Report which attention backend each stage uses, and why other backends cannot run."""
     device = configure_device(cfg)
-    requests, mlps = requests_of(cfg, device)
+    requests, linears = requests_of(cfg, device)
     tuning_cache.load(device.type)
     verdicts = [
         (r, [(name, why, BACKENDS[name].about) for name, why in explain(r.case, r.backend).items()])
@@ -86,7 +86,7 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
     has_layout = any(request.case.is_layout for request in requests)
     notes = [describe_crossover()] if has_layout else []
-    file, compiled = str(tuning_cache.path()), compiled_mlps(mlps)
+    file, compiled = str(tuning_cache.path()), compiled_linears(linears)
     return BackendReport(_environment(device), verdicts, tuned, file, notes, compiled)
 
 
@@ -101,15 +101,15 @@ def _environment(device: torch.device) -> list[str]:
 
 class Tuning:
     """Tuner that finds the fastest backend for each local attention call of a config's model. On a
-    CPU, it also finds the fastest backend for each MLP.
+    CPU, it also finds the fastest backend for each linear layer and MLP.
 
-    Call `run` for each item of `requests` (attention calls), `run_mlp` for each item of `mlps`,
-    then `save`.
+    Call `run` for each item of `requests` (attention calls), `run_linear` for each item of
+    `linears`, then `save`.
 
     cfg: config of the model. backends: names of the attention backends to time, by default all.
-    MLPs are timed only if "native" is one of these backends. rounds: number of measurements of each
-    backend. max_gib: backends with a higher estimated memory, in GiB, are not timed. Raises
-    ConfigError for an unknown backend.
+    Linear layers and MLPs are timed only if "native" is one of these backends. rounds: number of
+    measurements of each backend. max_gib: backends with a higher estimated memory, in GiB, are not
+    timed. Raises ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -127,9 +127,9 @@ class Tuning:
         for name in backends or ():
             lookup(BACKENDS, name, "backend")
         self.device = configure_device(cfg)
-        self.requests, mlps = requests_of(cfg, self.device)
+        self.requests, linears = requests_of(cfg, self.device)
         timed = backends is None or "native" in backends
-        self.mlps = [each for each in mlps if timed and not each.case.unsupported()]
+        self.linears = [each for each in linears if timed and not each.case.unsupported()]
         self.backends, self.rounds = backends, rounds
         self.max_bytes = None if max_gib is None else max_gib * 2**30
         self.found: dict[str, list] = {}
@@ -143,9 +143,10 @@ class Tuning:
             self.found[request.case.bucket()] = trials
         return tuner.listing(trials)
 
-    def run_mlp(self, request: MlpRequest) -> list[str]:
-        """Time the backends of an MLP. Returns the lines of a table, the fastest backend first."""
-        self.found[request.case.bucket()] = trials = tune_mlp(request.case, rounds=self.rounds)
+    def run_linear(self, request: LinearRequest) -> list[str]:
+        """Time the backends of a linear layer or an MLP. Returns the lines of a table, the fastest
+        backend first."""
+        self.found[request.case.bucket()] = trials = tune_linear(request.case, rounds=self.rounds)
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case, Layout, Window
@@ -63,6 +64,9 @@ class Attention(nn.Module):
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     rel_pos = False  # whether a learned bias is added to the scores
+    # linear layers of x, of which the concatenated outputs are q, k and v of all tokens: in a class
+    # with the method `attend_tokens`, which returns the input of the output projection
+    projections: tuple[str, ...] = ()
     backend: str | None = None  # of `vil.ops`, for classes whose constructor takes it
     # parameters that the 2021 reference saves for this attention but never uses
     unused_2021: tuple[str, ...] = ()
@@ -298,6 +302,7 @@ class GlobalLocalAttention(Attention):
     """
 
     shown = (*Attention.shown, "rel_pos")
+    projections = ("query", "kv")
 
     def __init__(
         self,
@@ -326,22 +331,29 @@ class GlobalLocalAttention(Attention):
 
         valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
         """
-        lengths = (self.num_global, x.shape[1] - self.num_global)
         x = self.hide_padding(x, valid_hw, grid)
-        k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
+        k, v = self.split_parts(apply_linear(self.kv, x), 2)  # (B, N, G+L, D) each
         if self.separate:
+            lengths = (self.num_global, x.shape[1] - self.num_global)
             x_global, x_local = x.split(lengths, dim=1)
-            q = self.split_heads(self.query(x_local))
-            local = self.proj(self.merge_heads(self.attend_local(q, k, v, grid, valid_hw)))
+            q = self.split_heads(apply_linear(self.query, x_local))
+            local = self.merge_heads(self.attend_local(q, k, v, grid, valid_hw))
+            local = apply_linear(self.proj, local)
             q = self.split_heads(self.query_global(x_global))
-            k, v = self.split_parts(self.kv_global(x), 2)
+            k, v = self.split_parts(apply_linear(self.kv_global, x), 2)
             first = self.merge_heads(self.attend_global(q, k, v, grid, valid_hw))
             return self.proj_drop(torch.cat([self.proj_global(first), local], dim=1))
         # project all tokens at once: projecting slices would copy them
-        q = [self.split_heads(part) for part in self.query(x).split(lengths, dim=1)]
-        out = self.attend_all(q, k, v, grid, valid_hw)
-        out = torch.cat(out, dim=1) if self.num_global else out[0]
-        return self.proj_drop(self.proj(out))
+        q = self.split_heads(apply_linear(self.query, x))
+        return self.proj_drop(apply_linear(self.proj, self.attend_tokens(q, k, v, grid, valid_hw)))
+
+    def attend_tokens(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid = None
+    ) -> Tensor:
+        """Return the attention output (B, G+L, C) of q, k, v (B, N, G+L, D)."""
+        q = q.split((self.num_global, q.shape[2] - self.num_global), dim=2)
+        out = self.attend_all(list(q), k, v, grid, valid_hw)
+        return torch.cat(out, dim=1) if self.num_global else out[0]
 
     def attend_all(
         self, q: list[Tensor], k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid

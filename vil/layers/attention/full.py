@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
+from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import (
     dense_bias,
@@ -40,6 +41,7 @@ class FullAttention(Attention):
     """
 
     shown = (*Attention.shown, "rel_pos")
+    projections = ("qkv",)
 
     def __init__(self, dim: int, num_heads: int, *, rel_pos: bool = False, **common) -> None:
         super().__init__(dim, num_heads, **common)
@@ -61,14 +63,20 @@ class FullAttention(Attention):
         resized. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
-        q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
+        q, k, v = self.split_parts(apply_linear(self.qkv, x), 3)  # (B, N, G+L, D) each
+        return self.proj_drop(apply_linear(self.proj, self.attend_tokens(q, k, v, grid, valid_hw)))
+
+    def attend_tokens(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid = None
+    ) -> Tensor:
+        """Return the attention output (B, G+L, C) of q, k, v (B, N, G+L, D)."""
         if self.is_native(q, grid, valid_hw):
             window = one_chunk((1, q.shape[2]))
             out = local_attention(q, k, v, window, scale=self.scale, backend=NATIVE)
         else:
             bias = self.bias(grid, valid_hw) if self.rel_pos else None
             out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
-        return self.proj_drop(self.proj(self.merge_heads(out)))
+        return self.merge_heads(out)
 
     def is_native(self, q: Tensor, grid: Grid, valid_hw: Valid) -> bool:
         """Whether tuning found the compiled backend faster than torch's attention for a call."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import (
     replace_parameter,
@@ -64,12 +65,13 @@ class LinformerAttention(Attention):
         axis are resized to them. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
-        q = self.split_heads(self.query(x))  # (B, N, T, D)
-        kv = self.kv(x)
+        q = self.split_heads(apply_linear(self.query, x))  # (B, N, T, D)
+        kv = apply_linear(self.kv, x)
         if valid_hw is not None:
             kv = kv.masked_fill(~self.real_tokens(valid_hw, grid)[..., None], 0.0)
         k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
-        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
+        out = self.merge_heads(self.sdpa(q, k, v))
+        return self.proj_drop(apply_linear(self.proj, out))
 
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
         """Project kv (B, T, 2C) from T to f tokens. Returns (keys, values), each (B, f, C).

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid
 from vil.utils.lookup import lookup
 from vil.utils.precision import autocast_off
@@ -62,9 +63,10 @@ class PerformerAttention(Attention):
         valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
-        q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
+        q, k, v = self.split_parts(apply_linear(self.qkv, x), 3)  # (B, N, T, D) each
         real = self.real_tokens(valid_hw, grid)
-        return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
+        out = self.merge_heads(self.fast_attention(q, k, v, real))
+        return self.proj_drop(apply_linear(self.proj, out))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
         """Redraw the random features if the schedule requires it at this training step.

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.utils.lookup import lookup
 
@@ -57,9 +58,10 @@ class SRAttention(Attention):
         valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
-        q = self.split_heads(self.query(x))  # (B, N, T, D)
+        q = self.split_heads(apply_linear(self.query, x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
-        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
+        out = self.merge_heads(self.sdpa(q, k, v, mask))
+        return self.proj_drop(apply_linear(self.proj, out))
 
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
@@ -70,7 +72,8 @@ class SRAttention(Attention):
         others; None if `valid_hw` is None.
         """
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
-        kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
+        kept = torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1)
+        kv = apply_linear(self.kv, kept)
         return *self.split_parts(kv, 2), mask
 
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention.h"
+#include "linear.h"
 #include "mlp.h"
 
 namespace vil {
@@ -33,6 +34,23 @@ extern "C" const char* vil_attention(const vil::Call* call, int is_backward) {
 #endif
     if (call->bfloat16) throw std::runtime_error("compiled without bfloat16");
     return is_backward ? vil::backward<vil::Float32>(*call) : vil::forward<vil::Float32>(*call);
+  });
+}
+
+extern "C" const char* vil_linear(const vil::LinearCall* call, int is_backward) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    using vil::BFloat16, vil::linear;
+    if (call->compute_bfloat16) {
+      if (call->x_bfloat16)
+        return call->y_bfloat16 ? linear<BFloat16, uint16_t, uint16_t>(*call, is_backward)
+                                : linear<BFloat16, uint16_t, float>(*call, is_backward);
+      return call->y_bfloat16 ? linear<BFloat16, float, uint16_t>(*call, is_backward)
+                              : linear<BFloat16, float, float>(*call, is_backward);
+    }
+#endif
+    if (call->compute_bfloat16) throw std::runtime_error("compiled without bfloat16");
+    vil::linear<vil::Float32, float, float>(*call, is_backward);
   });
 }
 

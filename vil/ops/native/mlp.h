@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "panels.h"
+#include "linear.h"
 
 namespace vil {
 
@@ -23,8 +23,6 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
 
 constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
 constexpr int64_t MLP_TASKS = 2;         // of a thread in the forward pass
-constexpr int64_t MIN_ROWS = 64;  // of a block, for which the weights are read from the cache once
-constexpr int64_t MIN_BACKWARD_ROWS = 192;  // the gradients of the weights are also written once
 
 inline Vector absolute(Vector x) { return larger(x, fill(0.0f) - x); }
 
@@ -94,7 +92,7 @@ struct MlpWeights {
 
 struct MlpScratch {  // of a thread
   Buffer normed, x, dy, hidden, dhidden, rounded, joined, normed_t, dy_t, out;
-  std::vector<float> mean, scale;
+  std::vector<Moments> moments;
 
   bool is_large() const { return hidden.capacity() + dhidden.capacity() > KEPT_UNITS; }
 };
@@ -114,8 +112,7 @@ class MlpTask {
   MlpTask(const MlpCall& call, const MlpWeights<Type>& weights, MlpScratch& scratch, int64_t rows)
       : call(call), weights(weights), scratch(scratch), dim(call.dim), hidden(call.hidden),
         units(call.dim / Type::PAIR), rows(rows) {
-    scratch.mean.resize(rows);
-    scratch.scale.resize(rows);
+    scratch.moments.resize(rows);
   }
 
   void forward(int64_t first, int64_t last) {
@@ -195,21 +192,8 @@ class MlpTask {
   }
 
   void normalize(int64_t i, const float* row, typename Type::Element* out) {
-    Vector total = fill(0.0f), squares = fill(0.0f);
-    for (int64_t j = 0; j < dim; j += LANES) total = total + load(row + j);
-    const float mean = sum(total) / dim;
-    for (int64_t j = 0; j < dim; j += LANES) {
-      const Vector x = load(row + j) - fill(mean);
-      squares = multiply_add(x, x, squares);
-    }
-    const float scale = 1.0f / std::sqrt(sum(squares) / dim + static_cast<float>(call.eps));
-    scratch.mean[i] = mean;
-    scratch.scale[i] = scale;
     float* normed = scratch.joined.take(rows * dim + 2 * dim);
-    for (int64_t j = 0; j < dim; j += LANES) {
-      const Vector x = (load(row + j) - fill(mean)) * fill(scale);
-      store(normed + j, multiply_add(x, load(call.gain + j), load(call.shift + j)));
-    }
+    scratch.moments[i] = vil::normalize(row, dim, call.eps, call.gain, call.shift, normed);
     write_row(normed, dim, out);
   }
 
@@ -254,30 +238,14 @@ class MlpTask {
   }
 
   void differentiate_norm(int64_t top, int64_t count, Matrix dnormed, MlpSums& sums) {
-    const auto add = [](float* to, Vector x) { store(to, load(to) + x); };
     float* dy = scratch.joined.take(rows * dim + 2 * dim);
     for (int64_t i = 0; i < count; ++i) {
       float *x = scratch.x.get() + i * dim, *grad = dnormed.from(i, 0).data;
       read_row(static_cast<const Element*>(call.dy) + (top + i) * dim, dim, dy);
-      Vector total = fill(0.0f), product = fill(0.0f);
-      for (int64_t j = 0; j < dim; j += LANES) {
-        const Vector normed = (load(x + j) - fill(scratch.mean[i])) * fill(scratch.scale[i]);
-        const Vector of_output = load(grad + j), dx = of_output * load(call.gain + j);
-        add(sums.dbias2.data() + j, load(dy + j));
-        add(sums.dshift.data() + j, of_output);
-        add(sums.dgain.data() + j, of_output * normed);
-        total = total + dx;
-        product = multiply_add(dx, normed, product);
-        store(x + j, normed);
-        store(grad + j, dx);
-      }
-      const Vector mean = fill(sum(total) / dim), along = fill(sum(product) / dim);
-      for (int64_t j = 0; j < dim; j += LANES) {
-        Vector dx = load(grad + j) - mean - load(x + j) * along;
-        dx = dx * fill(scratch.scale[i]);
-        if (call.residual) dx = dx + load(dy + j);
-        store(grad + j, dx);
-      }
+      vil::differentiate_norm(x, grad, dim, scratch.moments[i], call.gain, sums.dgain.data(),
+                              sums.dshift.data());
+      add_row(sums.dbias2.data(), dy, dim);
+      if (call.residual) add_row(grad, dy, dim);
       write_row(grad, dim, static_cast<Element*>(call.dx) + (top + i) * dim);
     }
   }
@@ -290,25 +258,17 @@ inline int64_t block_rows(const MlpCall& call, bool backward) {
 
 // Write the sums of all tasks as gradients.
 inline void sum_gradients(const MlpCall& call, std::vector<MlpSums>& tasks) {
-  using Part = std::vector<float> MlpSums::*;
-  const auto sum = [&](Part part, int64_t first, int64_t count, float* out) {
-    for (int64_t j = first; j < first + count; j += LANES) {
-      Vector total = load((tasks[0].*part).data() + j);
-      for (size_t i = 1; i < tasks.size(); ++i) total = total + load((tasks[i].*part).data() + j);
-      store(out + j, total);
-    }
-  };
   parallel<PackScratch>(call.dim / LANES, call.threads, [&](int64_t band, PackScratch&) {
     const int64_t row = band * LANES, first = row * call.hidden, count = LANES * call.hidden;
     float* turned = tasks[0].dweight1.data();
-    sum(&MlpSums::dweight1, first, count, turned);
+    sum_tasks(tasks, &MlpSums::dweight1, first, count, turned);
     transpose({turned + first, call.hidden}, LANES, call.hidden, {call.dweight1 + row, call.dim});
-    sum(&MlpSums::dweight2, first, count, call.dweight2);
+    sum_tasks(tasks, &MlpSums::dweight2, first, count, call.dweight2);
   });
-  sum(&MlpSums::dbias1, 0, call.hidden, call.dbias1);
-  sum(&MlpSums::dbias2, 0, call.dim, call.dbias2);
-  sum(&MlpSums::dgain, 0, call.dim, call.dgain);
-  sum(&MlpSums::dshift, 0, call.dim, call.dshift);
+  sum_tasks(tasks, &MlpSums::dbias1, 0, call.hidden, call.dbias1);
+  sum_tasks(tasks, &MlpSums::dbias2, 0, call.dim, call.dbias2);
+  sum_tasks(tasks, &MlpSums::dgain, 0, call.dim, call.dgain);
+  sum_tasks(tasks, &MlpSums::dshift, 0, call.dim, call.dshift);
 }
 
 // Pack both weights to call.packed.

@@ -1,0 +1,333 @@
+"""A linear layer with its norm and residual as one operation, and when it is compiled code."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import vil
+from vil.layers.attention import build_attention
+from vil.layers.block import Block
+from vil.layers.fused_attention import can_fuse
+from vil.ops.dispatch import CHOICES
+from vil.ops.linear import Norm, linear, linear_native, linear_torch
+from vil.ops.linear_case import MLP, NAMES, LinearCase, choose
+from vil.ops.native import library
+from vil.ops.tuning import linear_tuner
+from vil.ops.tuning.linear_tuner import make_tensors, reason_against_native, tune_linear
+
+needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+HALVES = [torch.bfloat16] if library.has_bfloat16() else []
+DTYPES = [torch.float32, *HALVES]
+KINDS = [kind for kind in NAMES if kind != MLP]
+CASE = LinearCase("norm linear residual", 301, 48, 80)
+
+
+def results(compute, case, tensors, dtype=None):
+    """Return {name: output, or gradient of x, a weight or the residual}."""
+    x, weights, cotangent = tensors
+    leaves = {name: t.detach().to(dtype or t.dtype) for name, t in {"x": x, **weights}.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    x, *rest = leaves.values()
+    out = linear_tuner._run_linear(compute, x, dict(zip(weights, rest)))
+    grads = torch.autograd.grad(out, list(leaves.values()), cotangent.to(out.dtype))
+    return dict(zip(("out", *leaves), (out.detach(), *grads)))
+
+
+def assert_as_exact_as_torch(case, dtype=None, autocast=False):
+    """Compare with float64, by the error that torch's operators make."""
+    tensors = make_tensors(case)
+    exact = results(linear_torch, case, tensors, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        plain = results(linear_torch, case, tensors, dtype)
+        found = results(linear_native, case, tensors, dtype)
+    for name, right in exact.items():
+        near, value = plain[name], found[name]
+        assert (value.dtype, value.shape) == (near.dtype, near.shape), name
+        eps = torch.finfo(torch.bfloat16 if autocast else near.dtype).eps
+        bound = 4 * (near - right).abs().max() + 4 * eps * right.abs().max()
+        assert (value - right).abs().max() <= bound, name
+
+
+@needs_compiler
+@pytest.mark.parametrize("tokens", [1, 15, 16, 257, 1003])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_equals_torch_on_any_number_of_threads(kind, dtype, tokens, threads):
+    assert_as_exact_as_torch(replace(CASE, kind=kind, tokens=tokens), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (208, 400)], ids=str)
+@pytest.mark.parametrize("autocast", [False, *[True] * len(HALVES)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_equals_torch_on_other_widths(kind, sizes, autocast):
+    assert_as_exact_as_torch(LinearCase(kind, 77, *sizes), autocast=autocast)
+
+
+@needs_compiler
+@pytest.mark.skipif(not HALVES, reason="bfloat16 needs AVX512-BF16")
+def test_tokens_and_residual_may_differ_in_dtype():
+    """Under autocast, attention outputs are bfloat16 and the tokens of a block float32."""
+    x, w = torch.randn(33, 48, dtype=torch.bfloat16), torch.randn(32, 48) / 7
+    full, half = torch.randn(33, 32), torch.randn(33, 32).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        for residual in (full, half):
+            found, wanted = (f(x, w, residual=residual) for f in (linear_native, linear_torch))
+            assert found.dtype == wanted.dtype == residual.dtype
+            torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.02)
+
+
+@needs_compiler
+def test_other_dtypes_use_torch(monkeypatch):
+    """float64 stays float64, under autocast too."""
+    monkeypatch.setattr("vil.ops.linear_case.choose", lambda case: "native")
+    CHOICES["any"] = "native"
+    x, w = torch.randn(5, 16).double(), torch.randn(16, 16).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, w).dtype == nn.functional.linear(x, w).dtype
+    short = torch.randn(5, 16, dtype=torch.bfloat16)
+    assert linear(x.float(), w.float(), residual=short).dtype == torch.float32
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_repeat_bit_for_bit(dtype, threads):
+    tensors = make_tensors(CASE)
+    first, second = (results(linear_native, CASE, tensors, dtype) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_compiler
+def test_inputs_may_have_any_strides_and_leading_dimensions():
+    x, w, residual = torch.randn(3, 20, 48), torch.randn(48, 32).T, torch.randn(20, 3, 32)
+    found = linear_native(x.transpose(0, 1), w, residual=residual)
+    torch.testing.assert_close(found, linear_torch(x.transpose(0, 1), w, residual=residual))
+    assert linear_native(x[:0], w).shape == (0, 20, 32)
+    empty = x[:0].requires_grad_()
+    weight = w.clone().requires_grad_()
+    grads = torch.autograd.grad(linear_native(empty, weight).sum(), (empty, weight))
+    assert grads[0].shape == (0, 20, 48)
+    assert not grads[1].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("needed", ["x", "gain", "shift", "weight", "bias", "residual"])
+def test_one_gradient_alone(needed):
+    x, weights, cotangent = make_tensors(replace(CASE, needs_grad=False))
+    tensors = {"x": x, **weights}
+    tensors[needed].requires_grad_()
+    rest = {name: tensors[name] for name in weights}
+    wanted, found = (
+        torch.autograd.grad(linear_tuner._run_linear(f, x, rest), tensors[needed], cotangent)[0]
+        for f in (linear_torch, linear_native)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_the_second_derivative_is_that_of_torch():
+    x, weights, cotangent = make_tensors(LinearCase("norm linear", 9, 16, 32))
+
+    def second(compute):
+        out = linear_tuner._run_linear(compute, x, weights)
+        (first,) = torch.autograd.grad(out, x, cotangent, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weights["weight"])[0]
+
+    torch.testing.assert_close(second(linear_native), second(linear_torch))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_multiplications_are_counted(kind):
+    x, weights, cotangent = make_tensors(replace(CASE, kind=kind))
+    counts = []
+    for compute in (linear_torch, linear_native):
+        with FlopCounterMode(display=False) as counter:
+            out = linear_tuner._run_linear(compute, x, weights)
+            torch.autograd.grad(out, (x, *weights.values()), cotangent)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_tuning_stores_the_faster_backend(kind):
+    case = replace(CASE, kind=kind)
+    trials = tune_linear(case, rounds=1)
+    assert {trial.name for trial in trials if not trial.reason} == {"torch", "native"}
+    assert {case.bucket(): trials[0].name} == CHOICES
+    assert choose(replace(case, tokens=400)) == trials[0].name
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["gain", "weight", "residual"])
+def test_tuning_rejects_a_wrong_gradient(name, monkeypatch):
+    def wrong(x, weight, bias, *, norm, residual):
+        given = {"gain": norm.gain, "weight": weight, "residual": residual}
+        given[name] = given[name] + 0.01 * (given[name] - given[name].detach())
+        norm = Norm(given["gain"], norm.shift, norm.eps)
+        return linear_native(x, given["weight"], bias, norm=norm, residual=given["residual"])
+
+    monkeypatch.setitem(linear_tuner.LINEARS, "native", wrong)
+    assert f"wrong: d{name} is off by" in reason_against_native(CASE)
+
+
+# --- in a block
+
+
+@pytest.fixture(params=["longformer", "full"])
+def block(request):
+    torch.manual_seed(0)
+    window = {"window": 3} if request.param == "longformer" else {}
+    return Block(build_attention(request.param, dim=48, num_heads=3, **window)).eval()
+
+
+@pytest.fixture
+def native_everywhere(monkeypatch):
+    """Let `native` be chosen for every linear layer, and count its calls."""
+    calls = []
+    run = torch.ops.vil.linear
+
+    def counted(*args):
+        calls.append((args[1] is not None, args[5] is not None))
+        return run(*args)
+
+    CHOICES["any"] = "native"
+    monkeypatch.setattr(
+        "vil.ops.linear_case.choose", lambda case: "torch" if case.kind == MLP else "native"
+    )
+    monkeypatch.setattr("vil.ops.linear.torch.ops.vil.linear", counted)
+    return calls
+
+
+FUSED = [(True, False), (False, True)]  # (has a norm, has a residual) of both calls
+SEPARATE = (False, False)
+
+
+@needs_compiler
+def test_a_block_computes_its_attention_branch_by_two_calls(block, native_everywhere):
+    x = torch.randn(2, 17, 48)
+    found, branch = block(x, (4, 4)), block.attn_branch(x, (4, 4))
+    assert native_everywhere == [*FUSED, (True, False), SEPARATE]
+    CHOICES.clear()
+    torch.testing.assert_close(found, block(x, (4, 4)))
+    torch.testing.assert_close(branch, block.attn_branch(x, (4, 4)))
+    assert len(native_everywhere) == 4
+
+
+@needs_compiler
+def test_stochastic_depth_comes_before_the_residual(native_everywhere):
+    attention = build_attention("full", dim=48, num_heads=3)
+    block = Block(attention, drop_path=0.5).train()
+    x = torch.randn(2, 17, 48)
+    torch.manual_seed(1)
+    found = block(x, (4, 4))
+    assert native_everywhere == [(True, False), SEPARATE]
+    CHOICES.clear()
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, block(x, (4, 4)))
+
+
+def hooked_norm(block):
+    block.norm1.register_forward_pre_hook(lambda *args: None)
+
+
+def hooked_attention(block):
+    block.attn.register_forward_hook(lambda *args: None)
+
+
+def hooked_layer(block):
+    block.attn.proj.register_full_backward_hook(lambda *args: None)
+
+
+def other_norm(block):
+    block.norm1 = nn.Identity()
+
+
+def other_linear(block):
+    block.attn.proj = type("Lora", (nn.Linear,), {})(48, 48)
+
+
+def own_forward(block):
+    cls = type(block.attn)
+    block.attn.__class__ = type(
+        "Own", (cls,), {"forward": lambda self, *args: 2 * cls.forward(self, *args)}
+    )
+
+
+def dropout(block):
+    block.attn.proj_drop.p = 0.5
+    block.train()
+
+
+CHANGES = (
+    hooked_norm, hooked_attention, hooked_layer, other_norm, other_linear, own_forward, dropout,
+)  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_modules_that_do_something_else_are_called(block, native_everywhere, change):
+    assert can_fuse(block.norm1, block.attn)
+    change(block)
+    assert not can_fuse(block.norm1, block.attn)
+    x = torch.randn(1, 5, 48)
+    torch.manual_seed(1)
+    found = block.attn_branch(x, (2, 2))
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, block.attn(block.norm1(x), (2, 2)), rtol=0, atol=0)
+    assert (True, False) not in native_everywhere
+
+
+@needs_compiler
+def test_padding_is_hidden_after_the_norm(block, native_everywhere):
+    x = torch.randn(1, 17, 48)
+    valid = torch.tensor([[3, 4]])
+    x[0, 13:] = float("nan")
+    assert block(x, (4, 4), valid)[0, :13].isfinite().all()
+    assert (True, False) not in native_everywhere
+
+
+@needs_compiler
+def test_tools_that_trace_see_the_operators_of_torch(block, native_everywhere):
+    x = torch.randn(2, 17, 48)
+    weight, bias = (t.detach() for t in block.attn.proj.parameters())
+
+    def compute(x):
+        return linear(x, weight, bias)
+
+    wanted = nn.functional.linear(x, weight, bias)
+    for traced in (
+        torch.compile(compute, backend="eager", fullgraph=True),
+        torch.func.vmap(compute),
+        torch.jit.trace(compute, x, check_trace=False),
+        lambda x: torch.func.jvp(compute, (x,), (x,))[0],
+    ):
+        torch.testing.assert_close(traced(x), wanted)
+    program = torch.export.export(block, (x, (4, 4)))
+    assert "vil.linear" not in str(program.graph)
+    assert not native_everywhere
+
+
+@needs_compiler
+def test_a_model_trains_alike(native_everywhere):
+    from vil.config import get_config
+
+    cfg = get_config("imagenet/vil_tiny.yaml", ["INPUT.IMAGE_SIZE", "64", "DATA.NUM_CLASSES", "5"])
+    torch.manual_seed(0)
+    model = vil.build_model(cfg)
+    images = torch.randn(2, 3, 64, 64)
+    grads = []
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(1)  # of stochastic depth
+        model(images).square().sum().backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        CHOICES.clear()
+    assert native_everywhere
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,104 @@
+"""Select the backends that compute the linear layers and MLPs of a config's model on a CPU.
+
+`vil.ops.linear` and `vil.ops.mlp` implement the backends. The selected backends are stored together
+with those of attention.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from timm.layers import DropPath
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.builders.device import amp_dtype
+from vil.layers.block import Block, mlp_weights
+from vil.layers.fused_attention import can_fuse
+from vil.layers.linear import is_plain
+from vil.models.vision_longformer import MsViT
+from vil.ops.dispatch import CHOICES
+from vil.ops.linear import kind_of
+from vil.ops.linear_case import MLP, NAMES, LinearCase, choose
+from vil.ops.tuning import tuner, tuning_cache
+from vil.ops.tuning.linear_tuner import tune_linear
+
+
+class LinearRequest(NamedTuple):
+    """A call of `vil.ops.linear.linear` or `vil.ops.mlp.norm_mlp` that a stage of the model makes.
+
+    stage: its number, from 1. case: the properties of the call, such as shapes and dtype.
+    """
+
+    stage: int
+    case: LinearCase
+
+    def __str__(self) -> str:
+        case = self.case
+        phase = "training" if case.needs_grad else "evaluation"
+        sizes = f"{case.tokens} tokens, {case.dim} to {case.features} channels"
+        return f"stage {self.stage}: {NAMES[case.kind]} of {sizes}, {phase}"
+
+
+def linear_requests(
+    network: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
+) -> list[LinearRequest]:
+    """List the calls of linear layers and MLPs that a network makes in evaluation and, if
+    `training`, in training.
+
+    The list is empty if the network is not an MsViT, or if the device is not a CPU.
+    world: number of processes, which share a batch of DATALOADER.BSZ images.
+    """
+    if not isinstance(network, MsViT) or device.type != "cpu":
+        return []
+    batch = max(1, cfg.DATALOADER.BSZ // world)
+    dtype = amp_dtype(cfg) or torch.float32
+    found = {}
+    grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
+    for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
+        for block in stage.blocks:
+            tokens = batch * (block.attn.num_global + grid[0] * grid[1])
+            for needs_grad in (True, False) if training else (False,):
+                for kind, dim, features in _operations(block, needs_grad):
+                    case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
+                    found[LinearRequest(number, case)] = None
+    return list(found)
+
+
+def _operations(block: Block, needs_grad: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield (kind, dim, features) for the linear layers of a block's attention, and for its MLP, if
+    compiled code can replace them.
+
+    needs_grad: whether in training, where stochastic depth comes before the residual connection.
+    """
+    dim = block.attn.dim
+    drops = needs_grad and isinstance(block.drop_path, DropPath)
+    if can_fuse(block.norm1, block.attn):
+        yield kind_of(norm=True, residual=None), dim, 3 * dim
+        yield kind_of(norm=None, residual=None if drops else True), dim, dim
+    else:
+        for layer in filter(is_plain, block.attn.children()):
+            yield kind_of(norm=None, residual=None), layer.in_features, layer.out_features
+    if weights := mlp_weights(block.norm2, block.mlp):
+        yield MLP, *weights.weight1.shape[::-1]
+
+
+def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], None]) -> None:
+    """Time both backends, PyTorch's and the compiled one (`native`), for each call that `native`
+    supports and that has no entry in CHOICES. Store the faster backend in CHOICES and in this
+    user's tuning cache. say: function that logs a line."""
+    found = {}
+    for request in requests:
+        bucket = request.case.bucket()
+        if bucket not in CHOICES and not request.case.unsupported():
+            say(f"{request}: timing the backends")
+            found[bucket] = trials = tune_linear(request.case)
+            for line in tuner.listing(trials):
+                say(line)
+    if found:
+        tuning_cache.save("cpu", found)
+
+
+def compiled_linears(requests: list[LinearRequest]) -> list[str]:
+    """Return a log line for each call that the compiled backend computes."""
+    return [f"{each}: native, tuned" for each in requests if choose(each.case) == "native"]

@@ -1,0 +1,36 @@
+"""Call linear layers, by compiled code where tuning found it faster."""
+
+from torch import Tensor, nn
+
+from vil.ops.dispatch import CHOICES
+from vil.ops.linear import linear
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return layer(x) for a linear layer and x (..., I): a tensor (..., O).
+
+    Calls `vil.ops.linear.linear` if tuned backends are loaded and the layer is a plain nn.Linear,
+    otherwise the module.
+    """
+    if CHOICES and is_plain(layer):
+        return linear(x, layer.weight, layer.bias)
+    return layer(x)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a module is an nn.Linear without hooks, whose parameters are plain tensors."""
+    if type(layer) is not nn.Linear or has_hooks(layer):
+        return False
+    return all(has_plain_type(x) for x in (layer.weight, layer.bias) if x is not None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward or backward hooks."""
+    return any(getattr(module, name) for name in HOOKS)
+
+
+def has_plain_type(x: Tensor | None) -> bool:
+    """Whether a parameter is a tensor of no subclass, such as a sharded tensor."""
+    return type(x) in (Tensor, nn.Parameter)

@@ -1,0 +1,245 @@
+"""Linear layers, after a layer norm and before a residual connection if wanted.
+
+`linear` selects the backend for a call: "torch" (PyTorch's operators) or "native" (C++ code for
+CPUs). The C++ code keeps normalized tokens in the cache. Under autocast, it converts tokens and
+weights while it copies them for the matmul.
+
+Shapes: ... leading dimensions, I inputs, O outputs.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.utils.flop_counter import register_flop_formula
+
+from vil.ops.linear_case import compute_dtype, is_native
+from vil.ops.native import library
+from vil.utils.precision import autocast_off
+
+
+class Norm(NamedTuple):
+    """The parameters of a layer norm. gain, shift (I,): its weight and bias. eps: added to the
+    variance."""
+
+    gain: Tensor
+    shift: Tensor
+    eps: float
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return norm(x) @ weight.T + bias + residual, a tensor (..., O).
+
+    x (..., I). weight (O, I). bias (O,), residual (..., O): may be None. norm: layer norm of x, or
+    None.
+    If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
+    """
+    native = is_native(kind_of(norm, residual), x, weight.shape[0], weight, bias, residual)
+    if residual is not None and residual.dtype not in (torch.float32, compute_dtype(x)):
+        native = False
+    compute = linear_native if native else linear_torch
+    return compute(x, weight, bias, norm=norm, residual=residual)
+
+
+def kind_of(norm: object, residual: object) -> str:
+    """Return the kind of a call, as in `LinearCase`. norm, residual: None if the call has none."""
+    parts = ("norm" if norm else "", "linear", "" if residual is None else "residual")
+    return " ".join(filter(None, parts))
+
+
+def linear_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute `linear` with PyTorch's operators."""
+    if norm:
+        x = F.layer_norm(x, norm.gain.shape, norm.gain, norm.shift, norm.eps)
+    y = F.linear(x, weight, bias)
+    return y if residual is None else residual + y
+
+
+def linear_native(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute `linear` with C++ code for CPUs.
+
+    Under autocast, the matmul is in the autocast dtype. The output has the dtype of the matmul, or
+    of the residual.
+    """
+    gain, shift, eps = norm or (None, None, 0.0)
+    half = compute_dtype(x) == torch.bfloat16
+    return torch.ops.vil.linear(x, gain, shift, weight, bias, residual, eps, half)
+
+
+@torch.library.custom_op("vil::linear", mutates_args=())
+def _linear(
+    x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor | None,
+    residual: Tensor | None, eps: float, half: bool,
+) -> Tensor:  # fmt: skip
+    y = _empty_output(x, weight, residual, half)
+    tensors = {"x": x.contiguous(), "y": y}
+    if residual is not None:
+        tensors["residual"] = residual.contiguous()
+    tensors |= _full(gain=gain, shift=shift, weight=weight, bias=bias)
+    _call(tensors, half, eps)
+    return y
+
+
+@_linear.register_fake
+def _(
+    x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor | None,
+    residual: Tensor | None, eps: float, half: bool,
+) -> Tensor:  # fmt: skip
+    return _empty_output(x, weight, residual, half)
+
+
+def _empty_output(x: Tensor, weight: Tensor, residual: Tensor | None, half: bool) -> Tensor:
+    dtype = torch.bfloat16 if half else torch.float32
+    dtype = dtype if residual is None else residual.dtype
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
+
+
+@torch.library.custom_op("vil::linear_gradient", mutates_args=())
+def _linear_gradient(
+    x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, dy: Tensor, eps: float,
+    half: bool, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of x, gain, shift, weight and bias.
+
+    needs: which of them are needed. Others are empty tensors.
+    """
+    grads = _empty_gradients(x, gain, weight, needs)
+    names = ("dx", "dgain", "dshift", "dweight", "dbias")
+    tensors = {name: grad for name, grad in zip(names, grads) if grad.numel()}
+    tensors |= {"x": x.contiguous(), "dy": dy.contiguous()}
+    tensors |= _full(gain=gain, shift=shift, weight=weight)
+    _call(tensors, half, eps, is_backward=True)
+    return _as_parameters(grads, gain, weight)
+
+
+@_linear_gradient.register_fake
+def _(
+    x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, dy: Tensor, eps: float,
+    half: bool, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    return _as_parameters(_empty_gradients(x, gain, weight, needs), gain, weight)
+
+
+def _empty_gradients(
+    x: Tensor, gain: Tensor | None, weight: Tensor, needs: Sequence[bool]
+) -> list[Tensor]:
+    """Return tensors for the gradients of x, gain, shift, weight and bias, in float32 but that of
+    x. Those of the norm are computed together with that of x."""
+    of_norm = gain is not None and any(needs[:3])
+    computed = (of_norm, of_norm, needs[3], needs[4])
+    shapes = (x.shape[-1:], x.shape[-1:], weight.shape, weight.shape[:1])
+    dx = x.new_empty(x.shape if needs[0] or of_norm else 0)
+    full = dict(dtype=torch.float32)
+    return [dx, *(x.new_zeros(s if c else 0, **full) for s, c in zip(shapes, computed))]
+
+
+def _as_parameters(grads: list[Tensor], gain: Tensor | None, weight: Tensor) -> list[Tensor]:
+    dtypes = 2 * [weight.dtype if gain is None else gain.dtype] + 2 * [weight.dtype]
+    return [grads[0], *(grad.to(dtype) for grad, dtype in zip(grads[1:], dtypes))]
+
+
+def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    *tensors, residual, ctx.eps, ctx.half = inputs
+    ctx.residual = None if residual is None else residual.dtype
+    ctx.dtype = output.dtype
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
+    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+    needs = list(ctx.needs_input_grad[:5])
+    if torch.is_grad_enabled():  # a second derivative may follow
+        grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
+    else:
+        with autocast_off("cpu"):
+            grads = torch.ops.vil.linear_gradient(
+                *saved[:4], dy.to(ctx.dtype), ctx.eps, ctx.half, needs
+            )
+    of_residual = None if ctx.residual is None else dy.to(ctx.residual)
+    grads = (grad if needed else None for grad, needed in zip(grads, needs))
+    return *grads, of_residual, None, None
+
+
+def _differentiable_gradients(
+    saved: Sequence[Tensor | None], eps: float, half: bool, dy: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Compute the gradients of x, gain, shift, weight and bias with PyTorch's operators."""
+    x, gain, shift, weight, bias = saved
+    norm = None if gain is None else Norm(gain, shift, eps)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        y = linear_torch(x, weight, bias, norm=norm)
+    inputs = [t for t, needed in zip(saved, needs) if needed]
+    if not inputs:
+        return [None] * len(saved)
+    found = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
+    return [next(found) if needed else None for needed in needs]
+
+
+_linear.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+class _Call(ctypes.Structure):
+    """The C structure `LinearCall` of linear.h: the arguments of a pass of the native library."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "dy", "residual", "y", "dx")),
+        *((name, ctypes.c_void_p) for name in ("gain", "shift", "weight", "bias")),
+        *((name, ctypes.c_void_p) for name in ("dgain", "dshift", "dweight", "dbias")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "threads")),
+        *((name, ctypes.c_int64) for name in ("compute_bfloat16", "x_bfloat16", "y_bfloat16")),
+        ("eps", ctypes.c_double),
+    ]
+
+
+def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
+    """Return the parameters that are given as contiguous float32 tensors, by field name of
+    `_Call`."""
+    given = {name: w for name, w in parameters.items() if w is not None}
+    return {name: w.detach().float().contiguous() for name, w in given.items()}
+
+
+def _call(tensors: dict[str, Tensor], half: bool, eps: float, *, is_backward: bool = False) -> None:
+    """Call the native library, which writes to y, or to the gradients.
+
+    tensors: inputs and results, contiguous, by field name of `_Call`. half: whether to multiply in
+    bfloat16.
+    """
+    x, (outputs, inputs) = tensors["x"], tensors["weight"].shape
+    y = tensors["dy" if is_backward else "y"]
+    numbers = _Call(
+        rows=x.numel() // inputs, inputs=inputs, outputs=outputs,
+        threads=torch.get_num_threads(), compute_bfloat16=half,
+        x_bfloat16=x.dtype == torch.bfloat16, y_bfloat16=y.dtype == torch.bfloat16, eps=eps,
+        **{name: t.data_ptr() for name, t in tensors.items()},
+    )  # fmt: skip
+    library.call("vil_linear", numbers, is_backward)
+
+
+@register_flop_formula(torch.ops.vil.linear)
+def _flops(
+    x_shape: Sequence[int], gain: Any, shift: Any, weight_shape: Sequence[int], *args: Any,
+    **kwargs: Any,
+) -> int:  # fmt: skip
+    return 2 * torch.Size(x_shape).numel() * weight_shape[0]
+
+
+@register_flop_formula(torch.ops.vil.linear_gradient)
+def _gradient_flops(
+    x_shape: Sequence[int], gain: Any, shift: Any, weight_shape: Sequence[int],
+    dy_shape: Sequence[int], eps: float, half: bool, needs: Sequence[bool], **kwargs: Any,
+) -> int:  # fmt: skip
+    num_matmuls = any(needs[:3]) + needs[3]
+    return _flops(x_shape, gain, shift, weight_shape) * num_matmuls

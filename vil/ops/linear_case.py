@@ -1,0 +1,118 @@
+"""When linear layers and MLPs on a CPU are computed by compiled C++ code.
+
+Shapes: ... leading dimensions, C channels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vil.ops.attention_case import next_power_of_2
+from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
+from vil.utils.transforms import is_exporting, is_transformed
+
+DTYPES = (torch.float32, torch.bfloat16)
+CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
+MLP = "mlp"
+NAMES = {  # of the kinds of calls
+    "linear": "linear layer",
+    "norm linear": "norm and linear layer",
+    "linear residual": "linear layer and residual",
+    "norm linear residual": "norm, linear layer and residual",
+    MLP: "norm and MLP",
+}
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """The static properties of a linear layer's or an MLP's call, from which its backend is
+    selected.
+
+    kind: a key of NAMES: a linear layer, after a layer norm ("norm") and before a residual
+        connection ("residual"); or a layer norm and an MLP.
+    tokens: number of tokens of all images.
+    dim: number of channels of a token.
+    features: number of output features of the linear layer, or of hidden channels of the MLP.
+    dtype: dtype of the matmuls, for example the autocast dtype.
+    needs_grad: whether autograd is enabled.
+    """
+
+    kind: str
+    tokens: int
+    dim: int
+    features: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    needs_grad: bool = True
+
+    def bucket(self) -> str:
+        """Return the key of this case in the tuning cache, which stores the fastest backend.
+
+        The number of tokens in the key is rounded up to a power of two, so that similar cases share
+        a key.
+        """
+        phase = "training" if self.needs_grad else "evaluation"
+        dtype = f"{self.dtype} {self.device}".removeprefix("torch.")
+        tokens = next_power_of_2(self.tokens)
+        return f"{self.kind} {self.dim}->{self.features}, {tokens} tokens, {dtype}, {phase}"
+
+    def unsupported(self) -> list[str]:
+        """Return the reasons why the C++ backend does not support this case; an empty list if it
+        does."""
+        half = self.dtype == torch.bfloat16
+        checks = {
+            f"it needs a CPU, not {self.device}": self.device != "cpu",
+            f"it computes in float32 and bfloat16, not in {str(self.dtype)[6:]}": self.dtype
+            not in DTYPES,
+            "bfloat16 needs a CPU with AVX512-BF16": half and not library.has_bfloat16(),
+            f"channels must be multiples of {CHANNELS_UNIT}": self.dim % CHANNELS_UNIT > 0
+            or self.features % CHANNELS_UNIT > 0,
+            library.obstacle(): library.obstacle() != "",
+        }
+        return [text for text, applies in checks.items() if applies]
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a linear layer's matmul: x.dtype, or the autocast dtype if enabled."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def choose(case: LinearCase) -> str:
+    """Return the backend for a case: "native" if tuning found it fastest and it can run, else
+    "torch"."""
+    if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
+        return "torch"
+    return "native"
+
+
+def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> bool:
+    """Whether to compute a call for x (..., C) with the C++ backend.
+
+    kind, features: as in `LinearCase`. weights: the parameters of the layers. False under
+    torch.compile, which fuses PyTorch's operators itself.
+    """
+    if not CHOICES or x.device.type != "cpu" or x.dtype not in DTYPES:
+        return False
+    if torch.compiler.is_compiling() or is_exporting():
+        return False
+    dim, grad = x.shape[-1], torch.is_grad_enabled()
+    case = LinearCase(kind, x.numel() // dim, dim, features, compute_dtype(x), "cpu", grad)
+    return choose(case) == "native" and not is_transformed(x, *weights)
+
+
+def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
+    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens, and
+    it can run.
+
+    The arguments are as in `LinearCase`.
+    """
+    case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
+    sizes, _, rest = case.bucket().partition(" 1 tokens")
+    is_chosen = any(
+        name == "native" and bucket.startswith(sizes) and bucket.endswith(rest)
+        for bucket, name in CHOICES.items()
+    )
+    return is_chosen and not (case.unsupported() or library.prepare())

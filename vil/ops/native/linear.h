@@ -1,0 +1,211 @@
+// A linear layer for rows of tokens, after a layer norm and before a residual connection if wanted:
+// y = norm(x) W^T + b + residual.
+//
+// The weight is packed once per call. Blocks of rows go through all steps while they are in the
+// cache. Each task adds up the gradients of the weight and the bias for its
+// rows.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "norm.h"
+#include "panels.h"
+
+namespace vil {
+
+struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
+  const void *x, *dy, *residual;  // (rows, inputs), (rows, outputs), null or (rows, outputs)
+  void *y, *dx;                   // (rows, outputs), (rows, inputs); dx is null if not needed
+  const float *gain, *shift;      // (inputs,) of the norm, or null
+  const float *weight, *bias;     // (outputs, inputs), (outputs,); the bias may be null
+  float *dgain, *dshift, *dweight, *dbias;  // null if not needed; those of the norm need dx
+  int64_t rows, inputs, outputs, threads;
+  int64_t compute_bfloat16, x_bfloat16, y_bfloat16;  // operands; x and dx; y, dy and residual
+  double eps;
+};
+
+constexpr int64_t LINEAR_UNITS = 32768;  // of the wider of inputs and outputs of a block
+constexpr int64_t LINEAR_TASKS = 2;      // of a thread in the forward pass
+constexpr int64_t MIN_ROWS = 64;  // of a block, for which the weights are read from the cache once
+constexpr int64_t MIN_BACKWARD_ROWS = 192;  // the gradients of the weights are also written once
+
+// Write the sum of a part of all tasks, the floats `first` to `first + count`, to the same place of
+// `out`.
+template <class Sums>
+void sum_tasks(
+    const std::vector<Sums>& tasks, std::vector<float> Sums::*part, int64_t first, int64_t count,
+    float* out) {
+  for (int64_t j = first; j < first + count; j += LANES) {
+    Vector total = load((tasks[0].*part).data() + j);
+    for (size_t i = 1; i < tasks.size(); ++i) total = total + load((tasks[i].*part).data() + j);
+    store(out + j, total);
+  }
+}
+
+inline void add_row(float* to, const float* row, int64_t width) {
+  for (int64_t j = 0; j < width; j += LANES) store(to + j, load(to + j) + load(row + j));
+}
+
+struct LinearScratch {  // of a thread
+  Buffer x, dy, row, normed, product, operand, joined, turned, sums;
+  std::vector<Moments> moments;
+
+  bool is_large() const { return product.capacity() + joined.capacity() > KEPT_UNITS; }
+};
+
+// The gradients of the parameters in one task.
+struct LinearSums {
+  std::vector<float> dgain, dshift, dweight, dbias;
+  explicit LinearSums(const LinearCall& call)
+      : dgain(call.dgain ? call.inputs : 0), dshift(call.dgain ? call.inputs : 0),
+        dweight(call.dweight ? call.outputs * call.inputs : 0),
+        dbias(call.dbias ? call.outputs : 0) {}
+};
+
+// Rows from `first` on, block by block. In: the elements of x and dx. Out: those of y and dy.
+template <class Type, class In, class Out>
+class LinearTask {
+ public:
+  LinearTask(
+      const LinearCall& call, const Panels<Type>& weight, LinearScratch& scratch, int64_t rows)
+      : call(call), weight(weight), scratch(scratch), rows(rows), inputs(call.inputs),
+        outputs(call.outputs), widest(std::max(inputs, outputs)) {
+    scratch.moments.resize(rows);
+  }
+
+  void forward(int64_t first, int64_t last) {
+    for (int64_t top = first; top < last; top += rows) {
+      const int64_t count = std::min(rows, last - top);
+      const Matrix x = inputs_from(top, count);
+      Out* y = static_cast<Out*>(call.y) + top * outputs;
+      float* product;
+      if constexpr (std::is_same_v<Out, float>) product = y;
+      else product = scratch.product.take(rows * widest);
+      weight.multiply(count, x, {product, outputs});
+      for (int64_t i = 0; i < count; ++i, product += outputs) {
+        if (call.bias) add_row(product, call.bias, outputs);
+        if (call.residual) {
+          const Out* residual = static_cast<const Out*>(call.residual) + (top + i) * outputs;
+          add_row(product, as_floats(residual, outputs), outputs);
+        }
+        if constexpr (!std::is_same_v<Out, float>) write_row(product, outputs, y + i * outputs);
+      }
+    }
+  }
+
+  void backward(int64_t first, int64_t last, LinearSums& sums) {
+    for (int64_t top = first; top < last; top += rows) {
+      const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
+      const Out* grads = static_cast<const Out*>(call.dy) + top * outputs;
+      // first the sums of a block, because the rounding error grows with the number of terms
+      float* dbias = scratch.sums.take(outputs + 2 * inputs);
+      float *dgain = dbias + outputs, *dshift = dgain + inputs;
+      std::fill_n(dbias, outputs + 2 * inputs, 0.0f);
+      for (int64_t i = 0; call.dbias && i < count; ++i)
+        add_row(dbias, as_floats(grads + i * outputs, outputs), outputs);
+      if (call.dbias) add_row(sums.dbias.data(), dbias, outputs);
+      const Matrix dy = operand(grads, count, outputs, scratch.dy);
+      const Matrix x = inputs_from(top, count);
+      if (call.dweight) {
+        const Matrix left{scratch.turned.take(outputs * (rows + LANES)), rows + LANES};
+        transpose({join(dy, outputs, pairs), outputs}, pairs, outputs, left);
+        const Matrix right{join(x, inputs, pairs), inputs};
+        multiply<Type>(outputs, inputs, pairs, left, right, {sums.dweight.data(), inputs}, true);
+      }
+      if (!call.dx) continue;
+      float* product = scratch.product.take(rows * widest);
+      weight.multiply(count, dy, {product, inputs});
+      for (int64_t i = 0; i < count; ++i, product += inputs) {
+        if (call.gain)
+          differentiate_norm(scratch.x.get() + i * inputs, product, inputs, scratch.moments[i],
+                             call.gain, dgain, dshift);
+        write_row(product, inputs, static_cast<In*>(call.dx) + (top + i) * inputs);
+      }
+      if (!call.gain) continue;
+      add_row(sums.dgain.data(), dgain, inputs);
+      add_row(sums.dshift.data(), dshift, inputs);
+    }
+  }
+
+ private:
+  const LinearCall& call;
+  const Panels<Type>& weight;
+  LinearScratch& scratch;
+  const int64_t rows, inputs, outputs, widest;
+
+  // Return rows of x, normalized if wanted, as an operand.
+  Matrix inputs_from(int64_t top, int64_t count) {
+    const In* in = static_cast<const In*>(call.x) + top * inputs;
+    if (!call.gain) return operand(in, count, inputs, scratch.operand);
+    float *x = scratch.x.take(rows * inputs), *normed = scratch.normed.take(rows * inputs);
+    for (int64_t i = 0; i < count; ++i) {
+      read_row(in + i * inputs, inputs, x + i * inputs);
+      scratch.moments[i] = normalize(x + i * inputs, inputs, call.eps, call.gain, call.shift,
+                                     normed + i * inputs);
+    }
+    return operand(normed, count, inputs, scratch.operand);
+  }
+
+  // Return rows as an operand: where they are, or converted. An odd row is followed by zeros.
+  template <class Element>
+  Matrix operand(const Element* in, int64_t count, int64_t width, Buffer& buffer) {
+    const int64_t units = width / Type::PAIR;
+    if constexpr (std::is_same_v<typename Type::Element, Element>)
+      if (count % Type::PAIR == 0)
+        return {const_cast<float*>(reinterpret_cast<const float*>(in)), units};
+    float* out = buffer.take((rows + 1) * units + LANES);
+    for (int64_t i = 0; i < count; ++i)
+      write_row(as_floats(in + i * width, width), width,
+                reinterpret_cast<typename Type::Element*>(out + i * units));
+    if (count % Type::PAIR) std::memset(out + count * units, 0, units * sizeof(float));
+    return {out, units};
+  }
+
+  const float* as_floats(const float* row, int64_t) { return row; }
+
+  const float* as_floats(const uint16_t* row, int64_t width) {
+    float* out = scratch.row.take(widest + LANES);
+    read_row(row, width, out);
+    return out;
+  }
+
+  // Return rows joined in pairs.
+  float* join(Matrix in, int64_t width, int64_t pairs) {
+    if constexpr (Type::PAIR == 1) return in.data;
+    float* out = scratch.joined.take((rows / 2 + 1) * widest);
+    join_rows<Type>(in.data, 2 * pairs, width, out);
+    return out;
+  }
+};
+
+template <class Type, class In, class Out>
+void linear(const LinearCall& call, bool is_backward) {
+  Panels<Type> weight;
+  if (!is_backward) weight.pack_transposed(call.weight, call.outputs, call.inputs, call.threads);
+  else if (call.dx) weight.pack_rows(call.weight, call.outputs, call.inputs, call.threads);
+  const int64_t fitting = LINEAR_UNITS / std::max(call.inputs, call.outputs) / 2 * 2;
+  const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
+  const int64_t blocks = divide_up(call.rows, size), each = is_backward ? 1 : LINEAR_TASKS;
+  const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);
+  std::vector<LinearSums> sums;
+  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
+  parallel<LinearScratch>(tasks, call.threads, [&](int64_t i, LinearScratch& scratch) {
+    const int64_t first = i * blocks / tasks * size;
+    const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
+    LinearTask<Type, In, Out> task(call, weight, scratch, size);
+    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
+  });
+  if (sums.empty()) return;
+  if (call.dgain) {
+    sum_tasks(sums, &LinearSums::dgain, 0, call.inputs, call.dgain);
+    sum_tasks(sums, &LinearSums::dshift, 0, call.inputs, call.dshift);
+  }
+  if (call.dbias) sum_tasks(sums, &LinearSums::dbias, 0, call.outputs, call.dbias);
+  if (!call.dweight) return;
+  parallel<PackScratch>(call.outputs, call.threads, [&](int64_t i, PackScratch&) {
+    sum_tasks(sums, &LinearSums::dweight, i * call.inputs, call.inputs, call.dweight);
+  });
+}
+
+}  // namespace vil

@@ -1,0 +1,163 @@
+"""Find the fastest backend of a linear layer or an MLP for a shape by measuring all backends."""
+
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vil.ops.dispatch import CHOICES
+from vil.ops.linear import Norm, linear_native, linear_torch
+from vil.ops.linear_case import MLP, LinearCase
+from vil.ops.mlp import MlpWeights, norm_mlp_native, norm_mlp_torch
+from vil.ops.native import library
+from vil.ops.tuning.tuner import LIMITS, ROUNDS, Trial
+from vil.utils.errors import one_line
+from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
+
+EPS = 1e-6
+CHECKED_TOKENS = 257  # an incomplete block in every backend
+
+
+Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]  # of the tokens, and the weights by name
+MLPS = {"torch": norm_mlp_torch, "native": norm_mlp_native}
+LINEARS = {"torch": linear_torch, "native": linear_native}
+
+
+def backends(case: LinearCase) -> dict[str, Compute]:
+    """Return {backend: function that computes the case}."""
+    if case.kind == MLP:
+        return {name: partial(_run_mlp, compute) for name, compute in MLPS.items()}
+    return {name: partial(_run_linear, compute) for name, compute in LINEARS.items()}
+
+
+def _run_mlp(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    return compute(x, MlpWeights(**weights), eps=EPS, residual=True)
+
+
+def _run_linear(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    w, norm = weights, None
+    if "gain" in w:
+        norm = Norm(w["gain"], w["shift"], EPS)
+    return compute(x, w["weight"], w["bias"], norm=norm, residual=w.get("residual"))
+
+
+def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of the weights of a case, and of its residual."""
+    dim, features = case.dim, case.features
+    norm = {"gain": (dim,), "shift": (dim,)}
+    if case.kind == MLP:
+        first = {"weight1": (features, dim), "bias1": (features,)}
+        return norm | first | {"weight2": (dim, features), "bias2": (dim,)}
+    shapes = {"weight": (features, dim), "bias": (features,)}
+    if "norm" in case.kind:
+        shapes |= norm
+    return shapes | ({"residual": (case.tokens, features)} if "residual" in case.kind else {})
+
+
+def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
+    """Measure the backends on a case, and store the fastest one in CHOICES.
+
+    rounds: how often each backend is timed. Returns usable backends, fastest first, then rejected
+    backends with the reason.
+    """
+    reasons = {"torch": "", "native": reason_against_native(case)}
+    tensors = make_tensors(case)
+    candidates = {
+        name: _candidate(compute, case, *tensors)
+        for name, compute in backends(case).items()
+        if not reasons[name]
+    }
+    device = torch.device(case.device)
+    times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
+    trials = []
+    for name, measured in times.items():
+        passes = (statistics.median(column) for column in (measured.forward, measured.backward))
+        trials.append(Trial(name, "", *passes, peak_bytes(candidates[name], device)[0]))
+    reasons |= {name: f"failed: {reason}" for name, reason in failed.items()}
+    trials.sort(key=lambda trial: trial.seconds)
+    if trials:
+        CHOICES[case.bucket()] = trials[0].name
+    return trials + [Trial(name, reason) for name, reason in reasons.items() if reason]
+
+
+def reason_against_native(case: LinearCase) -> str:
+    """Return why the C++ backend is rejected for a case; "" if it is usable.
+
+    It is rejected if it cannot run the case or if its results are wrong.
+    """
+    if reasons := case.unsupported() or library.prepare():
+        return "; ".join(reasons)
+    try:
+        return _find_mismatch(replace(case, tokens=min(case.tokens, CHECKED_TOKENS)))
+    except RuntimeError as error:
+        return f"failed: {one_line(error)}"
+
+
+def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return random (x, {name: weight}, gradient of the output) for a case.
+
+    All are in float32, because a model's tokens are float32 under autocast too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    outputs = case.dim if case.kind == MLP else case.features
+    shapes = {"x": (case.tokens, case.dim), **_shapes(case), "cotangent": (case.tokens, outputs)}
+    tensors = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator).to(case.device)
+        tensors[name] = drawn / shape[-1] ** 0.5 if name.startswith("weight") else drawn
+    cotangent = tensors.pop("cotangent")
+    for tensor in tensors.values():
+        tensor.requires_grad_(case.needs_grad)
+    return tensors.pop("x"), tensors, cotangent
+
+
+def _autocast(case: LinearCase) -> AbstractContextManager:
+    half = case.dtype != torch.float32
+    return torch.autocast(case.device, case.dtype if half else None, enabled=half)
+
+
+def _candidate(
+    compute: Compute, case: LinearCase, x: Tensor, weights: dict[str, Tensor], cotangent: Tensor
+) -> Candidate:
+    """Return the passes to time: a backend's forward pass and, in training, its backward pass."""
+
+    def forward() -> Tensor:
+        with torch.set_grad_enabled(case.needs_grad), _autocast(case):
+            return compute(x, weights)
+
+    def backward(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, (x, *weights.values()), cotangent.to(out.dtype))
+
+    return Candidate(forward, backward if case.needs_grad else None)
+
+
+def _find_mismatch(case: LinearCase) -> str:
+    """Compare the C++ backend with float64, and describe the first wrong tensor; "" if none is.
+
+    The tensors are the output and the gradients. A tensor is wrong if its error is larger than a
+    small multiple of the error of PyTorch's operators.
+    """
+    case = replace(case, device="cpu", needs_grad=True)
+    x, weights, cotangent = make_tensors(case)
+    names = ["out", "dx", *(f"d{name}" for name in weights)]
+
+    def results(compute: Compute, x: Tensor, weights: dict[str, Tensor]) -> list[Tensor]:
+        out = compute(x, weights)
+        inputs = (x, *weights.values())
+        return [out, *torch.autograd.grad(out, inputs, cotangent.to(out.dtype))]
+
+    x_exact, *others = (t.detach().double().requires_grad_() for t in (x, *weights.values()))
+    wanted = results(backends(case)["torch"], x_exact, dict(zip(weights, others)))
+    with _autocast(case):
+        plain, found = (results(compute, x, weights) for compute in backends(case).values())
+    for name, right, near, value in zip(names, wanted, plain, found):
+        error = float((value.detach() - right.detach()).abs().max())
+        bound = 4 * float((near.detach() - right.detach()).abs().max())
+        bound += 8 * torch.finfo(torch.float32).eps * float(right.detach().abs().max())
+        if not error <= bound:
+            return f"wrong: {name} is off by {error:.1e} (bound {bound:.1e}, {case.dtype})"
+    return ""
