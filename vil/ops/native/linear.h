@@ -27,7 +27,7 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
 
 constexpr int64_t LINEAR_UNITS = 32768;  // of the wider of inputs and outputs of a block
 constexpr int64_t LINEAR_TASKS = 2;      // of a thread in the forward pass
-constexpr int64_t MIN_ROWS = 64;  // of a block, for which the weights are read from the cache once
+constexpr int64_t MIN_ROWS = 128;  // of a block, for which the weights are read from the cache once
 constexpr int64_t MIN_BACKWARD_ROWS = 192;  // the gradients of the weights are also written once
 
 // Write the sum of a part of all tasks, the floats `first` to `first + count`, to the same place of
@@ -164,11 +164,13 @@ class LinearTask {
 
   const float* as_floats(const float* row, int64_t) { return row; }
 
+#if defined(__AVX512BF16__)
   const float* as_floats(const uint16_t* row, int64_t width) {
     float* out = scratch.row.take(widest + LANES);
     read_row(row, width, out);
     return out;
   }
+#endif
 
   // Return rows joined in pairs.
   float* join(Matrix in, int64_t width, int64_t pairs) {

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "gelu.h"
 #include "linear.h"
 
 namespace vil {
@@ -23,52 +24,7 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
 
 constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
 constexpr int64_t MLP_TASKS = 2;         // of a thread in the forward pass
-
-inline Vector absolute(Vector x) { return larger(x, fill(0.0f) - x); }
-
-#if defined(__AVX512F__)
-inline Vector smaller(Vector a, Vector b) { return _mm512_min_ps(a, b); }
-inline Vector where_negative(Vector x, Vector yes, Vector no) {
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, fill(0.0f), _CMP_LT_OQ), no, yes);
-}
-#else
-inline Vector smaller(Vector a, Vector b) { return _mm256_min_ps(a, b); }
-inline Vector where_negative(Vector x, Vector yes, Vector no) {
-  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(x, fill(0.0f), _CMP_LT_OQ));
-}
-#endif
-
-// The normal distribution at x, and its density: the density is exp(-x^2 / 2) / sqrt(2 pi), and the
-// tail beyond |x| is the density times a polynomial of 1 / (1 + |x| / sqrt(8)), which was fitted to
-// the scaled complementary error function with a relative error of 5e-8.
-struct Normal {
-  Vector below, density;
-};
-
-inline Normal normal(Vector x) {
-  const Vector size = absolute(x), half = fill(-0.5f) * x;
-  const Vector power = exponential(half * x);
-  const Vector t = fill(1.0f) / multiply_add(size, fill(0.35355339f), fill(1.0f));
-  Vector y = fill(-0.0588478662f);
-  for (float term : {0.283491264f, -0.484944214f, 0.275471099f, -0.0248249561f, 0.201918886f,
-                     0.243299669f, 0.282348086f, 0.28208799f})
-    y = multiply_add(y, t, fill(term));
-  const Vector tail = power * (y * t) * fill(0.5f);
-  return {where_negative(x, tail, fill(1.0f) - tail), power * fill(0.39894228f)};
-}
-
-// Return GELU(x) = x * below. In bfloat16, `below` is 1/2 plus an odd polynomial, which is 1/2 at
-// 4.25 and was fitted so that the error of GELU is at most 6e-5: less than it is rounded later.
-template <class Type>
-Vector gelu(Vector x) {
-  if constexpr (Type::PAIR == 1) return x * normal(x).below;
-  const Vector u = smaller(larger(x * fill(1 / 4.25f), fill(-1.0f)), fill(1.0f)), square = u * u;
-  Vector y = fill(1.10796154f);
-  for (float term : {-7.22363853f, 20.4337006f, -33.2868156f, 35.025692f, -25.3718662f,
-                     13.1758156f, -5.05506706f, 1.69421732f})
-    y = multiply_add(y, square, fill(term));
-  return x * multiply_add(u, y, fill(0.5f));
-}
+constexpr int64_t LARGE_UNITS = 1 << 19;  // of weights
 
 // The weights of a call as right-hand operands: those of the linear layers transposed, in the
 // backward pass also as they are.
@@ -123,7 +79,7 @@ class MlpTask {
         float* row = inner.from(i, 0).data;
         for (int64_t j = 0; j < hidden; j += LANES) {
           const Vector x = load(row + j) + load(call.bias1 + j);
-          store(row + j, gelu<Type>(x));
+          store(row + j, Gelu<Type>(x).value());
         }
         if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), hidden);
       }
@@ -145,7 +101,7 @@ class MlpTask {
     for (int64_t top = first; top < last; top += rows) {
       const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
       Matrix inner = hidden_rows(top, count);
-      Matrix grads{scratch.dhidden.take(rows * hidden + LANES), hidden};
+      Matrix grads{scratch.dhidden.take(rows * wide + LANES), wide};
       Matrix dy{copy_gradients(top, count), units};
       weights.second_rows.multiply(count, dy, grads);
       differentiate_gelu(inner, grads, count, sums);
@@ -158,7 +114,7 @@ class MlpTask {
           for (int64_t i = 0; i < count; i += 2)
             convert_pair(x->from(i, 0).data, i + 1 < count ? x->from(i + 1, 0).data : nullptr,
                          x->from(i, 0).data, hidden);
-          x->stride = 2 * hidden;
+          x->stride = 2 * wide;
         }
       }
       weights.first_rows.multiply(count, left, dnormed);
@@ -175,6 +131,7 @@ class MlpTask {
   const MlpWeights<Type>& weights;
   MlpScratch& scratch;
   const int64_t dim, hidden, units, rows;
+  const int64_t wide = hidden + LANES;  // the stride of rows, which would else share cache sets
 
   // Normalize rows, and return the outputs of the first linear layer without its bias.
   Matrix hidden_rows(int64_t top, int64_t count) {
@@ -186,7 +143,7 @@ class MlpTask {
       normalize(i, row, reinterpret_cast<typename Type::Element*>(normed + i * units));
     }
     if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
-    Matrix out{scratch.hidden.take(rows * hidden + LANES), hidden};
+    Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
     weights.first.multiply(count, {normed, units}, out);
     return out;
   }
@@ -215,9 +172,9 @@ class MlpTask {
       float *row = inner.from(i, 0).data, *grad = grads.from(i, 0).data;
       for (int64_t j = 0; j < hidden; j += LANES) {
         const Vector x = load(row + j) + load(call.bias1 + j);
-        const Normal at = normal(x);
-        const Vector dx = load(grad + j) * multiply_add(x, at.density, at.below);
-        store(row + j, x * at.below);
+        const Gelu<Type> gelu(x);
+        const Vector dx = load(grad + j) * gelu.slope();
+        store(row + j, gelu.value());
         store(grad + j, dx);
         float* total = sums.dbias1.data() + j;
         store(total, load(total) + dx);
@@ -251,9 +208,12 @@ class MlpTask {
   }
 };
 
-// How many rows go through all layers at a time.
+// How many rows go through all layers at a time: more, where each block reads the weights from the
+// last level of the cache.
 inline int64_t block_rows(const MlpCall& call, bool backward) {
-  return std::max(HIDDEN_UNITS / call.hidden / 2 * 2, backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
+  const bool large = 2 * call.dim * call.hidden > LARGE_UNITS;
+  const int64_t least = backward ? MIN_BACKWARD_ROWS : large ? MIN_ROWS : MIN_ROWS / 2;
+  return std::max(HIDDEN_UNITS / call.hidden / 2 * 2, least);
 }
 
 // Write the sums of all tasks as gradients.
