@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import vil
+from vil.layers.fused_attention import PackedProjections
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear_case import MLP, LinearCase
+from vil.ops.linear_case import MLP, NORM_LINEAR, LinearCase
 from vil.ops.native import library
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
@@ -226,6 +227,41 @@ def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, mo
     torch.testing.assert_close(elsewhere(images), expected, **near)
 
 
-def test_mlps_on_other_devices_are_not_packed(tuned_mlp):
+@pytest.fixture
+def tuned_projections():
+    """Compiled code is the fastest for the projections of the first stage's attention."""
+    if library.obstacle():
+        pytest.skip(library.obstacle())
+    for dtype in DTYPES:
+        case = LinearCase(NORM_LINEAR, 2 * 65, 16, 48, dtype, needs_grad=False)
+        CHOICES[case.bucket()] = "native"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_projections_that_compiled_code_computes_faster_are_packed(
+    dtype, tuned_projections, monkeypatch
+):
+    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
+    fast = vil.optimize_for_inference(model, dtype=dtype)
+    expected = model.to(dtype)(images.to(dtype)).float()
+    near = dict(rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * expected.abs().max())
+    (attn,) = (m for m in fast.modules() if isinstance(getattr(m, "packed", None), nn.Module))
+    assert {type(m) for m in attn.children() if isinstance(m, nn.Linear)} == {nn.Linear}
+    with FlopCounterMode(display=False) as counter:
+        found = fast(images)
+    torch.testing.assert_close(found, expected, **near)
+    flops = counter.get_flop_counts()["Global"][torch.ops.vil.linear]
+    assert flops == 2 * 130 * 16 * (48 + 16)
+    for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(one(images), found)
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    assert not attn.packed.can_run(torch.randn(2, 65, 16, dtype=other))
+    monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
+    elsewhere = pickle.loads(pickle.dumps(fast))
+    torch.testing.assert_close(elsewhere(images), expected, **near)
+
+
+def test_modules_on_other_devices_are_not_packed(tuned_mlp, tuned_projections):
     fast = vil.optimize_for_inference(SMALL["vil"]().to("meta"))
-    assert not any(isinstance(module, PackedMlp) for module in fast.modules())
+    assert not any(isinstance(m, PackedMlp | PackedProjections) for m in fast.modules())

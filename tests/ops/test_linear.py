@@ -12,7 +12,7 @@ from vil.layers.attention import build_attention
 from vil.layers.block import Block
 from vil.layers.fused_attention import can_fuse
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear import Norm, linear, linear_native, linear_torch
+from vil.ops.linear import Norm, linear, linear_native, linear_torch, pack_weight
 from vil.ops.linear_case import MLP, NAMES, LinearCase, choose
 from vil.ops.native import library
 from vil.ops.tuning import linear_tuner
@@ -126,6 +126,16 @@ def test_one_gradient_alone(needed):
         for f in (linear_torch, linear_native)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_packed_weights_give_the_same_outputs_but_no_gradients():
+    x, weight = torch.randn(33, 48, requires_grad=True), torch.randn(80, 48)
+    packed = pack_weight(weight, half=False)
+    out = linear_native(x, packed, packed=True)
+    assert torch.equal(out, linear_native(x, weight))
+    with pytest.raises(RuntimeError, match="packed weight has no gradients"):
+        out.sum().backward()
 
 
 @needs_compiler

@@ -18,8 +18,15 @@ from vil.layers.fused_attention import can_fuse
 from vil.layers.linear import is_plain
 from vil.models.vision_longformer import MsViT
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear import kind_of
-from vil.ops.linear_case import MLP, NAMES, LinearCase, choose
+from vil.ops.linear_case import (
+    LINEAR,
+    LINEAR_RESIDUAL,
+    MLP,
+    NAMES,
+    NORM_LINEAR,
+    LinearCase,
+    choose,
+)
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
 
@@ -74,11 +81,11 @@ def _operations(block: Block, needs_grad: bool) -> Iterator[tuple[str, int, int]
     dim = block.attn.dim
     drops = needs_grad and isinstance(block.drop_path, DropPath)
     if can_fuse(block.norm1, block.attn):
-        yield kind_of(norm=True, residual=None), dim, 3 * dim
-        yield kind_of(norm=None, residual=None if drops else True), dim, dim
+        yield NORM_LINEAR, dim, 3 * dim
+        yield LINEAR if drops else LINEAR_RESIDUAL, dim, dim
     else:
         for layer in filter(is_plain, block.attn.children()):
-            yield kind_of(norm=None, residual=None), layer.in_features, layer.out_features
+            yield LINEAR, layer.in_features, layer.out_features
     if weights := mlp_weights(block.norm2, block.mlp):
         yield MLP, *weights.weight1.shape[::-1]
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from vil.layers.block import Block, mlp_weights
+from vil.layers.fused_attention import PackedProjections, can_fuse
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack, has_hooks
-from vil.ops.linear_case import MLP, is_tuned_native
+from vil.ops.linear_case import MLP, NORM_LINEAR, is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
@@ -72,7 +73,7 @@ def optimize_for_inference(
             f"optimize_for_inference: dtype must be a floating-point type, not {dtype}"
         )
     fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
-    kept = set() if compile else _pack_mlps(fast, dtype)
+    kept = set() if compile else _pack_blocks(fast, dtype)
     for module in [module for module in fast.modules() if module not in kept]:
         fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
@@ -107,11 +108,17 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
     return child
 
 
-def _pack_mlps(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Pack the MLPs of vil's transformer blocks for which compiled C++ code is tuned, see
-    `vil.ops.mlp`. Returns the modules of these MLPs."""
+def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
+    """Pack the projections and MLPs of vil's transformer blocks for which compiled C++ code is
+    tuned, see `vil.ops.linear` and `vil.ops.mlp`. Returns the packed modules."""
     packed = set()
-    for block in (module for module in model.modules() if isinstance(module, Block)):
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        norm, attn = block.norm1, block.attn
+        on_cpu = norm.weight.device.type == "cpu"
+        tuned = on_cpu and is_tuned_native(NORM_LINEAR, attn.dim, 3 * attn.dim, dtype)
+        if tuned and can_fuse(norm, attn):
+            packed.update(layer for layer in attn.children() if isinstance(layer, nn.Linear))
+            attn.packed = PackedProjections(norm, attn)
         weights = mlp_weights(block.norm2, block.mlp)
         if not weights or weights.weight1.device.type != "cpu":
             continue

@@ -16,7 +16,7 @@ from vil.layers.fused_attention import attend_fused, is_fused
 from vil.layers.linear import has_hooks, has_plain_type
 from vil.layers.packed_linear import PackedMlp
 from vil.layers.padding import Grid
-from vil.ops.dispatch import CHOICES
+from vil.ops.linear_case import MLP, is_native
 from vil.ops.mlp import MlpWeights, norm_mlp
 from vil.utils.lookup import lookup
 
@@ -79,12 +79,13 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Calls `vil.ops.mlp.norm_mlp` if tuned backends are loaded and `mlp_weights` finds the
+    Calls `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` finds the
     parameters. Otherwise calls the modules. The norm is part of a `PackedMlp`.
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)
-    if CHOICES and (weights := mlp_weights(norm, mlp)):
+    native = type(mlp) is Mlp and is_native(MLP, x, mlp.fc1.out_features)
+    if native and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)
     y = mlp(norm(x))
     return x + y if residual else y
@@ -101,7 +102,7 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
     replaced = any(type(getattr(mlp, name)) not in kinds for name, kinds in KINDS.items())
     if replaced or mlp.act.approximate != "none":
         return None
-    modules = (norm, *mlp.modules())
+    modules = (norm, mlp, *(getattr(mlp, name) for name in KINDS))
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in modules)
     layers = (norm, mlp.fc1, mlp.fc2)
     tensors = [x for layer in layers for x in (layer.weight, layer.bias)]

@@ -6,6 +6,9 @@ residual connection together with the output projection (`vil.ops.linear`).
 Shapes: B batch, T tokens, C channels, O outputs.
 """
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +16,11 @@ from vil.layers.attention.base import Attention, GlobalLocalAttention
 from vil.layers.attention.full import FullAttention
 from vil.layers.linear import has_hooks, has_plain_type, is_plain
 from vil.layers.padding import Grid
-from vil.ops.linear import Norm, kind_of, linear
-from vil.ops.linear_case import is_native
+from vil.ops.linear import Norm, linear, linear_native, pack_weight
+from vil.ops.linear_case import NORM_LINEAR, is_native
+from vil.ops.native import library
+from vil.utils.transforms import is_exporting, is_transformed
 
-NORM_LINEAR = kind_of(norm=True, residual=None)
 FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)  # that `attend_fused` replaces
 
 
@@ -25,6 +29,8 @@ def is_fused(norm: nn.Module, attn: Attention, x: Tensor) -> bool:
 
     It is used where tuning found compiled code faster for the projections, if `can_fuse`.
     """
+    if attn.packed is not None:
+        return attn.packed.can_run(x)
     return is_native(NORM_LINEAR, x, 3 * x.shape[-1]) and can_fuse(norm, attn)
 
 
@@ -36,29 +42,74 @@ def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
     """
     if type(attn).forward not in FORWARDS or getattr(attn, "separate", False):
         return False
-    drops = attn.proj_drop.p > 0 and attn.training
-    if type(norm) is not nn.LayerNorm or drops or any(map(has_hooks, (norm, attn, attn.proj_drop))):
+    drop = attn.proj_drop
+    if type(norm) is not nn.LayerNorm or type(drop) not in (nn.Dropout, nn.Identity):
         return False
-    layers = [*projections(attn), attn.proj]
+    drops = isinstance(drop, nn.Dropout) and drop.p > 0 and drop.training
+    if drops or any(map(has_hooks, (norm, attn, drop))):
+        return False
+    layers = [getattr(attn, name) for name in (*attn.projections, "proj")]
     return all(map(has_plain_type, (norm.weight, norm.bias))) and all(map(is_plain, layers))
 
 
-def projections(attn: Attention) -> list[nn.Linear]:
-    """Return the linear layers whose concatenated outputs are queries, keys and values."""
-    return [getattr(attn, name) for name in attn.projections]
+class PackedProjections(nn.Module):
+    """The layer norm and the linear layers of an attention branch for inference, with packed
+    weights. They have no gradients.
+
+    norm, attn: a block's modules, for which `can_fuse` is true, in float32 or bfloat16. Their
+    parameters are copied.
+    """
+
+    def __init__(self, norm: nn.LayerNorm, attn: Attention) -> None:
+        super().__init__()
+        self.norm = Norm(norm.weight.detach().clone(), norm.bias.detach().clone(), norm.eps)
+        layers = join_projections(attn), (attn.proj.weight, attn.proj.bias)
+        self.weights = [weight.detach().clone() for weight, _ in layers]
+        self.biases = [None if bias is None else bias.detach().clone() for _, bias in layers]
+        self.pack()
+
+    def pack(self) -> None:
+        """Pack the weights, unless the compiled code cannot run on this machine."""
+        half = self.weights[0].dtype == torch.bfloat16
+        ready = not library.prepare()
+        self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
+
+    def __getstate__(self) -> dict[str, Any]:  # another machine may need another layout
+        return {name: x for name, x in super().__getstate__().items() if name != "packed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+    def can_run(self, x: Tensor) -> bool:
+        """Whether the compiled code can compute a call for x (B, T, C)."""
+        if torch.compiler.is_compiling() or is_exporting() or is_transformed(x):
+            return False
+        return self.packed is not None and x.dtype == self.weights[0].dtype
+
+
+def join_projections(attn: Attention) -> tuple[Tensor, Tensor | None]:
+    """Return weight (3C, C) and bias (3C,) or None of the projections to queries, keys and
+    values."""
+    layers = [getattr(attn, name) for name in attn.projections]
+    weight = _join([layer.weight for layer in layers])
+    return weight, None if layers[0].bias is None else _join([layer.bias for layer in layers])
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def attend_fused(
     norm: nn.LayerNorm, attn: Attention, x: Tensor, grid: Grid, *, residual: bool = False
 ) -> Tensor:
     """Return attn(norm(x), grid) for x (B, T, C), plus x itself if `residual`."""
-    layers = projections(attn)
-    weight = _join([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else _join([layer.bias for layer in layers])
-    qkv = linear(x, weight, bias, norm=Norm(norm.weight, norm.bias, norm.eps))
+    if packed := attn.packed:
+        compute, norm = partial(linear_native, packed=True), packed.norm
+        first, last = zip(packed.packed, packed.biases)
+    else:
+        compute, norm = linear, Norm(norm.weight, norm.bias, norm.eps)
+        first, last = join_projections(attn), (attn.proj.weight, attn.proj.bias)
+    qkv = compute(x, *first, norm=norm)
     out = attn.attend_tokens(*attn.split_parts(qkv, 3), grid)
-    return linear(out, attn.proj.weight, attn.proj.bias, residual=x if residual else None)
-
-
-def _join(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return compute(out, *last, residual=x if residual else None)

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from vil.ops.dispatch import CHOICES
 from vil.ops.linear import linear
+from vil.ops.linear_case import LINEAR, is_native
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -11,10 +11,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return layer(x) for a linear layer and x (..., I): a tensor (..., O).
 
-    Calls `vil.ops.linear.linear` if tuned backends are loaded and the layer is a plain nn.Linear,
-    otherwise the module.
+    Calls `vil.ops.linear.linear` if tuning found compiled code faster and the layer is a plain
+    nn.Linear, otherwise the module.
     """
-    if CHOICES and is_plain(layer):
+    native = type(layer) is nn.Linear and is_native(LINEAR, x, layer.out_features)
+    if native and is_plain(layer):
         return linear(x, layer.weight, layer.bias)
     return layer(x)
 

@@ -67,36 +67,49 @@ def linear_torch(
 
 def linear_native(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None,
-    residual: Tensor | None = None,
+    residual: Tensor | None = None, packed: bool = False,
 ) -> Tensor:  # fmt: skip
     """Compute `linear` with C++ code for CPUs.
 
     Under autocast, the matmul is in the autocast dtype. The output has the dtype of the matmul, or
-    of the residual.
+    of the residual. packed: whether `weight` is the result of `pack_weight` for the dtype of the
+    matmul. Then there are no gradients.
     """
     gain, shift, eps = norm or (None, None, 0.0)
     half = compute_dtype(x) == torch.bfloat16
-    return torch.ops.vil.linear(x, gain, shift, weight, bias, residual, eps, half)
+    return torch.ops.vil.linear(x, gain, shift, weight, bias, residual, eps, half, packed)
+
+
+def pack_weight(weight: Tensor, *, half: bool) -> Tensor:
+    """Copy a weight (O, I) to the memory layout that the C++ code multiplies.
+
+    half: whether to multiply in bfloat16. O and I must be numbers that `LinearCase.unsupported`
+    allows. Returns a float32 tensor (O, I), or (O, I/2) if `half`, of two bfloat16 values each.
+    """
+    outputs, inputs = weight.shape
+    packed = torch.empty(outputs, inputs // 2 if half else inputs)
+    _call("vil_pack_linear", {"y": packed, **_full(weight=weight)}, inputs, half=half)
+    return packed
 
 
 @torch.library.custom_op("vil::linear", mutates_args=())
 def _linear(
     x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor | None,
-    residual: Tensor | None, eps: float, half: bool,
+    residual: Tensor | None, eps: float, half: bool, packed: bool,
 ) -> Tensor:  # fmt: skip
     y = _empty_output(x, weight, residual, half)
     tensors = {"x": x.contiguous(), "y": y}
     if residual is not None:
         tensors["residual"] = residual.contiguous()
     tensors |= _full(gain=gain, shift=shift, weight=weight, bias=bias)
-    _call(tensors, half, eps)
+    _call("vil_linear", tensors, x.shape[-1], half=half, eps=eps, packed=packed)
     return y
 
 
 @_linear.register_fake
 def _(
     x: Tensor, gain: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor | None,
-    residual: Tensor | None, eps: float, half: bool,
+    residual: Tensor | None, eps: float, half: bool, packed: bool,
 ) -> Tensor:  # fmt: skip
     return _empty_output(x, weight, residual, half)
 
@@ -121,7 +134,7 @@ def _linear_gradient(
     tensors = {name: grad for name, grad in zip(names, grads) if grad.numel()}
     tensors |= {"x": x.contiguous(), "dy": dy.contiguous()}
     tensors |= _full(gain=gain, shift=shift, weight=weight)
-    _call(tensors, half, eps, is_backward=True)
+    _call("vil_linear", tensors, x.shape[-1], is_backward=True, half=half, eps=eps)
     return _as_parameters(grads, gain, weight)
 
 
@@ -152,7 +165,7 @@ def _as_parameters(grads: list[Tensor], gain: Tensor | None, weight: Tensor) -> 
 
 
 def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
-    *tensors, residual, ctx.eps, ctx.half = inputs
+    *tensors, residual, ctx.eps, ctx.half, ctx.packed = inputs
     ctx.residual = None if residual is None else residual.dtype
     ctx.dtype = output.dtype
     ctx.save_for_backward(*tensors)
@@ -161,6 +174,8 @@ def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
 def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     needs = list(ctx.needs_input_grad[:5])
+    if ctx.packed:
+        raise RuntimeError("a linear layer with a packed weight has no gradients")
     if torch.is_grad_enabled():  # a second derivative may follow
         grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
     else:
@@ -170,7 +185,7 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
             )
     of_residual = None if ctx.residual is None else dy.to(ctx.residual)
     grads = (grad if needed else None for grad, needed in zip(grads, needs))
-    return *grads, of_residual, None, None
+    return *grads, of_residual, None, None, None
 
 
 def _differentiable_gradients(
@@ -198,7 +213,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "dy", "residual", "y", "dx")),
         *((name, ctypes.c_void_p) for name in ("gain", "shift", "weight", "bias")),
         *((name, ctypes.c_void_p) for name in ("dgain", "dshift", "dweight", "dbias")),
-        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "threads", "packed")),
         *((name, ctypes.c_int64) for name in ("compute_bfloat16", "x_bfloat16", "y_bfloat16")),
         ("eps", ctypes.c_double),
     ]
@@ -211,21 +226,24 @@ def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
     return {name: w.detach().float().contiguous() for name, w in given.items()}
 
 
-def _call(tensors: dict[str, Tensor], half: bool, eps: float, *, is_backward: bool = False) -> None:
-    """Call the native library, which writes to y, or to the gradients.
+def _call(
+    function: str, tensors: dict[str, Tensor], inputs: int, *, half: bool,
+    is_backward: bool = False, **settings: Any,
+) -> None:  # fmt: skip
+    """Call a function of the native library, which writes to y, or to the gradients.
 
-    tensors: inputs and results, contiguous, by field name of `_Call`. half: whether to multiply in
-    bfloat16.
+    tensors: inputs and results, contiguous, by field name of `_Call`. inputs: number of channels
+    of x. half: whether to multiply in bfloat16. settings: the fields eps and packed of `_Call`.
     """
-    x, (outputs, inputs) = tensors["x"], tensors["weight"].shape
-    y = tensors["dy" if is_backward else "y"]
+    x, y = tensors.get("x"), tensors["dy" if is_backward else "y"]
     numbers = _Call(
-        rows=x.numel() // inputs, inputs=inputs, outputs=outputs,
-        threads=torch.get_num_threads(), compute_bfloat16=half,
-        x_bfloat16=x.dtype == torch.bfloat16, y_bfloat16=y.dtype == torch.bfloat16, eps=eps,
+        rows=0 if x is None else x.numel() // inputs, inputs=inputs,
+        outputs=tensors["weight"].shape[0], threads=torch.get_num_threads(), compute_bfloat16=half,
+        x_bfloat16=x is not None and x.dtype == torch.bfloat16,
+        y_bfloat16=y.dtype == torch.bfloat16, **settings,
         **{name: t.data_ptr() for name, t in tensors.items()},
     )  # fmt: skip
-    library.call("vil_linear", numbers, is_backward)
+    library.call(function, numbers, is_backward)
 
 
 @register_flop_formula(torch.ops.vil.linear)

@@ -4,6 +4,8 @@ Shapes: ... leading dimensions, C channels.
 """
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +17,12 @@ from vil.utils.transforms import is_exporting, is_transformed
 
 DTYPES = (torch.float32, torch.bfloat16)
 CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
+LINEAR, NORM_LINEAR, LINEAR_RESIDUAL = "linear", "norm linear", "linear residual"
 MLP = "mlp"
 NAMES = {  # of the kinds of calls
-    "linear": "linear layer",
-    "norm linear": "norm and linear layer",
-    "linear residual": "linear layer and residual",
+    LINEAR: "linear layer",
+    NORM_LINEAR: "norm and linear layer",
+    LINEAR_RESIDUAL: "linear layer and residual",
     "norm linear residual": "norm, linear layer and residual",
     MLP: "norm and MLP",
 }
@@ -53,6 +56,10 @@ class LinearCase:
         The number of tokens in the key is rounded up to a power of two, so that similar cases share
         a key.
         """
+        return self._bucket
+
+    @cached_property
+    def _bucket(self) -> str:
         phase = "training" if self.needs_grad else "evaluation"
         dtype = f"{self.dtype} {self.device}".removeprefix("torch.")
         tokens = next_power_of_2(self.tokens)
@@ -99,8 +106,15 @@ def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> b
     if torch.compiler.is_compiling() or is_exporting():
         return False
     dim, grad = x.shape[-1], torch.is_grad_enabled()
-    case = LinearCase(kind, x.numel() // dim, dim, features, compute_dtype(x), "cpu", grad)
+    case = _case(kind, x.numel() // dim, dim, features, compute_dtype(x), grad)
     return choose(case) == "native" and not is_transformed(x, *weights)
+
+
+@lru_cache(1024)  # a model makes the same calls in each step
+def _case(*fields: Any) -> LinearCase:
+    """Return the case of a call on a CPU. fields: the fields of `LinearCase` but the device."""
+    *others, needs_grad = fields
+    return LinearCase(*others, needs_grad=needs_grad)
 
 
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:

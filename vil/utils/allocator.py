@@ -24,6 +24,7 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux" or any(os.environ.get(name) for name in VARIABLES):
         return False
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        return all([library.mallopt(name, size) for name, size in SETTINGS.items()])
+        set_option = ctypes.CDLL(None).mallopt
+        results = [set_option(name, size) for name, size in SETTINGS.items()]
+        return all(results)
     return False

@@ -54,6 +54,16 @@ extern "C" const char* vil_linear(const vil::LinearCall* call, int is_backward) 
   });
 }
 
+extern "C" const char* vil_pack_linear(const vil::LinearCall* call, int) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    if (call->compute_bfloat16) return vil::pack_linear<vil::BFloat16>(*call);
+#endif
+    if (call->compute_bfloat16) throw std::runtime_error("compiled without bfloat16");
+    vil::pack_linear<vil::Float32>(*call);
+  });
+}
+
 extern "C" const char* vil_pack_mlp(const vil::MlpCall* call, int) {
   return vil::guarded([&] {
 #if defined(__AVX512BF16__)

@@ -33,7 +33,7 @@ INSTRUCTIONS = {  # what torch's kernels for a capability use as well
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
-FUNCTIONS = ("vil_attention", "vil_linear", "vil_mlp", "vil_pack_mlp")
+FUNCTIONS = ("vil_attention", "vil_linear", "vil_mlp", "vil_pack_linear", "vil_pack_mlp")
 AMX = ("-mamx-tile", "-mamx-bf16")
 COMPILERS = ("g++", "c++", "clang++")
 MAX_SECONDS = 300  # of the compiler

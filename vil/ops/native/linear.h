@@ -18,9 +18,9 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
   const void *x, *dy, *residual;  // (rows, inputs), (rows, outputs), null or (rows, outputs)
   void *y, *dx;                   // (rows, outputs), (rows, inputs); dx is null if not needed
   const float *gain, *shift;      // (inputs,) of the norm, or null
-  const float *weight, *bias;     // (outputs, inputs), (outputs,); the bias may be null
+  const float *weight, *bias;     // (outputs, inputs) or packed, (outputs,); the bias may be null
   float *dgain, *dshift, *dweight, *dbias;  // null if not needed; those of the norm need dx
-  int64_t rows, inputs, outputs, threads;
+  int64_t rows, inputs, outputs, threads, packed;  // packed: whether the weight is
   int64_t compute_bfloat16, x_bfloat16, y_bfloat16;  // operands; x and dx; y, dy and residual
   double eps;
 };
@@ -181,10 +181,19 @@ class LinearTask {
   }
 };
 
+// Pack a weight (outputs, inputs) to y, as the right-hand operand of the forward pass.
+template <class Type>
+void pack_linear(const LinearCall& call) {
+  Panels<Type> weight;
+  weight.use(static_cast<float*>(call.y), call.inputs, call.outputs);
+  weight.pack_transposed(call.weight, call.outputs, call.inputs, call.threads);
+}
+
 template <class Type, class In, class Out>
 void linear(const LinearCall& call, bool is_backward) {
   Panels<Type> weight;
-  if (!is_backward) weight.pack_transposed(call.weight, call.outputs, call.inputs, call.threads);
+  if (call.packed) weight.use(const_cast<float*>(call.weight), call.inputs, call.outputs);
+  else if (!is_backward) weight.pack_transposed(call.weight, call.outputs, call.inputs, call.threads);
   else if (call.dx) weight.pack_rows(call.weight, call.outputs, call.inputs, call.threads);
   const int64_t fitting = LINEAR_UNITS / std::max(call.inputs, call.outputs) / 2 * 2;
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
