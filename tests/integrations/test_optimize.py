@@ -255,8 +255,12 @@ def test_projections_that_compiled_code_computes_faster_are_packed(
     assert flops == 2 * 130 * 16 * (48 + 16)
     for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert torch.equal(one(images), found)
+    tokens = torch.randn(2, 65, 16, dtype=dtype)
+    assert attn.packed.can_run(tokens)
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    assert not attn.packed.can_run(torch.randn(2, 65, 16, dtype=other))
+    assert not attn.packed.can_run(tokens.to(other))
+    with torch.autocast("cpu", torch.bfloat16):  # as the matmuls of the modules
+        assert attn.packed.can_run(tokens) == (dtype == torch.bfloat16)
     monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
     elsewhere = pickle.loads(pickle.dumps(fast))
     torch.testing.assert_close(elsewhere(images), expected, **near)

@@ -17,7 +17,7 @@ from vil.layers.attention.full import FullAttention
 from vil.layers.linear import has_hooks, has_plain_type, is_plain
 from vil.layers.padding import Grid
 from vil.ops.linear import Norm, linear, linear_native, pack_weight
-from vil.ops.linear_case import NORM_LINEAR, is_native
+from vil.ops.linear_case import NORM_LINEAR, compute_dtype, is_native
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
@@ -85,7 +85,8 @@ class PackedProjections(nn.Module):
         """Whether the compiled code can compute a call for x (B, T, C)."""
         if torch.compiler.is_compiling() or is_exporting() or is_transformed(x):
             return False
-        return self.packed is not None and x.dtype == self.weights[0].dtype
+        dtype = self.weights[0].dtype  # the packed layout depends on it
+        return self.packed is not None and x.dtype == compute_dtype(x) == dtype
 
 
 def join_projections(attn: Attention) -> tuple[Tensor, Tensor | None]:
