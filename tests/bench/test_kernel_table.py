@@ -25,8 +25,8 @@ from vil.bench.kernel_table import (
 ROOT = Path(__file__).parent.parent.parent
 ROWS, ABOUT = read_table(ROOT / "benchmarks/results/kernels.json")
 JOBS = list_jobs(TARGETS)
-# each head dim on each GPU, with a window or layout that differs from one to the next
-SAMPLE = [job for at, job in enumerate(JOBS) if job[0] in ("sm_80", "sm_90") and at % 7 == 3]
+# each head dim, with a window or layout that differs from one to the next
+SAMPLE = [job for at, job in enumerate(JOBS) if job[0] == "sm_90" and at % 6 == 1]
 SAMPLE += [job for job in JOBS if job[0] in ("sm_100", "gfx942") and job[1:] == JOBS[2][1:]]
 needs_same_compiler = pytest.mark.skipif(
     find_spec("triton") is None or version("triton") != ABOUT["triton"],
@@ -83,12 +83,6 @@ def check(jobs: list, tmp_path: Path) -> None:
     rows = list(compile_rows(jobs, processes=2, cache=tmp_path))
     assert list(dict.fromkeys(row.key[:4] for row in rows)) == jobs
     assert find_regressions(ROWS, rows) == []
-
-
-@pytest.mark.long
-@needs_same_compiler
-def test_a_kernel_takes_no_more_than_in_the_table(tmp_path):
-    check([("sm_90", "chunks, w 8", "bfloat16", 64)], tmp_path)
 
 
 @needs_same_compiler

@@ -155,9 +155,10 @@ def test_static_int8_from_a_folder(run):
     assert float(judged["m.int8.onnx"]) == pytest.approx(float(judged["model"]), abs=0.05)
     Path("images/0.png").write_bytes(b"")
     Path("images/1.png").write_bytes(b"")
-    ended = vil(*words)
+    ended = vil(*words[:4], "other.onnx", *words[5:])
     assert ended.code == DATA
     assert "--calibration: only 15 of 18 images can be read" in ended.err
+    assert not Path("other.onnx").exists()
 
 
 def draw_images(folder: Path, count: int) -> None:

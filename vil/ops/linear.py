@@ -37,8 +37,8 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """Return norm(x) @ weight.T + bias + residual, a tensor (..., O).
 
-    x (..., I). weight (O, I). bias (O,), residual (..., O): may be None. norm: layer norm of x, or
-    None.
+    x (..., I). weight (O, I). bias (O,) and residual (..., O) may be None. norm: a layer norm that
+    is applied to x first, if given.
     If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
     """
     native = is_native(kind_of(norm, residual), x, weight.shape[0], weight, bias, residual)

@@ -71,6 +71,8 @@ def export_config(
         with _as_config_error(Path(out)):
             require_onnx()
     task = task_for(cfg, torch.device("cpu"))
+    for _ in iter_calibration_batches(cfg, task, images) if images else ():
+        pass  # too few readable images are an error before the export, which takes longer
     model, report = build_with_weights(cfg, task)
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
