@@ -166,6 +166,15 @@ def test_candidates_take_turns_and_the_first_round_only_warms_up(monkeypatch):
     assert not dropped
 
 
+def test_a_call_before_the_timed_one_is_not_timed(monkeypatch):
+    clock = Clock(monkeypatch)
+    candidate = clock.candidate("a", 9.0, 1.0, 5.0, 2.0, 7.0, 3.0)
+    candidate = dataclasses.replace(candidate, before=candidate.forward)
+    times, _ = time_interleaved({"a": candidate}, 2, CPU)
+    assert clock.calls == ["a"] * 6
+    assert times["a"].forward == [2.0, 3.0]
+
+
 def test_too_slow_candidates_are_dropped_and_slow_ones_run_less_often(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {

@@ -267,11 +267,16 @@ def time_batch(
     rows: Sequence[Row], loaded: Mapping[int, tuple[Subject, Run]], batch: int, rounds: int
 ) -> None:
     """Time all loaded models in interleaved rounds on random images, and store the images per
-    second in their rows. loaded: {index of the row: (model, function from images to logits)}."""
-    candidates = {
-        str(number): Candidate(partial(run, subject.random_images(batch)))
+    second in their rows. loaded: {index of the row: (model, function from images to logits)}.
+
+    Each timed call follows an untimed call of the same model: threads of the runtime that ran
+    before, such as onnxruntime's, occupy the CPU for a while after its call.
+    """
+    calls = {
+        str(number): partial(run, subject.random_images(batch))
         for number, (subject, run) in loaded.items()
     }
+    candidates = {name: Candidate(call, before=call) for name, call in calls.items()}
     times, dropped = time_interleaved(candidates, rounds, CPU, exempt=list(candidates))
     for name, each in times.items():
         rows[int(name)].speed[batch] = batch * 1e3 / each.forward_ms

@@ -51,16 +51,20 @@ class Candidate:
 
     forward: function that returns the output. backward: function that takes the output and returns
     the gradients; None to time only the forward pass. least: a known lower bound of the seconds
-    that both passes take together.
+    that both passes take together. before: function that is called before each timed call, and not
+    timed.
     """
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]] | None = None
     least: float = 0.0
+    before: Callable[[], Any] | None = None
 
     def time(self, device: torch.device) -> tuple[float, float]:
         """Return the seconds (forward, backward) of one call; backward is 0 without a backward
         pass."""
+        if self.before is not None:
+            self.before()
         outputs: list = []
         forward = seconds(lambda: outputs.append(self.forward()), device)
         if self.backward is None:
