@@ -261,6 +261,12 @@ def test_projections_that_compiled_code_computes_faster_are_packed(
     assert not attn.packed.can_run(tokens.to(other))
     with torch.autocast("cpu", torch.bfloat16):  # as the matmuls of the modules
         assert attn.packed.can_run(tokens) == (dtype == torch.bfloat16)
+    assert not attn.packed.can_run(tokens.to("meta"))
+    seen = []
+    attn.register_forward_hook(lambda *args: seen.append(args))
+    torch.testing.assert_close(fast(images), expected, **near)
+    assert len(seen) == 1
+    attn._forward_hooks.clear()
     monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
     elsewhere = pickle.loads(pickle.dumps(fast))
     torch.testing.assert_close(elsewhere(images), expected, **near)

@@ -94,6 +94,27 @@ def test_other_dtypes_use_torch(monkeypatch):
 
 
 @needs_compiler
+def test_wrong_shapes_are_errors():
+    x = torch.randn(5, 32)
+    for tensors in ((x, torch.randn(16, 48)), (x, torch.randn(17, 32)), (x[:, :8], x[:, :8])):
+        with pytest.raises(ValueError, match="cannot multiply"):
+            linear_native(*tensors)
+    with pytest.raises(ValueError, match="expected a residual of"):
+        linear_native(x, torch.randn(16, 32), residual=torch.randn(1, 16))
+
+
+@needs_compiler
+def test_the_default_dtype_does_not_matter():
+    weight = torch.randn(32, 48)
+    wanted = pack_weight(weight, half=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(pack_weight(weight, half=False), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_repeat_bit_for_bit(dtype, threads):
     tensors = make_tensors(CASE)
@@ -239,6 +260,16 @@ def test_stochastic_depth_comes_before_the_residual(native_everywhere):
     assert native_everywhere == [(True, False), SEPARATE]
     CHOICES.clear()
     torch.manual_seed(1)
+    torch.testing.assert_close(found, block(x, (4, 4)))
+
+
+@needs_compiler
+def test_another_module_for_stochastic_depth_is_called(native_everywhere):
+    block = Block(build_attention("full", dim=48, num_heads=3)).eval()
+    block.drop_path = nn.Threshold(0.0, 0.0)
+    x = torch.randn(2, 17, 48)
+    found = block(x, (4, 4))
+    CHOICES.clear()
     torch.testing.assert_close(found, block(x, (4, 4)))
 
 

@@ -125,14 +125,16 @@ def select_attention_backends(
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
     network = attention_network(model)
-    linears = linear_requests(network, cfg, device, training=training, world=dist.world)
+    padded = network is not model  # a detector
+    options = dict(training=training, padded=padded, world=dist.world)
+    linears = linear_requests(network, cfg, device, **options)
     tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
     if tune_all and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
         log.warning(text, requests[0].backend)
     CHOICES.clear()
     if dist.is_main:
-        kept = _read_stored(folder) if resuming else None
+        kept = stored = _read_stored(folder) if resuming else None
         if kept is None and (automatic or linears):
             tuning_cache.load(device.type)
             buckets = {request.case.bucket() for request in (*automatic, *linears)}
@@ -142,7 +144,7 @@ def select_attention_backends(
             _tune_missing(automatic, say)
         elif tune and device.type == "cpu":
             _tune_missing(automatic, say, COMPILED)
-        if tune_all or tune:
+        if (tune_all or tune) and stored is None:  # a resumed run keeps its backends
             tune_missing_linears(linears, say)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
@@ -157,7 +159,7 @@ def select_attention_backends(
         _report(requests, say)
         for line in compiled_linears(linears):
             say(line)
-    if network is not model:  # a detector: its images have many sizes
+    if padded:  # its images have many sizes
         pin_for_all_sizes(requests)
 
 

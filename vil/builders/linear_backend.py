@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from timm.layers import DropPath
 from torch import nn
 from yacs.config import CfgNode
 
@@ -48,12 +47,19 @@ class LinearRequest(NamedTuple):
 
 
 def linear_requests(
-    network: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
+    network: nn.Module,
+    cfg: CfgNode,
+    device: torch.device,
+    *,
+    training: bool = True,
+    padded: bool = False,
+    world: int = 1,
 ) -> list[LinearRequest]:
     """List the calls of linear layers and MLPs that a network makes in evaluation and, if
     `training`, in training.
 
     The list is empty if the network is not an MsViT, or if the device is not a CPU.
+    padded: whether the images have padding, as those of a detector.
     world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     if not isinstance(network, MsViT) or device.type != "cpu":
@@ -66,23 +72,26 @@ def linear_requests(
         for block in stage.blocks:
             tokens = batch * (block.attn.num_global + grid[0] * grid[1])
             for needs_grad in (True, False) if training else (False,):
-                for kind, dim, features in _operations(block, needs_grad):
+                branches = stage.reversible or (
+                    needs_grad and not isinstance(block.drop_path, nn.Identity)
+                )
+                for kind, dim, features in _operations(block, branches=branches, padded=padded):
                     case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
                     found[LinearRequest(number, case)] = None
     return list(found)
 
 
-def _operations(block: Block, needs_grad: bool) -> Iterator[tuple[str, int, int]]:
+def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple[str, int, int]]:
     """Yield (kind, dim, features) for the linear layers of a block's attention, and for its MLP, if
     compiled code can replace them.
 
-    needs_grad: whether in training, where stochastic depth comes before the residual connection.
+    branches: whether the branches are computed without the residual connection, as in training with
+    stochastic depth. padded: whether the images have padding.
     """
     dim = block.attn.dim
-    drops = needs_grad and isinstance(block.drop_path, DropPath)
-    if can_fuse(block.norm1, block.attn):
+    if not padded and can_fuse(block.norm1, block.attn):
         yield NORM_LINEAR, dim, 3 * dim
-        yield LINEAR if drops else LINEAR_RESIDUAL, dim, dim
+        yield LINEAR if branches else LINEAR_RESIDUAL, dim, dim
     else:
         for layer in filter(is_plain, block.attn.children()):
             yield LINEAR, layer.in_features, layer.out_features

@@ -58,9 +58,9 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. MLPs for which `vil tune` found compiled code to be faster use that code,
-    with packed weights. Modules with forward hooks are not replaced. Up to rounding, the outputs
-    are the same as those of the model in `dtype`.
+    the tokens in parts. MLPs and projections of attention for which `vil tune` found compiled code
+    to be faster use that code, with packed weights. Modules with forward hooks are not replaced. Up
+    to rounding, the outputs are the same as those of the model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`,
@@ -114,9 +114,8 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         norm, attn = block.norm1, block.attn
-        on_cpu = norm.weight.device.type == "cpu"
-        tuned = on_cpu and is_tuned_native(NORM_LINEAR, attn.dim, 3 * attn.dim, dtype)
-        if tuned and can_fuse(norm, attn):
+        fusible = can_fuse(norm, attn) and norm.weight.device.type == "cpu"
+        if fusible and is_tuned_native(NORM_LINEAR, attn.dim, 3 * attn.dim, dtype):
             packed.update(layer for layer in attn.children() if isinstance(layer, nn.Linear))
             attn.packed = PackedProjections(norm, attn)
         weights = mlp_weights(block.norm2, block.mlp)

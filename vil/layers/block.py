@@ -51,13 +51,15 @@ class Block(nn.Module):
 
         valid_hw (B, 2): rows and columns of each image that are not padding; None for no padding.
         """
-        drops = isinstance(self.drop_path, DropPath) and self.training
-        if not drops and valid_hw is None and is_fused(self.norm1, self.attn, x):
-            x = attend_fused(self.norm1, self.attn, x, grid, residual=True)
+        drops_nothing = type(self.drop_path) is DropPath and not self.training
+        if not (drops_nothing or type(self.drop_path) is nn.Identity):
+            x = x + self.attn_branch(x, grid, valid_hw)
+            return x + self.mlp_branch(x)
+        norm, attn = self.norm1, self.attn
+        if valid_hw is None and is_fused(norm, attn, x, residual=True):
+            x = attend_fused(norm, attn, x, grid, residual=True)
         else:
             x = x + self.attn_branch(x, grid, valid_hw)
-        if drops:
-            return x + self.mlp_branch(x)
         return apply_norm_mlp(self.norm2, self.mlp, x, residual=True)
 
     def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
@@ -84,8 +86,8 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)
-    native = type(mlp) is Mlp and is_native(MLP, x, mlp.fc1.out_features)
-    if native and (weights := mlp_weights(norm, mlp)):
+    hidden = getattr(mlp.fc1, "out_features", 0) if type(mlp) is Mlp else 0
+    if is_native(MLP, x, hidden) and (weights := mlp_weights(norm, mlp)):
         return norm_mlp(x, weights, eps=norm.eps, residual=residual)
     y = mlp(norm(x))
     return x + y if residual else y

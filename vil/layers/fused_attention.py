@@ -17,21 +17,23 @@ from vil.layers.attention.full import FullAttention
 from vil.layers.linear import has_hooks, has_plain_type, is_plain
 from vil.layers.padding import Grid
 from vil.ops.linear import Norm, linear, linear_native, pack_weight
-from vil.ops.linear_case import NORM_LINEAR, compute_dtype, is_native
+from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, compute_dtype, is_native
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
 FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)  # that `attend_fused` replaces
 
 
-def is_fused(norm: nn.Module, attn: Attention, x: Tensor) -> bool:
-    """Whether to compute attn(norm(x)) by `attend_fused`, for x (B, T, C).
+def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
+    """Whether to compute attn(norm(x)), plus x if `residual`, by `attend_fused`, for x (B, T, C).
 
-    It is used where tuning found compiled code faster for the projections, if `can_fuse`.
+    It is used where tuning found compiled code faster for one of its two calls, if `can_fuse`.
     """
-    if attn.packed is not None:
-        return attn.packed.can_run(x)
-    return is_native(NORM_LINEAR, x, 3 * x.shape[-1]) and can_fuse(norm, attn)
+    if packed := getattr(attn, "packed", None):
+        return packed.can_run(x) and not any(map(has_hooks, (norm, *attn.modules())))
+    last = LINEAR_RESIDUAL if residual else LINEAR
+    native = is_native(NORM_LINEAR, x, 3 * x.shape[-1]) or is_native(last, x, x.shape[-1])
+    return native and can_fuse(norm, attn)
 
 
 def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
@@ -48,24 +50,26 @@ def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
     drops = isinstance(drop, nn.Dropout) and drop.p > 0 and drop.training
     if drops or any(map(has_hooks, (norm, attn, drop))):
         return False
-    layers = [getattr(attn, name) for name in (*attn.projections, "proj")]
-    return all(map(has_plain_type, (norm.weight, norm.bias))) and all(map(is_plain, layers))
+    layers = [getattr(attn, name) for name in attn.projections]
+    if len({layer.bias is None for layer in filter(is_plain, layers)}) != 1:
+        return False  # no layer is plain, or only some have a bias
+    plain = map(is_plain, (*layers, attn.proj))
+    return all(map(has_plain_type, (norm.weight, norm.bias))) and all(plain)
 
 
 class PackedProjections(nn.Module):
     """The layer norm and the linear layers of an attention branch for inference, with packed
     weights. They have no gradients.
 
-    norm, attn: a block's modules, for which `can_fuse` is true, in float32 or bfloat16. Their
-    parameters are copied.
+    norm, attn: a block's modules, for which `can_fuse` is true, in float32 or bfloat16.
     """
 
     def __init__(self, norm: nn.LayerNorm, attn: Attention) -> None:
         super().__init__()
-        self.norm = Norm(norm.weight.detach().clone(), norm.bias.detach().clone(), norm.eps)
+        self.norm = Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
         layers = join_projections(attn), (attn.proj.weight, attn.proj.bias)
-        self.weights = [weight.detach().clone() for weight, _ in layers]
-        self.biases = [None if bias is None else bias.detach().clone() for _, bias in layers]
+        self.weights = [weight.detach() for weight, _ in layers]
+        self.biases = [None if bias is None else bias.detach() for _, bias in layers]
         self.pack()
 
     def pack(self) -> None:
@@ -83,7 +87,8 @@ class PackedProjections(nn.Module):
 
     def can_run(self, x: Tensor) -> bool:
         """Whether the compiled code can compute a call for x (B, T, C)."""
-        if torch.compiler.is_compiling() or is_exporting() or is_transformed(x):
+        traced = torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
+        if x.device.type != "cpu" or traced:
             return False
         dtype = self.weights[0].dtype  # the packed layout depends on it
         return self.packed is not None and x.dtype == compute_dtype(x) == dtype
@@ -105,7 +110,7 @@ def attend_fused(
     norm: nn.LayerNorm, attn: Attention, x: Tensor, grid: Grid, *, residual: bool = False
 ) -> Tensor:
     """Return attn(norm(x), grid) for x (B, T, C), plus x itself if `residual`."""
-    if packed := attn.packed:
+    if packed := getattr(attn, "packed", None):
         compute, norm = partial(linear_native, packed=True), packed.norm
         first, last = zip(packed.packed, packed.biases)
     else:

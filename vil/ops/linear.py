@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
-from vil.ops.linear_case import compute_dtype, is_native
+from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native
 from vil.ops.native import library
 from vil.utils.precision import autocast_off
 
@@ -41,7 +41,8 @@ def linear(
     is applied to x first, if given.
     If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
     """
-    native = is_native(kind_of(norm, residual), x, weight.shape[0], weight, bias, residual)
+    parameters = (weight, bias, residual, *(norm[:2] if norm else ()))
+    native = is_native(kind_of(norm, residual), x, weight.shape[0], *parameters)
     if residual is not None and residual.dtype not in (torch.float32, compute_dtype(x)):
         native = False
     compute = linear_native if native else linear_torch
@@ -87,7 +88,7 @@ def pack_weight(weight: Tensor, *, half: bool) -> Tensor:
     allows. Returns a float32 tensor (O, I), or (O, I/2) if `half`, of two bfloat16 values each.
     """
     outputs, inputs = weight.shape
-    packed = torch.empty(outputs, inputs // 2 if half else inputs)
+    packed = weight.new_empty(outputs, inputs // 2 if half else inputs, dtype=torch.float32)
     _call("vil_pack_linear", {"y": packed, **_full(weight=weight)}, inputs, half=half)
     return packed
 
@@ -98,8 +99,14 @@ def _linear(
     residual: Tensor | None, eps: float, half: bool, packed: bool,
 ) -> Tensor:  # fmt: skip
     y = _empty_output(x, weight, residual, half)
+    inputs = weight.shape[1] * (2 if packed and half else 1)
+    if x.shape[-1] != inputs or inputs % CHANNELS_UNIT or weight.shape[0] % CHANNELS_UNIT:
+        raise ValueError(f"vil::linear cannot multiply {tuple(x.shape)} by {tuple(weight.shape)}")
     tensors = {"x": x.contiguous(), "y": y}
     if residual is not None:
+        if residual.shape != y.shape:
+            shape = tuple(residual.shape)
+            raise ValueError(f"vil::linear expected a residual of {tuple(y.shape)}, got {shape}")
         tensors["residual"] = residual.contiguous()
     tensors |= _full(gain=gain, shift=shift, weight=weight, bias=bias)
     _call("vil_linear", tensors, x.shape[-1], half=half, eps=eps, packed=packed)

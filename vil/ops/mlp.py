@@ -90,7 +90,7 @@ def pack_weights(weights: MlpWeights, *, half: bool) -> PackedWeights:
     `LinearCase.unsupported` allows.
     """
     full = _full(weights)
-    packed = torch.empty(2 * full["weight1"].numel() // (2 if half else 1))
+    packed = full["weight1"].new_empty(2 * full["weight1"].numel() // (2 if half else 1))
     _call("vil_pack_mlp", {**full, "packed": packed}, half=half)
     kept = (full[name] for name in ("gain", "shift", "bias1", "bias2"))
     gain, shift, bias1, bias2 = (x.clone() for x in kept)
@@ -147,7 +147,7 @@ def _norm_mlp_gradient(
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x, dy = x.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)
-    grads = [torch.zeros(w.shape, dtype=torch.float32) for w in weights]
+    grads = [w.new_zeros(w.shape, dtype=torch.float32) for w in weights]
     names = [f"d{name}" for name in MlpWeights._fields]
     tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, **_full(weights))
     _call("vil_mlp", tensors, half=half, is_backward=True, eps=eps, residual=residual)

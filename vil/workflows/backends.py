@@ -70,7 +70,8 @@ def requests_of(
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
-    linears = linear_requests(attention_network(model), cfg, device)
+    network = attention_network(model)
+    linears = linear_requests(network, cfg, device, padded=network is not model)
     return backend_requests(model, cfg, device), linears
 
 

@@ -64,7 +64,7 @@ class Attention(nn.Module):
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     rel_pos = False  # whether a learned bias is added to the scores
-    # linear layers of x, of which the concatenated outputs are q, k and v of all tokens: in a class
+    # names of the linear layers whose concatenated outputs are q, k and v of all tokens, in a class
     # with the method `attend_tokens`, which returns the input of the output projection
     projections: tuple[str, ...] = ()
     backend: str | None = None  # of `vil.ops`, for classes whose constructor takes it

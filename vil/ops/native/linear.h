@@ -192,10 +192,11 @@ void pack_linear(const LinearCall& call) {
 template <class Type, class In, class Out>
 void linear(const LinearCall& call, bool is_backward) {
   Panels<Type> weight;
-  if (call.packed) weight.use(const_cast<float*>(call.weight), call.inputs, call.outputs);
-  else if (!is_backward) weight.pack_transposed(call.weight, call.outputs, call.inputs, call.threads);
-  else if (call.dx) weight.pack_rows(call.weight, call.outputs, call.inputs, call.threads);
-  const int64_t fitting = LINEAR_UNITS / std::max(call.inputs, call.outputs) / 2 * 2;
+  const int64_t inputs = call.inputs, outputs = call.outputs;
+  if (call.packed) weight.use(const_cast<float*>(call.weight), inputs, outputs);
+  else if (!is_backward) weight.pack_transposed(call.weight, outputs, inputs, call.threads);
+  else if (call.dx) weight.pack_rows(call.weight, outputs, inputs, call.threads);
+  const int64_t fitting = LINEAR_UNITS / std::max(inputs, outputs) / 2 * 2;
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
   const int64_t blocks = divide_up(call.rows, size), each = is_backward ? 1 : LINEAR_TASKS;
   const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);

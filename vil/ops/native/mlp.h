@@ -208,8 +208,8 @@ class MlpTask {
   }
 };
 
-// How many rows go through all layers at a time: more, where each block reads the weights from the
-// last level of the cache.
+// How many rows go through all layers at a time. Large weights do not fit in the second level of the
+// cache, so more rows share them.
 inline int64_t block_rows(const MlpCall& call, bool backward) {
   const bool large = 2 * call.dim * call.hidden > LARGE_UNITS;
   const int64_t least = backward ? MIN_BACKWARD_ROWS : large ? MIN_ROWS : MIN_ROWS / 2;
@@ -251,7 +251,7 @@ void mlp(const MlpCall& call, bool is_backward) {
     MlpTask<Type, Element> task(call, weights, scratch, size);
     is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
   });
-  if (is_backward) sum_gradients(call, sums);
+  if (!sums.empty()) sum_gradients(call, sums);
 }
 
 }  // namespace vil

@@ -11,7 +11,7 @@ struct Moments {
   float mean, scale;  // scale: the inverse of the standard deviation
 };
 
-// Write the norm of a row. `out` may not be the row.
+// Write the norm of a row. `out` must not be the row.
 inline Moments normalize(
     const float* row, int64_t dim, double eps, const float* gain, const float* shift, float* out) {
   Vector total = fill(0.0f), squares = fill(0.0f);

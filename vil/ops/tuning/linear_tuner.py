@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vil.ops.dispatch import CHOICES
 from vil.ops.linear import Norm, linear_native, linear_torch
-from vil.ops.linear_case import MLP, LinearCase
+from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, MLP, LinearCase
 from vil.ops.mlp import MlpWeights, norm_mlp_native, norm_mlp_torch
 from vil.ops.native import library
 from vil.ops.tuning.tuner import LIMITS, ROUNDS, Trial
@@ -100,7 +100,8 @@ def reason_against_native(case: LinearCase) -> str:
 def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
-    All are in float32, because a model's tokens are float32 under autocast too.
+    All are in float32, because a model's tokens are float32 under autocast too. But x of a linear
+    layer without a norm is in the dtype of the matmuls, as outputs of attention are.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -110,6 +111,8 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         drawn = torch.randn(shape, generator=generator).to(case.device)
         tensors[name] = drawn / shape[-1] ** 0.5 if name.startswith("weight") else drawn
     cotangent = tensors.pop("cotangent")
+    if case.kind in (LINEAR, LINEAR_RESIDUAL):
+        tensors["x"] = tensors["x"].to(case.dtype)
     for tensor in tensors.values():
         tensor.requires_grad_(case.needs_grad)
     return tensors.pop("x"), tensors, cotangent
