@@ -17,6 +17,7 @@ from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 
+RESIDUAL = "linear layer and residual"
 WRONG = """
 import torch
 from vil.ops import BACKENDS, LocalBias, register_backend
@@ -64,16 +65,23 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
         "the self chunk and one neighbor, training",
         "all nine chunks, evaluation",
     ]
-    mlps = re.findall(r"^stage \d: MLP of (.*)$", out, re.MULTILINE)
-    sizes = ("1040 tokens, 16 to 64 channels", "272 tokens, 32 to 128 channels")
-    compiled = not library.obstacle()
-    phases = ("training", "evaluation") if compiled else ()
-    assert mlps == [f"{size}, {phase}" for size in sizes for phase in phases]
+    linears = re.findall(r"^stage \d: ((?:norm|linear) .*)$", out, re.MULTILINE)
+    phases = () if library.obstacle() else ("training", "evaluation")
+    assert linears == [
+        f"{name} of {tokens} tokens, {dim} to {times * dim} channels, {phase}"
+        for tokens, dim in ((1040, 16), (272, 32))
+        for phase in phases
+        for name, times in (
+            ("norm and linear layer", 3),
+            ("linear layer" if (dim, phase) == (32, "training") else RESIDUAL, 1),
+            ("norm and MLP", 4),
+        )
+    ]
     for name in BACKENDS:
-        attempts = 3 + len(mlps) * (name == "native")
+        attempts = 3 + len(linears) * (name == "native")
         assert len(re.findall(rf"^  {re.escape(name)} ", out, re.MULTILINE)) == attempts
-    assert len(re.findall(r"^  torch ", out, re.MULTILINE)) == len(mlps)
-    choices = 3 + len(mlps)
+    assert len(re.findall(r"^  torch ", out, re.MULTILINE)) == len(linears)
+    choices = 3 + len(linears)
     assert out.count("<- chosen") == choices
     measured = re.findall(r"^  flex +\d+\.\d\d +0\.00 ", out, re.MULTILINE)
     assert len(measured) == bool(shutil.which("g++")), "in evaluation, where it can be compiled"
@@ -138,19 +146,19 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     code, out, err = vil("train", "--output_dir", "run", *words)
     assert code == 0, err
     kept = json.loads((tmp_path / "run/autotune.json").read_text())
-    mlps = [bucket for bucket in kept if bucket.startswith("mlp ")]
-    assert len(mlps) == (0 if library.obstacle() else 4)
-    assert len(kept) == 2 + len(mlps)
+    linears = [bucket for bucket in kept if re.match("mlp |.*linear ", bucket)]
+    assert len(linears) == (0 if library.obstacle() else 12)
+    assert len(kept) == 2 + len(linears)
     assert set(kept.values()) <= {*BACKENDS, "torch"}
     assert "training: timing the backends" in out
     assert ", tuned" in out
     assert (tmp_path / "cache/attention.json").is_file(), "the user's other runs know it too"
     # goes on with what it began with, whatever was tuned meanwhile
-    begun = {bucket: "native" if bucket in mlps else "gathered" for bucket in kept}
+    begun = {bucket: "native" if bucket in linears else "gathered" for bucket in kept}
     (tmp_path / "run/autotune.json").write_text(json.dumps(begun))
     out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out
     assert "training: gathered, tuned" in out
-    assert out.count("channels, training: native, tuned") == len(mlps) // 2
+    assert out.count("channels, training: native, tuned") == len(linears) // 2
     assert "timing the backends" not in out
 
 
