@@ -288,6 +288,18 @@ def test_the_guide_has_the_measured_ways_to_deploy():
             assert f"| {' | '.join(cells)} |" in text
 
 
+def test_the_page_of_linear_layers_has_the_measured_speeds():
+    rows = json.loads((RESULTS / "model-cpu-deit/model.json").read_text())["rows"]
+    speed = {(row["model"], row["way"]): row for row in rows}
+    kinds = [(way, phase) for phase in ("evaluation", "training") for way in ("fp32", "bf16")]
+    deit = [speed["timm/deit_tiny_patch16_224", way][phase] for way, phase in kinds]
+    vil = [speed["vil_tiny", way][phase] for way, phase in kinds]
+    text = read("docs/internals/linear_layers.md")
+    cells = [f"{x:.1f} ({x / other:.2f})" for x, other in zip(vil, deit)]
+    assert f"| vil_tiny | {' | '.join(cells)} |" in text
+    assert f"| deit_tiny_patch16_224 | {' | '.join(f'{x:.1f}' for x in deit)} |" in text
+
+
 @pytest.mark.parametrize("folder", ["deploy-nano", "deploy-cutouts"])
 def test_the_guide_has_the_measured_agreement(folder):
     rows = json.loads((RESULTS / folder / "deploy.json").read_text())["rows"]
