@@ -43,7 +43,7 @@ def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | No
 
     The result is (N heads, W, G + K*W), for the W queries of a chunk. In the last dimension, the G
     global keys come first, then the W keys in each of the chunks at the K offsets of `window`. A
-    part of `bias` that is None counts as 0. Returns None if both parts are None.
+    part of `bias` counts as 0 if it is None. Returns None if both parts are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

@@ -26,7 +26,7 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
 };
 
 constexpr int64_t LINEAR_UNITS = 32768;  // of the wider of inputs and outputs of a block
-constexpr int64_t LINEAR_TASKS = 2;      // of a thread in the forward pass
+constexpr int64_t FORWARD_TASKS = 2;     // of a thread; in the backward pass 1, which has sums
 constexpr int64_t MIN_ROWS = 128;  // of a block, for which the weights are read from the cache once
 constexpr int64_t MIN_BACKWARD_ROWS = 192;  // the gradients of the weights are also written once
 
@@ -41,6 +41,24 @@ void sum_tasks(
     for (size_t i = 1; i < tasks.size(); ++i) total = total + load((tasks[i].*part).data() + j);
     store(out + j, total);
   }
+}
+
+// Run a pass over all rows in tasks of whole blocks of `size` rows. Return the sums of each task of
+// the backward pass.
+template <class Task, class Scratch, class Sums, class Call, class Weights>
+std::vector<Sums> run_tasks(
+    const Call& call, const Weights& weights, int64_t size, bool is_backward) {
+  const int64_t blocks = divide_up(call.rows, size), each = is_backward ? 1 : FORWARD_TASKS;
+  const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);
+  std::vector<Sums> sums;
+  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
+  parallel<Scratch>(tasks, call.threads, [&](int64_t i, Scratch& scratch) {
+    const int64_t first = i * blocks / tasks * size;
+    const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
+    Task task(call, weights, scratch, size);
+    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
+  });
+  return sums;
 }
 
 inline void add_row(float* to, const float* row, int64_t width) {
@@ -198,16 +216,8 @@ void linear(const LinearCall& call, bool is_backward) {
   else if (call.dx) weight.pack_rows(call.weight, outputs, inputs, call.threads);
   const int64_t fitting = LINEAR_UNITS / std::max(inputs, outputs) / 2 * 2;
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
-  const int64_t blocks = divide_up(call.rows, size), each = is_backward ? 1 : LINEAR_TASKS;
-  const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);
-  std::vector<LinearSums> sums;
-  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
-  parallel<LinearScratch>(tasks, call.threads, [&](int64_t i, LinearScratch& scratch) {
-    const int64_t first = i * blocks / tasks * size;
-    const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
-    LinearTask<Type, In, Out> task(call, weight, scratch, size);
-    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
-  });
+  using Task = LinearTask<Type, In, Out>;
+  const auto sums = run_tasks<Task, LinearScratch, LinearSums>(call, weight, size, is_backward);
   if (sums.empty()) return;
   if (call.dgain) {
     sum_tasks(sums, &LinearSums::dgain, 0, call.inputs, call.dgain);

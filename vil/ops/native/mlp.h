@@ -23,7 +23,6 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
 };
 
 constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
-constexpr int64_t MLP_TASKS = 2;         // of a thread in the forward pass
 constexpr int64_t LARGE_UNITS = 1 << 19;  // of weights
 
 // The weights of a call as right-hand operands: those of the linear layers transposed, in the
@@ -240,17 +239,9 @@ void pack_mlp(const MlpCall& call) {
 template <class Type, class Element>
 void mlp(const MlpCall& call, bool is_backward) {
   const MlpWeights<Type> weights(call, is_backward);
-  const int64_t size = block_rows(call, is_backward), blocks = divide_up(call.rows, size);
-  const int64_t each = is_backward ? 1 : MLP_TASKS;  // tasks of a thread: in backward each has sums
-  const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);
-  std::vector<MlpSums> sums;
-  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
-  parallel<MlpScratch>(tasks, call.threads, [&](int64_t i, MlpScratch& scratch) {
-    const int64_t first = i * blocks / tasks * size;
-    const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
-    MlpTask<Type, Element> task(call, weights, scratch, size);
-    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
-  });
+  const int64_t size = block_rows(call, is_backward);
+  using Task = MlpTask<Type, Element>;
+  auto sums = run_tasks<Task, MlpScratch, MlpSums>(call, weights, size, is_backward);
   if (!sums.empty()) sum_gradients(call, sums);
 }
 
