@@ -29,7 +29,7 @@ from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 
 from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
 from vil.ops import BACKENDS, Case, Layout, Window, choose, patterns
-from vil.ops.custom_op import num_layout_pairs, num_pairs
+from vil.ops.custom_op import num_pairs
 from vil.ops.dispatch import CHOICES
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, make_inputs
@@ -91,8 +91,7 @@ def time_all(candidates: dict[str, Candidate]) -> dict[str, float]:
 
 def computed_pairs(window: Window | Layout) -> int:
     """Return the pairs of tokens that are multiplied, for one image and head."""
-    layout = isinstance(window, Layout)
-    return num_layout_pairs(window, 0) if layout else num_pairs(window, 0, 0)
+    return num_pairs(window, 0)
 
 
 def sparse_backends(case: Case) -> list[str]:

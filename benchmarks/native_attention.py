@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
             case = Case(window, *sizes, 1, getattr(torch, dtype), table_bias=True, global_bias=True)
             names = [name for name in args.backends if not BACKENDS[name].reasons_against(case)]
             times, memory, peak = measure(case, names, args.rounds, clock)
-            pairs = sizes[0] * sizes[1] * sizes[2] * num_pairs(window, case.num_global, 0)
+            pairs = sizes[0] * sizes[1] * sizes[2] * num_pairs(window, case.num_global)
             floors = [2 * matmuls * pairs / peak for matmuls in (2, 7)]
             result = dict(peak=peak, floors=floors, seconds=times, MiB=memory)
             rows.append(dict(shape=shape, dtype=dtype, **result))

@@ -40,16 +40,16 @@ def results(module: FullAttention, x: torch.Tensor, grid) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """The backends of the calls of `local_attention`."""
+def calls(monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes of qkv in calls of the compiled backend."""
     found = []
 
-    def attend(*args, backend, **more):
-        found.append(backend)
-        return local_attention(*args, backend=backend, **more)
+    def attend(qkv, *args, **more):
+        found.append(tuple(qkv.shape))
+        return attend_qkv(qkv, *args, **more)
 
-    local_attention = full.local_attention
-    monkeypatch.setattr(full, "local_attention", attend)
+    attend_qkv = full.attend_qkv
+    monkeypatch.setattr(full, "attend_qkv", attend)
     return found
 
 
@@ -73,7 +73,7 @@ def test_the_tuned_backend_gives_the_same_outputs_and_gradients(grid, num_global
     for got, near, wanted in zip(found, plain, exact, strict=True):
         error, bound = ((tensor - wanted).abs().max() for tensor in (got, near))
         assert error <= 3 * bound + 1e-5 * wanted.abs().max()
-    assert calls == ["native"] * 2
+    assert calls == [(*x.shape[:2], 3 * 24)] * 2
 
 
 @needs_compiler

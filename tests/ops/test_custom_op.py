@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vil.ops import BACKENDS, Case, Layout, LocalBias, Window, local_attention, patterns
 from vil.ops.backends import chunk_groups
 from vil.ops.call import from_numbers, to_numbers
-from vil.ops.custom_op import num_pairs
+from vil.ops.custom_op import num_window_pairs
 from vil.utils.timing import peak_tensor_bytes
 
 WINDOW = Window((12, 12), 4)
@@ -48,7 +48,7 @@ def test_flops_count_the_attended_chunks(max_empty, chunks, monkeypatch):
     with FlopCounterMode(display=False) as counter:
         attend(*make()).sum().backward()
     pairs = chunks * 16 * 16 + 9 * 16  # plus the global key of every token
-    assert num_pairs(WINDOW, 1, halo=int(max_empty > 0)) == pairs
+    assert num_window_pairs(WINDOW, 1, halo=int(max_empty > 0)) == pairs
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 2 * 8 * pairs
 
 

@@ -14,6 +14,7 @@ from vil.ops.dispatch import CHOICES
 from vil.ops.linear_case import MLP, LinearCase, choose
 from vil.ops.mlp import MlpWeights, norm_mlp, norm_mlp_native, norm_mlp_torch
 from vil.ops.native import library
+from vil.ops.operator_call import call_operator
 from vil.ops.tuning import linear_tuner
 from vil.ops.tuning.linear_tuner import reason_against_native, tune_linear
 
@@ -199,17 +200,16 @@ def block():
 def native_everywhere(monkeypatch):
     """Let `native` be chosen for every call, and count its calls."""
     calls = []
-    run = torch.ops.vil.norm_mlp
 
-    def counted(*args):
+    def counted(operator, *args):
         calls.append(args[0].shape)
-        return run(*args)
+        return call_operator(operator, *args)
 
     CHOICES["any"] = "native"
     monkeypatch.setattr(
         "vil.ops.linear_case.choose", lambda case: "native" if case.kind == MLP else "torch"
     )
-    monkeypatch.setattr("vil.ops.mlp.torch.ops.vil.norm_mlp", counted)
+    monkeypatch.setattr("vil.ops.mlp.call_operator", counted)
     return calls
 
 

@@ -117,5 +117,5 @@ def attend_fused(
         compute, norm = linear, Norm(norm.weight, norm.bias, norm.eps)
         first, last = join_projections(attn), (attn.proj.weight, attn.proj.bias)
     qkv = compute(x, *first, norm=norm)
-    out = attn.attend_tokens(*attn.split_parts(qkv, 3), grid)
+    out = attn.attend_qkv(qkv, grid)
     return compute(out, *last, residual=x if residual else None)

@@ -29,6 +29,7 @@ from vil.ops.backends.chunk_groups import chunk_groups, halo_size
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.layout import Layout
+from vil.ops.operator_call import call_operator
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
@@ -86,7 +87,7 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
             x is not None and x.requires_grad for x in tensors
         )
         numbers = to_numbers(call.window, call.num_global)
-        return operator(*tensors, numbers, call.scale, needs_lse)[0]
+        return call_operator(operator, *tensors, numbers, call.scale, needs_lse)[0]
 
     return run
 
@@ -130,10 +131,7 @@ def _operator(forward: str, backward: str) -> Callable:
 
     def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"the attention backend {backward} has no second derivative: "
-                "select the backend chunk_autograd"
-            )
+            raise no_second_derivative(backward)
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = gradient(*saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
@@ -179,6 +177,14 @@ def _gradient(backward: str) -> Callable:
     return operator
 
 
+def no_second_derivative(backend: str) -> RuntimeError:
+    """Return the error to raise if a backward pass is itself differentiated."""
+    return RuntimeError(
+        f"the attention backend {backend} has no second derivative: "
+        "select the backend chunk_autograd"
+    )
+
+
 def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
 
@@ -191,19 +197,27 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 5)
         window, num_global = from_numbers(numbers)
         batch, heads, _, dim = q_shape
-        if isinstance(window, Layout):
-            pairs = num_layout_pairs(window, num_global)
-        elif backend == "blocked":
-            pairs = num_pairs(window, num_global, halo_size(window, batch * heads))
-        else:
-            pairs = num_pairs(window, num_global, int(window.cyclic))
+        pairs = num_pairs(window, num_global, batch * heads if backend == "blocked" else 0)
         return 2 * num_matmuls * batch * heads * dim * pairs
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
 
 
-def num_layout_pairs(layout: Layout, num_global: int) -> int:
+def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
+    """Count the query-key pairs whose scores are computed, for one head of one image.
+
+    lanes: number of heads of all images, if the backend is `blocked`, which may compute empty
+    chunks around the grid (see `halo_size`). 0 for other backends.
+    """
+    if isinstance(window, Layout):
+        return _num_layout_pairs(window, num_global)
+    return num_window_pairs(
+        window, num_global, halo_size(window, lanes) if lanes else int(window.cyclic)
+    )
+
+
+def _num_layout_pairs(layout: Layout, num_global: int) -> int:
     """Count the query-key pairs whose scores a layout computes, for one head of one image.
 
     Masked pairs are included if other pairs of their chunks are visible. If patterns differ by
@@ -213,7 +227,7 @@ def num_layout_pairs(layout: Layout, num_global: int) -> int:
     return round(queries * (num_global + layout.density * queries))
 
 
-def num_pairs(window: Window, num_global: int, halo: int) -> int:
+def num_window_pairs(window: Window, num_global: int, halo: int) -> int:
     """Count the query-key pairs whose scores a window computes, for one head of one image.
 
     Padding tokens of incomplete chunks are included. halo: 1 if the grid is surrounded by empty

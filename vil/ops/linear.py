@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native
 from vil.ops.native import library
+from vil.ops.operator_call import call_operator
 from vil.utils.precision import autocast_off
 
 
@@ -78,7 +79,8 @@ def linear_native(
     """
     gain, shift, eps = norm or (None, None, 0.0)
     half = compute_dtype(x) == torch.bfloat16
-    return torch.ops.vil.linear(x, gain, shift, weight, bias, residual, eps, half, packed)
+    tensors = (gain, shift, weight, bias, residual)
+    return call_operator(_linear, x, *tensors, eps, half, packed)
 
 
 def pack_weight(weight: Tensor, *, half: bool) -> Tensor:

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import MLP, compute_dtype, is_native
 from vil.ops.native import library
+from vil.ops.operator_call import call_operator
 from vil.utils.precision import autocast_off
 
 
@@ -64,7 +65,7 @@ def norm_mlp_native(
     Under autocast, the matmuls are in the autocast dtype. The output has the dtype of x.
     """
     half = compute_dtype(x) == torch.bfloat16
-    return torch.ops.vil.norm_mlp(x, *weights, eps, half, residual)
+    return call_operator(_norm_mlp, x, *weights, eps, half, residual)
 
 
 class PackedWeights(NamedTuple):
@@ -102,7 +103,7 @@ def norm_mlp_packed(
 ) -> Tensor:
     """Compute `norm_mlp` with C++ code for CPUs and packed weights, without gradients."""
     *tensors, half = weights
-    return torch.ops.vil.packed_norm_mlp(x, *tensors, eps, half, residual)
+    return call_operator(_packed_norm_mlp, x, *tensors, eps, half, residual)
 
 
 @torch.library.custom_op("vil::norm_mlp", mutates_args=())

@@ -65,7 +65,7 @@ class Attention(nn.Module):
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     rel_pos = False  # whether a learned bias is added to the scores
     # names of the linear layers whose concatenated outputs are q, k and v of all tokens, in a class
-    # with the method `attend_tokens`, which returns the input of the output projection
+    # with the method `attend_qkv`, which maps them to the input of the output projection
     projections: tuple[str, ...] = ()
     backend: str | None = None  # of `vil.ops`, for classes whose constructor takes it
     # parameters that the 2021 reference saves for this attention but never uses
@@ -347,6 +347,10 @@ class GlobalLocalAttention(Attention):
         # project all tokens at once: projecting slices would copy them
         q = self.split_heads(apply_linear(self.query, x))
         return self.proj_drop(apply_linear(self.proj, self.attend_tokens(q, k, v, grid, valid_hw)))
+
+    def attend_qkv(self, qkv: Tensor, grid: Grid) -> Tensor:
+        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C)."""
+        return self.attend_tokens(*self.split_parts(qkv, 3), grid)
 
     def attend_tokens(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid = None

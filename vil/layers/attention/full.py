@@ -25,12 +25,11 @@ from vil.layers.pos_embed import (
     resize_tables,
     same_size,
 )
-from vil.ops import Case, Window, local_attention
+from vil.ops import Case, Window
 from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.ops.window import SELF_CHUNK, Mask
 from vil.utils.transforms import is_transformed
-
-NATIVE = "native"  # the backend that may replace torch's attention
 
 
 class FullAttention(Attention):
@@ -63,28 +62,27 @@ class FullAttention(Attention):
         resized. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
-        q, k, v = self.split_parts(apply_linear(self.qkv, x), 3)  # (B, N, G+L, D) each
-        return self.proj_drop(apply_linear(self.proj, self.attend_tokens(q, k, v, grid, valid_hw)))
+        out = self.attend_qkv(apply_linear(self.qkv, x), grid, valid_hw)
+        return self.proj_drop(apply_linear(self.proj, out))
 
-    def attend_tokens(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid = None
-    ) -> Tensor:
-        """Return the attention output (B, G+L, C) of q, k, v (B, N, G+L, D)."""
-        if self.is_native(q, grid, valid_hw):
-            window = one_chunk((1, q.shape[2]))
-            out = local_attention(q, k, v, window, scale=self.scale, backend=NATIVE)
-        else:
-            bias = self.bias(grid, valid_hw) if self.rel_pos else None
-            out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
-        return self.merge_heads(out)
+    def attend_qkv(self, qkv: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
+        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C)."""
+        if self.is_native(qkv, grid, valid_hw):
+            window = one_chunk((1, qkv.shape[1]))
+            return attend_qkv(qkv, window, num_heads=self.num_heads, scale=self.scale)
+        q, k, v = self.split_parts(qkv, 3)  # (B, N, G+L, D) each
+        bias = self.bias(grid, valid_hw) if self.rel_pos else None
+        return self.merge_heads(
+            self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
+        )
 
-    def is_native(self, q: Tensor, grid: Grid, valid_hw: Valid) -> bool:
+    def is_native(self, qkv: Tensor, grid: Grid, valid_hw: Valid) -> bool:
         """Whether tuning found the compiled backend faster than torch's attention for a call."""
-        if not CHOICES or valid_hw is not None or not self.is_tunable(q.device.type):
+        if not CHOICES or valid_hw is not None or not self.is_tunable(qkv.device.type):
             return False
-        if is_transformed(q):  # an operator has no jvp
+        if qkv.shape[0] == 0 or is_transformed(qkv):  # an operator has no jvp
             return False
-        call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
+        call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device=qkv.device.type)
         case = self.make_case(one_chunk(grid), training=torch.is_grad_enabled(), **call)
         return tuned(case) == NATIVE
 

@@ -3,6 +3,7 @@
 Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries, K keys.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,14 @@ from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.padding import Grid, Valid
-from vil.ops import BACKENDS, Layout, LocalBias, Window, local_attention
+from vil.ops import BACKENDS, Layout, LocalBias, Window, choose, local_attention
+from vil.ops.bias import NO_BIAS
+from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.utils.lookup import lookup
+from vil.utils.transforms import is_exporting, is_transformed
+
+# the methods that `attend_qkv` replaces
+REPLACED = ("attend_tokens", "attend_all", "attend_local", "attend_global", "attend", "sdpa")
 
 
 class AttendedKeys(NamedTuple):
@@ -49,6 +56,41 @@ class LocalAttention(GlobalLocalAttention):
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
         """Return the local keys of one local query. query: its index among the local tokens."""
         raise NotImplementedError
+
+    def attend_qkv(self, qkv: Tensor, grid: Grid) -> Tensor:
+        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C).
+
+        If the backend is "native", a single operation computes local and global queries.
+        """
+        window = self.window(grid)
+        if not self._is_native(qkv, window):
+            return super().attend_qkv(qkv, grid)
+        from_globals = None
+        if self.rel_pos and self.num_global:
+            to_local = self.g2l_relative_position_bias[0][..., None]
+            from_globals = torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
+        return attend_qkv(
+            qkv,
+            window,
+            num_heads=self.num_heads,
+            num_global=self.num_global,
+            bias=self.bias(grid) or NO_BIAS,
+            from_globals=from_globals,
+            scale=self.scale,
+        )
+
+    def _is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
+        """Whether `vil.ops.qkv_attention` computes what the methods of this module compute."""
+        if torch.compiler.is_compiling() or is_exporting() or _is_changed(type(self)):
+            return False
+        drops = self.training and self.attn_drop > 0
+        if drops or qkv.shape[0] == 0 or qkv.device.type != "cpu":
+            return False
+        if is_transformed(qkv, *self._parameters.values()):
+            return False
+        call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device="cpu")
+        case = self.make_case(window, training=torch.is_grad_enabled(), **call)
+        return case.window == window and choose(case, self.backend) == NATIVE
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
@@ -147,3 +189,10 @@ class LocalAttention(GlobalLocalAttention):
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
         full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
         return full.index_add(2, keys, weights)
+
+
+@cache
+def _is_changed(cls: type) -> bool:
+    """Whether a class that is not part of this package computes attention in its own way."""
+    modules = (getattr(cls, name).__module__ for name in REPLACED)
+    return any(not module.startswith(f"{__package__}.") for module in modules)

@@ -50,7 +50,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(call.q)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
     target = _with_adjacent_channels(out)
-    _run(call, False, {"out": target}, {"lse": lse})
+    run(call, False, {"out": target}, {"lse": lse})
     return out if target is out else out.copy_(target), lse
 
 
@@ -65,7 +65,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     targets = [_with_adjacent_channels(grad) for grad in grads]
     biases = [None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for x in call.bias]
     tensors = dict(zip(("dq", "dk", "dv"), targets), dout=_with_adjacent_channels(dout))
-    _run(call, True, tensors, dict(zip(("dtable", "dto_global"), biases)))
+    run(call, True, tensors, dict(zip(("dtable", "dto_global"), biases)))
     grads = [x if target is x else x.copy_(target) for x, target in zip(grads, targets)]
     biases = [
         None if x is None else torch.empty_like(like).copy_(x)  # with the strides of the parameter
@@ -100,16 +100,18 @@ class _Call(ctypes.Structure):
         ("scale", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("first", "keys", "key_masks", "masks")),
         *((name, ctypes.c_int64) for name in ("layout_heads", "mask_bytes")),
+        *((name, _Tokens) for name in ("q_global", "out_global", "dout_global", "dq_global")),
+        *((name, ctypes.c_void_p) for name in ("from_globals", "dfrom_globals")),
     ]
 
 
-def _run(
+def run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the given tensors.
 
-    tokens: inputs and results (B, N, L or G+L, D) besides q, k and v, by field name of `_Call`.
-    others: contiguous float32 results or None, by field name of `_Call`.
+    tokens: inputs and results (B, N, tokens, D) besides q, k and v, by field name of `_Call`.
+    others: contiguous float32 tensors or None besides the bias of `call`, by field name of `_Call`.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -117,7 +119,7 @@ def _run(
         **{name: _with_adjacent_channels(x) for name, x in zip("qkv", call[:3])},
         **tokens,
     }
-    biases = {name: _float32(x) for name, x in call.bias._asdict().items()}
+    biases = {name: as_float32(x) for name, x in call.bias._asdict().items()}
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
     # keeps the copies until the pass ends
     others = {**others, **biases, **lists, "valid_hw": valid_hw}
@@ -173,5 +175,6 @@ def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
     ), tensors  # fmt: skip
 
 
-def _float32(x: Tensor | None) -> Tensor | None:
+def as_float32(x: Tensor | None) -> Tensor | None:
+    """Convert a bias to a contiguous float32 tensor; None stays None."""
     return None if x is None else x.float().contiguous()

@@ -8,6 +8,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "globals.h"
 #include "threads.h"
 
 namespace vil {
@@ -35,6 +36,8 @@ void forward(const Call& call) {
   const auto bands = bands_of(call);
   parallel<Scratch>(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
     Forward<Type>(call, bias, sizes, scratch, bands[i]).run();
+    if (GlobalQueries<Type>::wanted(call) && !bands[i].first)
+      GlobalQueries<Type>(call, scratch, bands[i].image, bands[i].head).forward();
   });
 }
 
@@ -81,9 +84,19 @@ void backward(const Call& call) {
     float* sums = biases.data() + i * width;
     Backward<Type>(call, bias, sizes, scratch, bands[i], partial[i], sums, sums + num_table).run();
   });
+  const int64_t from_globals = call.dfrom_globals ? call.num_global * (call.num_global + 1) : 0;
+  std::vector<float> global_biases(lanes * from_globals, 0.0f);
   parallel<Scratch>(lanes, call.threads, [&](int64_t i, Scratch& scratch) {
-    sum_partial<Type>(call, sizes, scratch, bands[i * share], &partial[i * share], share);
+    const Band& band = bands[i * share];
+    sum_partial<Type>(call, sizes, scratch, band, &partial[i * share], share);
+    if (GlobalQueries<Type>::wanted(call))
+      GlobalQueries<Type>(call, scratch, band.image, band.head)
+          .backward(global_biases.data() + i * from_globals);
   });
+  for (int64_t i = 0; i < lanes; ++i)
+    for (int64_t j = 0; j < from_globals; ++j)
+      call.dfrom_globals[bands[i * share].head * from_globals + j] +=
+          global_biases[i * from_globals + j];
   for (size_t i = 0; i < bands.size(); ++i) {
     const float* sums = biases.data() + i * width;
     for (int64_t j = 0; j < num_table; ++j)

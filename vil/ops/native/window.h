@@ -34,6 +34,10 @@ struct Call {  // as in library.py
   const int64_t *first, *keys, *key_masks;  // key_masks: index in `masks`, -1 for all visible
   const uint8_t* masks;  // (number, w*w queries, mask_bytes), a bit for each of w*w keys
   int64_t layout_heads, mask_bytes;  // 0 heads: a window
+  // Of the global tokens, which attend to all tokens, unless q_global is null.
+  Tokens q_global, out_global, dout_global, dq_global;
+  const float* from_globals;  // (heads, G, G + 1) or null: toward global tokens, then local ones
+  float* dfrom_globals;
 
   int64_t chunks(int axis) const { return divide_up(grid[axis], size); }
 };

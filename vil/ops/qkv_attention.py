@@ -1,0 +1,180 @@
+"""Attention of local and global tokens on joined projections, by compiled code for CPUs.
+
+It computes what `vil.ops.local_attention` with the backend "native" computes for local tokens and
+`scaled_dot_product_attention` for global tokens. The C++ code reads queries, keys and values where
+the linear layer wrote them, and writes the outputs of all tokens, and the gradient of all
+projections, to one tensor each, so that nothing is copied or added afterward.
+
+Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.utils.flop_counter import register_flop_formula
+
+from vil.ops.backends import native
+from vil.ops.bias import NO_BIAS, LocalBias
+from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
+from vil.ops.custom_op import no_second_derivative, num_pairs
+from vil.ops.layout import Layout
+from vil.ops.operator_call import call_operator
+from vil.ops.window import Window
+from vil.utils.precision import autocast_off
+
+NATIVE = "native"  # the backend of local attention that runs the same C++ code
+
+
+def attend_qkv(
+    qkv: Tensor,
+    window: Window | Layout,
+    *,
+    num_heads: int,
+    num_global: int = 0,
+    bias: LocalBias = NO_BIAS,
+    from_globals: Tensor | None = None,
+    scale: float,
+) -> Tensor:
+    """Return the attention output (B, G+L, C) of global tokens, then local tokens.
+
+    qkv (B, G+L, 3C): queries, keys and values of G global, then L local tokens.
+    window: which local keys each local query attends to. Global queries attend to all keys.
+    num_heads, num_global: N and G.
+    bias: of the scores of local queries, as in `vil.ops.local_attention`.
+    from_globals (N, G, G+1): bias of each global query toward each global key and, last, toward
+    local keys. None for no bias.
+    scale: factor of q @ k^T.
+    The arguments must be such that the backend "native" supports them.
+    """
+    numbers = to_numbers(window, num_global)
+    return call_operator(_attend, qkv, *bias, from_globals, numbers, num_heads, scale)
+
+
+@torch.library.custom_op("vil::attend_qkv", mutates_args=())
+def _attend(
+    qkv: Tensor, table: Tensor | None, to_global: Tensor | None, from_globals: Tensor | None,
+    numbers: list[int], num_heads: int, scale: float,
+) -> Tensor:  # fmt: skip
+    qkv = qkv.contiguous()
+    out = qkv.new_empty(_output_shape(qkv))
+    call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
+    out_global, local = _split_queries(out, call.num_global, num_heads)
+    tokens = {"out": local}
+    if call.num_global:
+        tokens |= {"q_global": q_global, "out_global": out_global}
+    native.run(call, False, tokens, {"from_globals": native.as_float32(from_globals)})
+    return out
+
+
+@_attend.register_fake
+def _(qkv: Tensor, *rest: Any) -> Tensor:
+    return qkv.new_empty(_output_shape(qkv))
+
+
+def _output_shape(qkv: Tensor) -> tuple[int, int, int]:
+    batch, tokens, channels = qkv.shape
+    return batch, tokens, channels // 3
+
+
+def _split(
+    qkv: Tensor, table: Tensor | None, to_global: Tensor | None, numbers: Sequence[int],
+    num_heads: int, scale: float,
+) -> tuple[Call, Tensor]:  # fmt: skip
+    """Return the call of the local queries, and the global queries (B, N, G, D), as views."""
+    window, num_global = from_numbers(numbers)
+    q, k, v = qkv.chunk(3, dim=2)
+    q_global, q = _split_queries(q, num_global, num_heads)
+    _, k = _split_queries(k, 0, num_heads)
+    _, v = _split_queries(v, 0, num_heads)
+    bias = LocalBias(table, to_global)
+    return Call(q, k, v, window, num_global, bias, scale=scale), q_global
+
+
+def _split_queries(x: Tensor, num_global: int, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Split x (B, G+L, C) into views (B, N, G, D) and (B, N, L, D)."""
+    x = x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    return x[:, :, :num_global], x[:, :, num_global:]
+
+
+@torch.library.custom_op("vil::attend_qkv_gradient", mutates_args=())
+def _gradient(
+    qkv: Tensor, table: Tensor | None, to_global: Tensor | None, from_globals: Tensor | None,
+    dout: Tensor, numbers: list[int], num_heads: int, scale: float,
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of qkv, table, to_global and from_globals.
+
+    The gradient of a missing bias is an empty tensor.
+    """
+    qkv, dout = qkv.contiguous(), dout.contiguous()
+    dqkv = torch.empty_like(qkv)
+    call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
+    grads, dq_global = _split(dqkv, None, None, numbers, num_heads, scale)
+    dout_global, dout = _split_queries(dout, call.num_global, num_heads)
+    tokens = {"dout": dout, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    if call.num_global:
+        tokens |= {"q_global": q_global, "dout_global": dout_global, "dq_global": dq_global}
+    names = ("dtable", "dto_global", "dfrom_globals")
+    given = dict(zip(names, (table, to_global, from_globals)))
+    sums = {
+        name: None if bias is None else bias.new_zeros(bias.shape, dtype=torch.float32)
+        for name, bias in given.items()
+    }
+    biases = {"from_globals": native.as_float32(from_globals)}
+    native.run(call, True, tokens, sums | biases)
+    return [dqkv, *(_like_parameter(sums[name], bias, qkv) for name, bias in given.items())]
+
+
+@_gradient.register_fake
+def _(
+    qkv: Tensor, table: Tensor | None, to_global: Tensor | None, from_globals: Tensor | None,
+    *rest: Any,
+) -> list[Tensor]:  # fmt: skip
+    biases = (table, to_global, from_globals)
+    empty = (qkv.new_empty(0) if bias is None else torch.empty_like(bias) for bias in biases)
+    return [torch.empty_like(qkv, memory_format=torch.contiguous_format), *empty]
+
+
+def _like_parameter(grad: Tensor | None, bias: Tensor | None, qkv: Tensor) -> Tensor:
+    """Copy a bias's gradient to a tensor with the dtype and strides of the bias."""
+    return qkv.new_empty(0) if grad is None else torch.empty_like(bias).copy_(grad)
+
+
+def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.numbers, ctx.num_heads, ctx.scale = inputs
+    ctx.pattern = find_pattern(ctx.numbers)  # kept, because the backward pass looks it up
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: FunctionCtx, dout: Tensor) -> tuple:
+    if torch.is_grad_enabled():
+        raise no_second_derivative(NATIVE)
+    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+    with autocast_off("cpu"):
+        grads = torch.ops.vil.attend_qkv_gradient(
+            *saved, dout.to(saved[0].dtype), ctx.numbers, ctx.num_heads, ctx.scale
+        )
+    grads = (None if x is None else grad for x, grad in zip(saved, grads))
+    return *grads, None, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _num_products(qkv_shape: Sequence[int], numbers: Sequence[int]) -> int:
+    """Count the multiply-accumulates of a matmul of all queries with their keys."""
+    batch, tokens, channels = qkv_shape
+    window, num_global = from_numbers(numbers)
+    return batch * channels // 3 * (num_pairs(window, num_global) + num_global * tokens)
+
+
+@register_flop_formula(torch.ops.vil.attend_qkv)
+def _flops(qkv_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    return 2 * 2 * _num_products(qkv_shape, rest[3])
+
+
+@register_flop_formula(torch.ops.vil.attend_qkv_gradient)
+def _gradient_flops(qkv_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    return 2 * 5 * _num_products(qkv_shape, rest[4])
