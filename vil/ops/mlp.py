@@ -1,8 +1,9 @@
 """A layer norm and an MLP, the second half of a transformer block, as one operation.
 
 `norm_mlp` uses PyTorch's operators, or C++ code for CPUs: the backends "torch" and "native". The
-C++ code keeps the hidden activations of a few tokens in the cache, and saves only its input for the
-backward pass.
+C++ code keeps the hidden activations of a few tokens in the cache. For the backward pass it saves
+its input and, if computing the hidden activations again would take longer than reading them from
+memory, also the outputs of the first linear layer.
 
 Shapes: ... leading dimensions, C channels, F hidden channels.
 """
@@ -21,6 +22,8 @@ from vil.ops.linear_case import MLP, compute_dtype, is_native
 from vil.ops.native import library
 from vil.ops.operator_call import call_operator
 from vil.utils.precision import autocast_off
+
+SAVED_DIM = 192  # channels from which on hidden activations in float32 are saved in training
 
 
 class MlpWeights(NamedTuple):
@@ -65,7 +68,9 @@ def norm_mlp_native(
     Under autocast, the matmuls are in the autocast dtype. The output has the dtype of x.
     """
     half = compute_dtype(x) == torch.bfloat16
-    return call_operator(_norm_mlp, x, *weights, eps, half, residual)
+    differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
+    saves = differentiates and not half and x.shape[-1] >= SAVED_DIM
+    return call_operator(_norm_mlp, x, *weights, eps, half, residual, saves)[0]
 
 
 class PackedWeights(NamedTuple):
@@ -109,18 +114,29 @@ def norm_mlp_packed(
 @torch.library.custom_op("vil::norm_mlp", mutates_args=())
 def _norm_mlp(
     x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
-    bias2: Tensor, eps: float, half: bool, residual: bool,
-) -> Tensor:  # fmt: skip
+    bias2: Tensor, eps: float, half: bool, residual: bool, saves: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output, and the outputs of the first linear layer without its bias if `saves`."""
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x = x.contiguous()
-    y = torch.empty_like(x)
-    _call("vil_mlp", {"x": x, "y": y, **_full(weights)}, half=half, eps=eps, residual=residual)
-    return y
+    y, hidden = torch.empty_like(x), _empty_hidden(x, bias1, saves)
+    tensors = {"x": x, "y": y, "saved": hidden, **_full(weights)}
+    _call("vil_mlp", tensors, half=half, eps=eps, residual=residual)
+    return y, hidden
+
+
+def _empty_hidden(x: Tensor, bias1: Tensor, saves: bool) -> Tensor:
+    shape = (*x.shape[:-1], len(bias1)) if saves else (0,)
+    return x.new_empty(shape, dtype=torch.float32)
 
 
 @_norm_mlp.register_fake
-def _(x: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _(
+    x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
+    bias2: Tensor, eps: float, half: bool, residual: bool, saves: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return y, _empty_hidden(x, bias1, saves)
 
 
 @torch.library.custom_op("vil::packed_norm_mlp", mutates_args=())
@@ -143,14 +159,15 @@ def _(x: Tensor, *rest: Any) -> Tensor:
 @torch.library.custom_op("vil::norm_mlp_gradient", mutates_args=())
 def _norm_mlp_gradient(
     x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
-    bias2: Tensor, eps: float, half: bool, residual: bool, dy: Tensor,
+    bias2: Tensor, hidden: Tensor, eps: float, half: bool, residual: bool, dy: Tensor,
 ) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of x and the weights. hidden: the second output of `_norm_mlp`."""
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x, dy = x.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)
     grads = [w.new_zeros(w.shape, dtype=torch.float32) for w in weights]
     names = [f"d{name}" for name in MlpWeights._fields]
-    tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, **_full(weights))
+    tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, saved=hidden, **_full(weights))
     _call("vil_mlp", tensors, half=half, is_backward=True, eps=eps, residual=residual)
     return [dx, *(grad.to(w.dtype) for grad, w in zip(grads, weights))]
 
@@ -160,13 +177,18 @@ def _(x: Tensor, *rest: Any) -> list[Tensor]:
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, *rest[:6])]
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
-    *tensors, ctx.eps, ctx.half, ctx.residual = inputs
-    ctx.save_for_backward(*tensors)
+def _setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.eps, ctx.half, ctx.residual, _ = inputs
+    hidden = output[1]
+    ctx.mark_non_differentiable(hidden)
+    ctx.set_materialize_grads(False)  # the gradient of `hidden` would be a tensor of zeros
+    ctx.save_for_backward(*tensors, hidden)
 
 
-def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
-    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+def _differentiate(ctx: FunctionCtx, dy: Tensor | None, dhidden: Tensor | None) -> tuple:
+    if dy is None:
+        return (None,) * 11
+    *saved, hidden = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     if torch.is_grad_enabled():  # a second derivative may follow
         with torch.autocast("cpu", torch.bfloat16, enabled=ctx.half):
             y = norm_mlp_torch(saved[0], MlpWeights(*saved[1:]), eps=ctx.eps, residual=ctx.residual)
@@ -175,8 +197,10 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
         grads = [next(grads) if needed else None for needed in ctx.needs_input_grad[:7]]
     else:
         with autocast_off("cpu"):
-            grads = torch.ops.vil.norm_mlp_gradient(*saved, ctx.eps, ctx.half, ctx.residual, dy)
-    return *grads, None, None, None
+            grads = torch.ops.vil.norm_mlp_gradient(
+                *saved, hidden, ctx.eps, ctx.half, ctx.residual, dy
+            )
+    return *grads, None, None, None, None
 
 
 _norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
@@ -189,7 +213,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
         *((name, ctypes.c_void_p) for name in MlpWeights._fields),
         *((f"d{name}", ctypes.c_void_p) for name in MlpWeights._fields),
-        ("packed", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("saved", "packed")),
         *((name, ctypes.c_int64) for name in ("rows", "dim", "hidden", "residual", "threads")),
         *((name, ctypes.c_int64) for name in ("compute_bfloat16", "tokens_bfloat16")),
         ("eps", ctypes.c_double),
@@ -216,23 +240,19 @@ def _call(
         rows=0 if x is None else x.numel() // dim, dim=dim, hidden=hidden,
         threads=torch.get_num_threads(), compute_bfloat16=half,
         tokens_bfloat16=x is not None and x.dtype == torch.bfloat16,
-        **settings, **{name: t.data_ptr() for name, t in tensors.items()},
+        **settings, **{name: t.data_ptr() or None for name, t in tensors.items()},
     )  # fmt: skip
     library.call(function, numbers, is_backward)
 
 
-def _register_flops(operator: str, num_matmuls: int) -> None:
-    """Register an operator's FLOP formula: `num_matmuls` matmuls of all tokens with a weight.
-
-    The weight is (F, C) or (C, F). The operator's fifth argument is the bias of F hidden channels.
-    """
-
-    def flops(x_shape: Sequence[int], *shapes: Any, **kwargs: Any) -> int:
-        return 2 * num_matmuls * shapes[3][0] * torch.Size(x_shape).numel()
-
-    register_flop_formula(getattr(torch.ops.vil, operator))(flops)
+@register_flop_formula([torch.ops.vil.norm_mlp, torch.ops.vil.packed_norm_mlp])
+def _flops(x_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    """Count two matmuls of all tokens with a weight (F, C) or (C, F)."""
+    num_hidden = rest[3][0]  # of the bias of the first linear layer
+    return 2 * 2 * num_hidden * torch.Size(x_shape).numel()
 
 
-_register_flops("norm_mlp", 2)
-_register_flops("packed_norm_mlp", 2)
-_register_flops("norm_mlp_gradient", 5)
+@register_flop_formula(torch.ops.vil.norm_mlp_gradient)
+def _gradient_flops(x_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    num_matmuls = 4 if torch.Size(rest[6]).numel() else 5
+    return _flops(x_shape, *rest) // 2 * num_matmuls

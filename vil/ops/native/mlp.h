@@ -1,7 +1,8 @@
 // A layer norm, a linear layer, GELU and a linear layer, for rows of tokens.
 //
-// Blocks of rows go through all of them, so that the hidden activations stay in the cache. Nothing
-// of their size is saved: the backward pass computes them again. Weights are packed once per call.
+// Blocks of rows go through all of them, so that the hidden activations stay in the cache. The
+// backward pass computes them again, unless the forward pass has saved them. Weights are packed once
+// per call.
 #pragma once
 
 #include <vector>
@@ -16,6 +17,7 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
   void *y, *dx;                                                   // (rows, dim)
   const float *gain, *shift, *weight1, *bias1, *weight2, *bias2;  // weights: (outputs, inputs)
   float *dgain, *dshift, *dweight1, *dbias1, *dweight2, *dbias2;
+  float* saved;   // (rows, hidden), outputs of the first linear layer without its bias, or null
   float* packed;  // both weights as right-hand operands of the forward pass, or null
   int64_t rows, dim, hidden, residual, threads;  // residual: whether x is added to y
   int64_t compute_bfloat16, tokens_bfloat16;  // the operands of the products; x, dy, y and dx
@@ -37,9 +39,12 @@ struct MlpWeights {
       second.use(call.packed + call.dim * call.hidden / Type::PAIR, call.hidden, call.dim);
       if (!call.weight1) return;
     }
-    first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
-    second.pack_transposed(call.weight2, call.dim, call.hidden, call.threads);
-    if (!backward) return;
+    if (!backward || !call.saved)
+      first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
+    if (!backward) {
+      second.pack_transposed(call.weight2, call.dim, call.hidden, call.threads);
+      return;
+    }
     first_rows.pack_rows(call.weight1, call.hidden, call.dim, call.threads);
     second_rows.pack_rows(call.weight2, call.dim, call.hidden, call.threads);
   }
@@ -73,9 +78,10 @@ class MlpTask {
   void forward(int64_t first, int64_t last) {
     for (int64_t top = first; top < last; top += rows) {
       const int64_t count = std::min(rows, last - top);
-      Matrix inner = hidden_rows(top, count), out{scratch.out.take(rows * dim), dim};
+      Matrix inner = hidden_rows(top, count, false), out{scratch.out.take(rows * dim), dim};
       for (int64_t i = 0; i < count; ++i) {
         float* row = inner.from(i, 0).data;
+        if (call.saved) std::memcpy(saved_row(top + i), row, hidden * sizeof(float));
         for (int64_t j = 0; j < hidden; j += LANES) {
           const Vector x = load(row + j) + load(call.bias1 + j);
           store(row + j, Gelu<Type>(x).value());
@@ -99,11 +105,11 @@ class MlpTask {
   void backward(int64_t first, int64_t last, MlpSums& sums) {
     for (int64_t top = first; top < last; top += rows) {
       const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
-      Matrix inner = hidden_rows(top, count);
+      Matrix inner = hidden_rows(top, count, call.saved);
       Matrix grads{scratch.dhidden.take(rows * wide + LANES), wide};
       Matrix dy{copy_gradients(top, count), units};
       weights.second_rows.multiply(count, dy, grads);
-      differentiate_gelu(inner, grads, count, sums);
+      differentiate_gelu(top, inner, grads, count, sums);
       Matrix left = grads, dnormed{scratch.out.take(rows * dim), dim};
       if constexpr (Type::PAIR == 2) {
         left = {scratch.rounded.take(rows * hidden / 2 + LANES), hidden / 2};
@@ -132,8 +138,11 @@ class MlpTask {
   const int64_t dim, hidden, units, rows;
   const int64_t wide = hidden + LANES;  // the stride of rows, which would else share cache sets
 
-  // Normalize rows, and return the outputs of the first linear layer without its bias.
-  Matrix hidden_rows(int64_t top, int64_t count) {
+  float* saved_row(int64_t row) const { return call.saved + row * hidden; }
+
+  // Normalize rows, and return the outputs of the first linear layer without its bias, or memory for
+  // them if they are known.
+  Matrix hidden_rows(int64_t top, int64_t count, bool known) {
     float* normed = scratch.normed.take((rows + 1) * units + LANES);
     float* x = scratch.x.take(rows * dim);
     for (int64_t i = 0; i < count; ++i) {
@@ -143,7 +152,7 @@ class MlpTask {
     }
     if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
     Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
-    weights.first.multiply(count, {normed, units}, out);
+    if (!known) weights.first.multiply(count, {normed, units}, out);
     return out;
   }
 
@@ -166,11 +175,13 @@ class MlpTask {
   }
 
   // Replace hidden activations by their GELU, and gradients of the GELU by those of its inputs.
-  void differentiate_gelu(Matrix inner, Matrix grads, int64_t count, MlpSums& sums) {
+  void differentiate_gelu(
+      int64_t top, Matrix inner, Matrix grads, int64_t count, MlpSums& sums) {
     for (int64_t i = 0; i < count; ++i) {
       float *row = inner.from(i, 0).data, *grad = grads.from(i, 0).data;
+      const float* before = call.saved ? saved_row(top + i) : row;
       for (int64_t j = 0; j < hidden; j += LANES) {
-        const Vector x = load(row + j) + load(call.bias1 + j);
+        const Vector x = load(before + j) + load(call.bias1 + j);
         const Gelu<Type> gelu(x);
         const Vector dx = load(grad + j) * gelu.slope();
         store(row + j, gelu.value());
