@@ -164,8 +164,9 @@ def _empty_gradients(
     computed = (of_norm, of_norm, needs[3], needs[4])
     shapes = (x.shape[-1:], x.shape[-1:], weight.shape, weight.shape[:1])
     dx = x.new_empty(x.shape if needs[0] or of_norm else 0)
-    full = dict(dtype=torch.float32)
-    return [dx, *(x.new_zeros(s if c else 0, **full) for s, c in zip(shapes, computed))]
+    make = x.new_empty if x.numel() else x.new_zeros  # without tokens nothing is written
+    sums = (make(s if c else (0,), dtype=torch.float32) for s, c in zip(shapes, computed))
+    return [dx, *sums]
 
 
 def _as_parameters(grads: list[Tensor], gain: Tensor | None, weight: Tensor) -> list[Tensor]:

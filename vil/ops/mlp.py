@@ -165,7 +165,8 @@ def _norm_mlp_gradient(
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x, dy = x.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)
-    grads = [w.new_zeros(w.shape, dtype=torch.float32) for w in weights]
+    make = x.new_empty if x.numel() else x.new_zeros  # without tokens nothing is written
+    grads = [make(w.shape, dtype=torch.float32) for w in weights]
     names = [f"d{name}" for name in MlpWeights._fields]
     tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, saved=hidden, **_full(weights))
     _call("vil_mlp", tensors, half=half, is_backward=True, eps=eps, residual=residual)

@@ -21,6 +21,7 @@ from vil.ops import testing
 from vil.ops.attention_case import Case
 from vil.ops.backends import flex
 from vil.ops.dispatch import BACKENDS, CHOICES
+from vil.ops.tuning.qkv_candidate import is_joined, make_leaves, qkv_candidate
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
@@ -217,9 +218,8 @@ def time_candidates(
     names: keys of BACKENDS. rounds: how often each backend is timed.
     trials: results with median times. reasons: {name: reason} for backends that failed.
     """
-    inputs, device = testing.make_inputs(case), torch.device(case.device)
-    leaves = testing.leaves_of(inputs)
-    candidates = {name: backend_candidate(name, case, inputs, leaves) for name in names}
+    device = torch.device(case.device)
+    candidates = make_candidates(names, case)
     times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
     trials = []
     for name, measured in times.items():
@@ -229,6 +229,16 @@ def time_candidates(
         except Exception as error:
             failed[name] = one_line(error)
     return trials, {name: f"failed: {reason}" for name, reason in failed.items()}
+
+
+def make_candidates(names: list[str], case: Case) -> dict[str, Candidate]:
+    """Return {backend: passes to time}. All backends have the same inputs."""
+    if is_joined(case):
+        tensors = make_leaves(case)
+        return {name: qkv_candidate(name, case, *tensors) for name in names}
+    inputs = testing.make_inputs(case)
+    leaves = testing.leaves_of(inputs)
+    return {name: backend_candidate(name, case, inputs, leaves) for name in names}
 
 
 def backend_candidate(

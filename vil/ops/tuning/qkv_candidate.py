@@ -1,0 +1,84 @@
+"""What is timed for a case of attention on a CPU: the calls that an attention module makes.
+
+Queries, keys and values are views of joined projections, whose gradient is joined again. The
+outputs of global and local queries are joined. Some backends save a part of these copies.
+
+Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.bias import LocalBias
+from vil.ops.dispatch import BACKENDS
+from vil.ops.qkv_attention import NATIVE, attend_qkv
+from vil.utils.interleaved_timer import Candidate
+
+Leaves = dict[str, Tensor]  # qkv (B, G+L, 3C), and the fields of a `LocalBias`
+
+
+def is_joined(case: Case) -> bool:
+    """Whether a case is timed with joined projections."""
+    return case.device == "cpu" and not case.valid and not case.dropout
+
+
+def make_leaves(case: Case, seed: int = 0) -> tuple[Leaves, Tensor]:
+    """Return random joined projections and biases, and the gradient of the output (B, G+L, C)."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes, dim = (case.batch, case.num_global + case.window.length), case.heads * case.head_dim
+    shapes = {"cotangent": (*sizes, dim), "qkv": (*sizes, 3 * dim)}
+    if case.table_bias:
+        shapes["table"] = (case.heads, case.window.table_entries)
+    if case.global_bias:
+        shapes["to_global"] = (case.heads, case.num_global)
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    drawn = {name: x.to(case.dtype) for name, x in drawn.items()}
+    cotangent = drawn.pop("cotangent")
+    return {name: x.requires_grad_(case.needs_grad) for name, x in drawn.items()}, cotangent
+
+
+def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
+    """Return the attention output (B, G+L, C), by the backend `name` for local queries and torch's
+    attention for global queries."""
+    qkv = leaves["qkv"].unflatten(2, (3, case.heads, case.head_dim))
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    num_global, scale = case.num_global, case.head_dim**-0.5
+    bias = LocalBias(leaves.get("table"), leaves.get("to_global"))
+    settings = dict(num_global=num_global, bias=bias, valid_hw=None, scale=scale, dropout_p=0.0)
+    out = BACKENDS[name].attend(q[:, :, num_global:], k, v, case.window, **settings)
+    if num_global:
+        first = F.scaled_dot_product_attention(q[:, :, :num_global], k, v, scale=scale)
+        out = torch.cat([first, out], dim=2)
+    return out.transpose(1, 2).flatten(2)
+
+
+def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
+    """Return the attention output (B, G+L, C) by `vil.ops.qkv_attention`."""
+    return attend_qkv(
+        leaves["qkv"],
+        case.window,
+        num_heads=case.heads,
+        num_global=case.num_global,
+        bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
+        scale=case.head_dim**-0.5,
+    )
+
+
+def qkv_candidate(name: str, case: Case, leaves: Leaves, cotangent: Tensor) -> Candidate:
+    """Return the passes to time: the forward pass and, in training, the backward pass.
+
+    name: a key of BACKENDS. leaves, cotangent: from `make_leaves`.
+    """
+
+    def forward() -> Tensor:
+        with torch.set_grad_enabled(case.needs_grad):
+            if name == NATIVE:
+                return attend_jointly(case, leaves)
+            return attend_separately(name, case, leaves)
+
+    def backward(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, list(leaves.values()), cotangent, materialize_grads=True)
+
+    return Candidate(forward, backward if case.needs_grad else None)
