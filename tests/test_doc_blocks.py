@@ -46,9 +46,10 @@ ELSEWHERE = {
     "docs/guides/patch_attention.md": "tests/integrations/test_patch_attention.py",
     "docs/guides/visualize.md": "tests/cli/test_visualize.py",  # and compares the output
 }
+SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
     "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
-    "docs/guides/other_tools.md", "docs/guides/streaming.md", "docs/guides/sweep.md",
+    "docs/guides/streaming.md", "docs/guides/sweep.md",
     "docs/tutorials/attention_lab.md", "docs/tutorials/from_folder_to_model.md",
 }  # fmt: skip
 PYTHON = [
@@ -64,6 +65,8 @@ VIL_LINES = {
 NEW_LINES = {line: words for line, words in VIL_LINES.items() if line not in FIRST_EDITION}
 IMPORTING = [line for line in NEW_LINES if "--import" in line]
 KEYED = [line for line, words in NEW_LINES.items() if has_keys(words) and line not in IMPORTING]
+# tests/cli/test_export_command.py compiles a package
+COMPILED = {line for line in KEYED if "--to aoti" in line}
 UNKEYED = [line for line, words in NEW_LINES.items() if not has_keys(words)]
 # A word of a page or line -> the optional library that it needs
 NEEDS = {"hugging_face.md": "datasets", " pets/": "datasets"}
@@ -131,7 +134,7 @@ def skip_without_library(text: str) -> None:
             pytest.skip(f"needs {library}")
 
 
-@pytest.mark.parametrize("page", cases(PYTHON, LONG))
+@pytest.mark.parametrize("page", cases(PYTHON, LONG, slow=SLOW))
 def test_python_blocks_run(page, python_blocks, place):
     skip_without_library(page)
     answer = python_blocks(page, place)
@@ -228,8 +231,7 @@ def test_commands_without_keys_run(line, commands, place):
     run_line(commands, NEW_LINES[line], place)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("line", cases(KEYED))
+@pytest.mark.parametrize("line", cases(KEYED, set(KEYED) - COMPILED, slow=COMPILED))
 def test_commands_run(line, commands, place):
     skip_without_library(line)
     run_line(commands, NEW_LINES[line], place)

@@ -60,6 +60,7 @@ def place(tmp_path) -> Path:
 # ------------------------------------------------------------------------------------- commands
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", cases(KEYED))
 def test_every_word_is_understood(line, commands, place):
     ended = commands(place, *expanded(COMMANDS[line], place), WRONG, "1")

@@ -86,7 +86,7 @@ def check(jobs: list, tmp_path: Path) -> None:
 
 
 @needs_same_compiler
-@pytest.mark.long
+@pytest.mark.slow
 def test_kernels_take_no_more_than_in_the_table(tmp_path):
     assert {job[3] for job in SAMPLE} == set(HEAD_DIMS)
     check(SAMPLE, tmp_path)

@@ -217,7 +217,11 @@ def test_evaluation_and_saving_every_other_epoch():
 
 @pytest.mark.defect("B25")
 @pytest.mark.parametrize(
-    ("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5])]
+    ("words", "newest"),
+    [
+        ("RUN.KEEP=2", [4, 5]),
+        pytest.param("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5], marks=pytest.mark.long),
+    ],
 )
 def test_the_newest_checkpoints_and_the_best_are_kept(words, newest):
     """A rate this high ruins the weights, so that the best ones are early ones."""

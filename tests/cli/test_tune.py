@@ -1,6 +1,7 @@
 """`vil tune`, what runs make of its choices, and that all ranks and restarts agree."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -37,6 +38,8 @@ from vil.ops import dispatch
 
 rank = int(os.environ["RANK"])
 os.environ["VIL_CACHE"] = f"FOLDER/cache{rank}"
+Path("FOLDER", f"cache{rank}").mkdir()
+Path("FOLDER", f"cache{rank}/native").symlink_to(os.environ["VIL_TEST_NATIVE"])  # compiled once
 atexit.register(lambda: Path(f"FOLDER/rank{rank}.txt").write_text(str(dispatch.CHOICES)))
 """
 
@@ -44,6 +47,8 @@ atexit.register(lambda: Path(f"FOLDER/rank{rank}.txt").write_text(str(dispatch.C
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch, tmp_path):
     monkeypatch.setenv("VIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/native").symlink_to(os.environ["VIL_TEST_NATIVE"])  # compiled once
     monkeypatch.chdir(tmp_path)
     CHOICES.clear()
     with restored_backends():

@@ -41,6 +41,7 @@ NANO = (
     "_l3,h4,d128,n1,s0,g1,p2,f3,a0",
 )  # fmt: skip
 FAKE = ("DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 16, size: 32, num_classes: 10}")
+FEW_STEPS = ("DATALOADER.BSZ=256", "DATALOADER.WORKERS=0")
 BENCHMARK = ("--grids", "6", "--window", "3", "--heads", "1", "--batch", "1", "--rounds", "1")
 DETECTOR = (
     "DETECTION.INPUT.TRAIN_SIZES=[64]", "DETECTION.INPUT.MAX_SIZE=96", "DETECTION.FPN.STAGES=[2,3]",
@@ -65,7 +66,7 @@ DEPLOY = (
 )
 # {start of a command: words to append}; the longest start that fits counts.
 SMALLER: dict[str, tuple[str, ...]] = {
-    "train --config-file digits": ("OPTIM.EPOCHS=1", *TINY[:3], *TINY[4:6]),
+    "train --config-file digits": ("OPTIM.EPOCHS=1", "INPUT.IMAGE_SIZE=32", *FEW_STEPS, *TINY[4:6]),
     "train --config-file digits/vil_nano.yaml --data photos": PHOTOS,
     "train --config-file digits/vil_nano_96.yaml": (*TINY, "DATA.NUM_CLASSES=5"),
     "train --config-file imagenet": (*TINY, *FAKE, "MODEL.VIT.MSVIT.TUNE=False"),

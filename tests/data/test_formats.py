@@ -66,10 +66,8 @@ def test_the_reference_covers_every_dataset_and_every_broken_image(reference):
 
 
 @pytest.mark.defect("B22")
-@pytest.mark.parametrize(
-    "context",
-    ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_start_methods_agree_for_every_dataset(everything, reference, context):
     multiprocessing.set_forkserver_preload(["vil.data.loader"])  # import torch once for all workers
     batches = list(read(everything, context, 2))

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vil
 from tests.common.golden import GOLDEN, read, step_with_mode
+from tests.common.marks import cases
 from vil.layers.attention import (
     ATTENTIONS,
     Attention,
@@ -204,7 +205,13 @@ class OnMaps(torch.nn.Module):
         return self.attention(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "global"])
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        [name for name in ATTENTIONS if name != "global"],
+        long=[name for name in ATTENTIONS if name not in ("longformer", "full")],
+    ),
+)
 def test_export_with_symbolic_sizes(name):
     own = OWN.get(name, {}) | ({"backend": "gathered"} if name == "longformer" else {})
     attention = vil.build_attention(name, dim=8, num_heads=2, num_global=0, grid=(4, 4), **own)

@@ -219,7 +219,7 @@ def test_the_meta_device():
         model(torch.empty(2, 3, 40, 40)).sum().backward()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compiling_leaves_training_as_it_is():
     model, x = small(drop_path_rate=0.2).train(), torch.randn(2, 3, 40, 40)
     wanted = step(model, x)

@@ -172,6 +172,7 @@ def copied():
     return COPY.format(file=str(library.path()))
 
 
+@pytest.mark.long
 def test_other_runs_neither_compile_nor_load_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VIL_CACHE", str(tmp_path))

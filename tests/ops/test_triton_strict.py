@@ -60,7 +60,7 @@ def run_checked(case: Case) -> tuple[list[torch.Tensor], int]:
 
 @pytest.mark.parametrize(
     "case",
-    cases(CASES[-1:] + CASES[:-1], long=CASES[:-1:2], text=name_of, slow=CASES[1:-1:2]),
+    cases(CASES, long=CASES[::2] + CASES[-1:], text=name_of, slow=CASES[1:-1:2]),
     ids=name_of,
 )
 def test_no_kernel_leaves_its_arguments_or_overflows(interpreter, case):

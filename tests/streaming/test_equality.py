@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vil
+from tests.common.marks import cases
 from tests.common.small_tasks import DETECTOR
 from tests.common.streaming import (
     FP32,
@@ -58,7 +59,7 @@ def test_blocks_and_positions(num_global, blocks, absolute):
     assert_equal(model, (163, 59), (1, 4))
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", cases(MASKS, long=("chunks", "cyclic")))
 def test_every_strip_height(mask):
     model = make_model(arch(1, (2, 1, 2)), sw_exact=MASKS[mask])
     assert_equal(model, (300, 45), range(1, 26))

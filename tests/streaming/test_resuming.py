@@ -48,7 +48,7 @@ def run(model, image, folder, stop_at: int | None = None):
     ("arch", "mask"),
     [
         (LOCAL, -1),
-        (FULL, 1),
+        pytest.param(FULL, 1, marks=pytest.mark.long),
         pytest.param(LOCAL, 1, marks=pytest.mark.long),
         pytest.param(TOKEN, 1, marks=pytest.mark.long),
     ],

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import vil as package
+from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, succeeds, torchrun, vil
 from tests.common.small_tasks import SMALL_TASKS
 from vil.data.datasets.fake import Fake
@@ -29,7 +30,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
-@pytest.fixture(scope="module", params=TASK_NAMES)
+@pytest.fixture(scope="module", params=cases(TASK_NAMES, long=TASK_NAMES[2:]))
 def trained(request, root):
     """(task, result of a run)."""
     return request.param, train(request.param, root, request.param)

@@ -85,7 +85,7 @@ def assert_same_run(mine, other):
 
 def test_killed_midway_and_started_again_it_loses_and_repeats_nothing():
     """SIGKILL to the sweep and its run, in the middle of the second run."""
-    words, second = (*GRID, "OPTIM.EPOCHS=12"), NAMES[1]
+    words, second = (*GRID, "OPTIM.EPOCHS=6"), NAMES[1]
     sweep = begin(*words)
     wait_until(lambda: any(Path("s/runs", second).glob("checkpoints/step-*/manifest.sha256")))
     os.killpg(sweep.pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     watched = (
         torch.is_grad_enabled()
         or type(x) is not Tensor
+        or x.is_meta
         or torch.compiler.is_compiling()
         or is_exporting()
         or torch._C._len_torch_dispatch_stack() > 0

@@ -137,7 +137,7 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, option, text):
 @pytest.mark.parametrize(
     "option",
     [
-        "DATALOADER.SAMPLER=balanced",
+        pytest.param("DATALOADER.SAMPLER=balanced", marks=pytest.mark.long),
         pytest.param("LOSS.CLASS_WEIGHTS=balanced", marks=pytest.mark.long),
         pytest.param("LOSS.LOGIT_ADJUSTMENT=1", marks=pytest.mark.long),
     ],

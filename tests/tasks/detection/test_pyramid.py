@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.common.detection.detectors import pictures, small_body
+from tests.common.marks import cases
 from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
@@ -86,7 +87,7 @@ def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, *
 @pytest.mark.defect("B33")
 @pytest.mark.parametrize("exact", [0, 1])
 @pytest.mark.parametrize("absolute", [0, 1])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", cases([False, True], long=[False]))
 @pytest.mark.parametrize("extra", [POOLED, DENSE], ids="+".join)
 def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolute, exact):
     own = {"attention_args": {"longformer": {"sw_exact": exact}}}
