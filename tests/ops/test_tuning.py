@@ -25,6 +25,8 @@ from vil.ops import (
 from vil.ops.dispatch import CHOICES
 from vil.ops.testing import make_inputs, run
 from vil.ops.tuning import tuner, tuning_cache
+from vil.ops.tuning.qkv_candidate import make_leaves, qkv_candidate
+from vil.ops.window import SELF_CHUNK, Mask
 from vil.utils.memory import fake_memory
 from vil.utils.timing import peak_tensor_bytes
 
@@ -349,3 +351,27 @@ def test_a_path_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, caplo
         assert not tuning_cache.save("cpu", {CASE.bucket(): [trial]})
     assert "cannot write the tuned backends" in caplog.text
     assert tuning_cache.load("cpu") == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(Window((7, 8), 3), 2, 2, 8, 1, table_bias=True, global_bias=True),
+        Case(Window((5, 5), 5, Mask.CHUNKS, (SELF_CHUNK,)), 2, 3, 8, 2),
+        Case(Layout((6, 6), 2, patterns.axial()), 1, 2, 8, 0),
+    ],
+    ids=["window", "full", "layout"],
+)
+def test_all_candidates_compute_the_same(case):
+    leaves, cotangent = make_leaves(case)
+    results = {}
+    for name in ("masked", "masked_sdpa", "blocked", "native"):
+        if not BACKENDS[name].reasons_against(case):
+            candidate = qkv_candidate(name, case, leaves, cotangent)
+            out = candidate.forward()
+            results[name] = [out, *candidate.backward(out)]
+    first, *others = results.values()
+    assert others
+    for result in others:
+        for found, wanted in zip(result, first, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -101,7 +101,7 @@ def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> b
     kind, features: as in `LinearCase`. weights: the parameters of the layers. False under
     torch.compile, which fuses PyTorch's operators itself.
     """
-    if not CHOICES or x.device.type != "cpu" or x.dtype not in DTYPES:
+    if not CHOICES or not x.is_cpu or x.dtype not in DTYPES:
         return False
     if torch.compiler.is_compiling() or is_exporting():
         return False

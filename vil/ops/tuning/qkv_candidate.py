@@ -14,8 +14,10 @@ from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS
 from vil.ops.qkv_attention import NATIVE, attend_qkv
+from vil.ops.window import SELF_CHUNK, Mask, Window
 from vil.utils.interleaved_timer import Candidate
 
+SDPA = "masked_sdpa"  # stands for torch's attention if there is no mask
 Leaves = dict[str, Tensor]  # qkv (B, G+L, 3C), and the fields of a `LocalBias`
 
 
@@ -39,12 +41,20 @@ def make_leaves(case: Case, seed: int = 0) -> tuple[Leaves, Tensor]:
     return {name: x.requires_grad_(case.needs_grad) for name, x in drawn.items()}, cotangent
 
 
+def is_full(case: Case) -> bool:
+    """Whether every token attends to every token without a bias."""
+    biased = case.table_bias or case.global_bias
+    return not case.is_layout and case.window.covers_grid and not biased
+
+
 def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
     """Return the attention output (B, G+L, C), by the backend `name` for local queries and torch's
-    attention for global queries."""
+    attention for global queries, or for all queries if `is_full` and this is the backend."""
     qkv = leaves["qkv"].unflatten(2, (3, case.heads, case.head_dim))
     q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
     num_global, scale = case.num_global, case.head_dim**-0.5
+    if name == SDPA and is_full(case):
+        return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
     bias = LocalBias(leaves.get("table"), leaves.get("to_global"))
     settings = dict(num_global=num_global, bias=bias, valid_hw=None, scale=scale, dropout_p=0.0)
     out = BACKENDS[name].attend(q[:, :, num_global:], k, v, case.window, **settings)
@@ -56,11 +66,15 @@ def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
 
 def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
     """Return the attention output (B, G+L, C) by `vil.ops.qkv_attention`."""
+    window, num_global = case.window, case.num_global
+    if is_full(case):
+        tokens = num_global + window.length
+        window, num_global = Window((1, tokens), tokens, Mask.CHUNKS, (SELF_CHUNK,)), 0
     return attend_qkv(
         leaves["qkv"],
-        case.window,
+        window,
         num_heads=case.heads,
-        num_global=case.num_global,
+        num_global=num_global,
         bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
         scale=case.head_dim**-0.5,
     )
