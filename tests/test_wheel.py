@@ -75,3 +75,24 @@ def test_it_predicts_in_an_empty_folder_without_a_run_or_a_network(installed, tm
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split()[:2] == ["photo.png", classes[200]]
     assert str(installed) in done.stderr  # whose weights these are
+
+
+def test_an_editable_installation_is_found_from_every_folder(tmp_path):
+    """Also from the folder that contains a checkout named vil, which looks like a package."""
+    source, site = tmp_path / "vil", tmp_path / "site"
+    for name in ("vil", "configs"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = (
+        "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True)
+    (wheel,) = tmp_path.glob("vil-*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    show = f"import site; site.addsitedir({str(site)!r}); import vil; print(vil.__file__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", show], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(source / "vil/__init__.py"), done.stderr

@@ -133,7 +133,7 @@ def _operator(forward: str, backward: str) -> Callable:
         if torch.is_grad_enabled():
             raise no_second_derivative(backward)
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
-        grads = gradient(*saved, dout, ctx.numbers, ctx.scale)
+        grads = call_operator(gradient, *saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
         return *grads[:3], *biases, None, None, None, None
 

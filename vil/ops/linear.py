@@ -190,9 +190,8 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
         grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
     else:
         with autocast_off("cpu"):
-            grads = torch.ops.vil.linear_gradient(
-                *saved[:4], dy.to(ctx.dtype), ctx.eps, ctx.half, needs
-            )
+            dy = dy.to(ctx.dtype)
+            grads = call_operator(_linear_gradient, *saved[:4], dy, ctx.eps, ctx.half, needs)
     of_residual = None if ctx.residual is None else dy.to(ctx.residual)
     grads = (grad if needed else None for grad, needed in zip(grads, needs))
     return *grads, of_residual, None, None, None

@@ -198,9 +198,8 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor | None, dhidden: Tensor | None) 
         grads = [next(grads) if needed else None for needed in ctx.needs_input_grad[:7]]
     else:
         with autocast_off("cpu"):
-            grads = torch.ops.vil.norm_mlp_gradient(
-                *saved, hidden, ctx.eps, ctx.half, ctx.residual, dy
-            )
+            numbers = (ctx.eps, ctx.half, ctx.residual)
+            grads = call_operator(_norm_mlp_gradient, *saved, hidden, *numbers, dy)
     return *grads, None, None, None, None
 
 

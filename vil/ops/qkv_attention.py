@@ -153,9 +153,8 @@ def _differentiate(ctx: FunctionCtx, dout: Tensor) -> tuple:
         raise no_second_derivative(NATIVE)
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     with autocast_off("cpu"):
-        grads = torch.ops.vil.attend_qkv_gradient(
-            *saved, dout.to(saved[0].dtype), ctx.numbers, ctx.num_heads, ctx.scale
-        )
+        dout = dout.to(saved[0].dtype)
+        grads = call_operator(_gradient, *saved, dout, ctx.numbers, ctx.num_heads, ctx.scale)
     grads = (None if x is None else grad for x, grad in zip(saved, grads))
     return *grads, None, None, None
 
