@@ -219,6 +219,8 @@ def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, mo
         assert torch.equal(one(images), found)
     tokens = torch.randn(2, 3, 16, dtype=dtype)
     assert torch.equal(packed[0](tokens), packed[0].mlp(tokens))  # normalized by the caller
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="autograd formula"):
+        packed[0].norm_mlp(tokens.requires_grad_(), residual=True).sum().backward()
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
     with pytest.raises(RuntimeError, match="dtype|type"):  # as of the modules
         packed[0].norm_mlp(tokens.to(other), residual=True)

@@ -229,7 +229,11 @@ def test_compiling_leaves_training_as_it_is():
     compiled.forward_intermediates(x)[0].square().sum().backward()
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None},
                  wanted, 1e-4)  # fmt: skip
-    model.eval()
+
+
+@pytest.mark.long
+def test_it_is_compiled_as_one_graph():
+    model, x = small().eval(), torch.randn(2, 3, 40, 40)
     with torch.no_grad():
         plain = model(x)
         graph = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -14,7 +14,7 @@ from vil.layers.attention import build_attention
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.attention.full import one_chunk
 from vil.layers.attention.longformer import LongformerAttention
-from vil.ops import Window
+from vil.ops import LocalBias, Window
 from vil.ops.custom_op import num_pairs
 from vil.ops.dispatch import CHOICES
 from vil.ops.linear_case import LinearCase
@@ -121,16 +121,46 @@ def zeros(self, q, k, v, *rest):
     return torch.zeros_like(q)
 
 
+def test_wrong_shapes_are_errors_and_no_images_are_fine():
+    module = build(window=3, num_global=1, rel_pos=True)
+    with pytest.raises(ValueError, match="q has 19 tokens, but the window's grid"):
+        module.attend_qkv(torch.randn(2, 20, 120), GRID)
+    window, heads = Window(GRID, 3), dict(num_heads=2, scale=1.0)
+    for shape in ((2, 20, 120), (2, 57, 121), (57, 120)):
+        with pytest.raises(ValueError, match=r"qkv must be \(B, 57, 3C\) for 1 global tokens"):
+            attend_qkv(torch.randn(shape), window, num_global=1, **heads)
+    bias = LocalBias(torch.randn(2, 120), None)
+    with pytest.raises(ValueError, match=r"a bias must be \(2, 121\), got \(2, 120\)"):
+        attend_qkv(torch.randn(2, 56, 120), window, bias=bias, **heads)
+    qkv, table = (
+        torch.randn(0, 56, 120, requires_grad=True),
+        torch.randn(2, 121, requires_grad=True),
+    )
+    out = attend_qkv(qkv, window, bias=LocalBias(table, None), **heads)
+    assert out.shape == (0, 56, 40)
+    grads = torch.autograd.grad(out.sum(), (qkv, table))
+    assert grads[0].shape == qkv.shape
+    assert not grads[1].any()
+
+
+def test_dropout_does_not_matter_in_evaluation(monkeypatch):
+    module, calls = build(window=3, num_global=1, attn_drop=0.5).eval(), spy(monkeypatch)
+    qkv = make_qkv(module, GRID)
+    torch.testing.assert_close(module.attend_qkv(qkv, GRID), separately(module)(qkv, GRID))
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda m: setattr(m, "__class__", overrides(attend_global=zeros)),
         lambda m: setattr(m, "__class__", overrides(attend_local=zeros)),
+        lambda m: setattr(m, "merge_heads", lambda x: 2 * type(m).merge_heads(m, x)),
         lambda m: setattr(m, "attn_drop", 0.5),
         lambda m: setattr(m, "backend", "blocked"),
         lambda m: setattr(m, "window_size", 9),  # larger than the grid: another table
     ],
-    ids=["global", "local", "dropout", "backend", "window"],
+    ids=["global", "local", "object", "dropout", "backend", "window"],
 )
 def test_modules_that_compute_something_else_use_their_methods(change, monkeypatch):
     module, calls = build(window=3, num_global=1), spy(monkeypatch)

@@ -23,6 +23,8 @@ from vil.ops import (
     register_backend,
 )
 from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
+from vil.ops.qkv_attention import attend_qkv
 from vil.ops.testing import make_inputs, run
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.qkv_candidate import make_leaves, qkv_candidate
@@ -375,3 +377,15 @@ def test_all_candidates_compute_the_same(case):
     for result in others:
         for found, wanted in zip(result, first, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+def test_a_wrong_operation_on_joined_projections_is_caught(monkeypatch):
+    def wrong(qkv, *args, **settings):
+        out = attend_qkv(qkv, *args, **settings)
+        return torch.cat([1.01 * out[:, :1], out[:, 1:]], dim=1)  # of the global token
+
+    monkeypatch.setattr("vil.ops.tuning.qkv_candidate.attend_qkv", wrong)
+    trials = {trial.name: trial for trial in tuner.tune(CASE, ["native", "blocked"], rounds=1)}
+    assert "wrong with global tokens: out is off by" in trials["native"].reason
+    assert CHOICES[CASE.bucket()] == "blocked"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 from torch.library import CustomOpDef
+from torch.nn import Parameter
 
 from vil.utils.transforms import is_exporting
 
@@ -19,23 +20,25 @@ from vil.utils.transforms import is_exporting
 def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     """Call an operator whose first argument is x.
 
-    For a CPU tensor x, calls its Python functions directly, unless a tracer, transform, mode or
-    profiler has to see the call.
+    For a CPU tensor x, calls its Python functions directly, unless a tracer, transform, mode,
+    profiler or tensor subclass has to see the call. arguments: all other arguments, without names.
     """
+    tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     watched = (
-        type(x) not in (Tensor, torch.nn.Parameter)
-        or not x.is_cpu
+        not x.is_cpu
+        or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors)
         or torch.compiler.is_compiling()
         or is_exporting()
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd._profiler_enabled()
     )
-    if watched:
+    differentiates = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if watched or (differentiates and not operator._backward_fn):  # the operator's gradient raises
         return operator(x, *arguments)
-    if torch.is_grad_enabled() and operator._backward_fn:
-        return _differentiable(operator)(x, *arguments)
-    return operator._init_fn(x, *arguments)
+    call = _differentiable(operator) if differentiates else operator._init_fn
+    return call(x, *arguments)
 
 
 @cache

@@ -47,7 +47,8 @@ def attend_qkv(
     from_globals (N, G, G+1): bias of each global query toward each global key and, last, toward
     local keys. None for no bias.
     scale: factor of q @ k^T.
-    The arguments must be such that the backend "native" supports them.
+    The arguments must be such that the backend "native" supports them. Raises ValueError for wrong
+    shapes.
     """
     numbers = to_numbers(window, num_global)
     return call_operator(_attend, qkv, *bias, from_globals, numbers, num_heads, scale)
@@ -58,8 +59,11 @@ def _attend(
     qkv: Tensor, table: Tensor | None, to_global: Tensor | None, from_globals: Tensor | None,
     numbers: list[int], num_heads: int, scale: float,
 ) -> Tensor:  # fmt: skip
+    _check(qkv, (table, to_global, from_globals), numbers, num_heads)
     qkv = qkv.contiguous()
     out = qkv.new_empty(_output_shape(qkv))
+    if not len(qkv):
+        return out
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
     out_global, local = _split_queries(out, call.num_global, num_heads)
     tokens = {"out": local}
@@ -72,6 +76,23 @@ def _attend(
 @_attend.register_fake
 def _(qkv: Tensor, *rest: Any) -> Tensor:
     return qkv.new_empty(_output_shape(qkv))
+
+
+def _check(
+    qkv: Tensor, biases: Sequence[Tensor | None], numbers: Sequence[int], num_heads: int
+) -> None:
+    """Raise ValueError if the shapes of qkv, table, to_global and from_globals do not match."""
+    window, num_global = from_numbers(numbers)
+    tokens = num_global + window.length
+    if qkv.ndim != 3 or qkv.shape[1] != tokens or qkv.shape[2] % (3 * num_heads):
+        raise ValueError(
+            f"qkv must be (B, {tokens}, 3C) for {num_global} global tokens and the grid "
+            f"{window.grid}, with C a multiple of {num_heads} heads, got {tuple(qkv.shape)}"
+        )
+    sizes = ((window.table_entries,), (num_global,), (num_global, num_global + 1))
+    for bias, size in zip(biases, sizes):
+        if bias is not None and bias.shape != (num_heads, *size):
+            raise ValueError(f"a bias must be {(num_heads, *size)}, got {tuple(bias.shape)}")
 
 
 def _output_shape(qkv: Tensor) -> tuple[int, int, int]:
@@ -110,6 +131,9 @@ def _gradient(
     """
     qkv, dout = qkv.contiguous(), dout.contiguous()
     dqkv = torch.empty_like(qkv)
+    biases = (table, to_global, from_globals)
+    if not len(qkv):
+        return [dqkv, *(qkv.new_empty(0) if b is None else torch.zeros_like(b) for b in biases)]
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
     grads, dq_global = _split(dqkv, None, None, numbers, num_heads, scale)
     dout_global, dout = _split_queries(dout, call.num_global, num_heads)
@@ -117,13 +141,12 @@ def _gradient(
     if call.num_global:
         tokens |= {"q_global": q_global, "dout_global": dout_global, "dq_global": dq_global}
     names = ("dtable", "dto_global", "dfrom_globals")
-    given = dict(zip(names, (table, to_global, from_globals)))
+    given = dict(zip(names, biases))
     sums = {
         name: None if bias is None else bias.new_zeros(bias.shape, dtype=torch.float32)
         for name, bias in given.items()
     }
-    biases = {"from_globals": native.as_float32(from_globals)}
-    native.run(call, True, tokens, sums | biases)
+    native.run(call, True, tokens, sums | {"from_globals": native.as_float32(from_globals)})
     return [dqkv, *(_like_parameter(sums[name], bias, qkv) for name, bias in given.items())]
 
 

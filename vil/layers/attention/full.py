@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
+from vil.layers.attention.overrides import overrides
 from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import (
@@ -30,6 +31,8 @@ from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.ops.window import SELF_CHUNK, Mask
 from vil.utils.transforms import is_transformed
+
+REPLACED = ("sdpa", "split_parts", "merge_heads")  # methods that the compiled backend replaces
 
 
 class FullAttention(Attention):
@@ -80,7 +83,9 @@ class FullAttention(Attention):
         """Whether tuning found the compiled backend faster than torch's attention for a call."""
         if not CHOICES or valid_hw is not None or not self.is_tunable(qkv.device.type):
             return False
-        if qkv.shape[0] == 0 or is_transformed(qkv):  # an operator has no jvp
+        if overrides(self, REPLACED) or qkv.shape[0] == 0:
+            return False
+        if is_transformed(qkv):  # an operator has no jvp
             return False
         call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device=qkv.device.type)
         case = self.make_case(one_chunk(grid), training=torch.is_grad_enabled(), **call)

@@ -3,13 +3,14 @@
 Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries, K keys.
 """
 
-from functools import cache
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention.overrides import overrides
 from vil.layers.padding import Grid, Valid
 from vil.ops import BACKENDS, Layout, LocalBias, Window, choose, local_attention
 from vil.ops.bias import NO_BIAS
@@ -17,8 +18,10 @@ from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting, is_transformed
 
-# the methods that `attend_qkv` replaces
-REPLACED = ("attend_tokens", "attend_all", "attend_local", "attend_global", "attend", "sdpa")
+REPLACED = (  # the methods that `attend_qkv` replaces
+    "attend_tokens", "attend_all", "attend_local", "attend_global", "attend", "sdpa", "split_parts",
+    "split_heads", "merge_heads", "global_bias", "padding_mask",
+)  # fmt: skip
 
 
 class AttendedKeys(NamedTuple):
@@ -81,15 +84,18 @@ class LocalAttention(GlobalLocalAttention):
 
     def _is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
         """Whether `vil.ops.qkv_attention` computes what the methods of this module compute."""
-        if torch.compiler.is_compiling() or is_exporting() or _is_changed(type(self)):
+        if torch.compiler.is_compiling() or is_exporting() or overrides(self, REPLACED):
             return False
         drops = self.training and self.attn_drop > 0
-        if drops or qkv.shape[0] == 0 or qkv.device.type != "cpu":
+        if drops or not qkv.is_cpu or qkv.shape[0] == 0:
+            return False
+        if qkv.shape[1] != self.num_global + window.length:
             return False
         if is_transformed(qkv, *self._parameters.values()):
             return False
         call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device="cpu")
         case = self.make_case(window, training=torch.is_grad_enabled(), **call)
+        case = replace(case, dropout=False) if case.dropout else case
         return case.window == window and choose(case, self.backend) == NATIVE
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
@@ -189,10 +195,3 @@ class LocalAttention(GlobalLocalAttention):
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
         full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
         return full.index_add(2, keys, weights)
-
-
-@cache
-def _is_changed(cls: type) -> bool:
-    """Whether a class that is not part of this package computes attention in its own way."""
-    modules = (getattr(cls, name).__module__ for name in REPLACED)
-    return any(not module.startswith(f"{__package__}.") for module in modules)

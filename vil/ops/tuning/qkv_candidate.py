@@ -6,6 +6,10 @@ outputs of global and local queries are joined. Some backends save a part of the
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,6 +82,32 @@ def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
         bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
         scale=case.head_dim**-0.5,
     )
+
+
+def find_joined_mismatch(case: Case) -> str:
+    """Compare `vil.ops.qkv_attention` with separate operations in float64.
+
+    Describes the first tensor, an output or a gradient, whose error is larger than a small multiple
+    of the error of separate operations in the case's dtype. Returns "" if there is none.
+    """
+    case = replace(case, needs_grad=True)
+    leaves, cotangent = make_leaves(case)
+    exact = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
+
+    def results(attend: Callable[[Case, Leaves], Tensor], leaves: Leaves) -> list[Tensor]:
+        out = attend(case, leaves)
+        return [out, *torch.autograd.grad(out, list(leaves.values()), cotangent.to(out.dtype))]
+
+    separately = partial(attend_separately, "masked")
+    wanted, plain = results(separately, exact), results(separately, leaves)
+    found = results(attend_jointly, leaves)
+    for name, right, near, value in zip(("out", *leaves), wanted, plain, found):
+        error = float((value - right).detach().abs().max())
+        bound = 4 * float((near - right).detach().abs().max())
+        bound += 16 * torch.finfo(case.dtype).eps * float(right.detach().abs().max())
+        if not error <= bound:
+            return f"wrong with global tokens: {name} is off by {error:.1e} (bound {bound:.1e})"
+    return ""
 
 
 def qkv_candidate(name: str, case: Case, leaves: Leaves, cotangent: Tensor) -> Candidate:

@@ -21,7 +21,13 @@ from vil.ops import testing
 from vil.ops.attention_case import Case
 from vil.ops.backends import flex
 from vil.ops.dispatch import BACKENDS, CHOICES
-from vil.ops.tuning.qkv_candidate import is_joined, make_leaves, qkv_candidate
+from vil.ops.qkv_attention import NATIVE
+from vil.ops.tuning.qkv_candidate import (
+    find_joined_mismatch,
+    is_joined,
+    make_leaves,
+    qkv_candidate,
+)
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
@@ -182,6 +188,8 @@ def find_mismatch(name: str, case: Case) -> str:
             if not error <= bound:
                 key = key.removeprefix(f"{name}, ")
                 return f"wrong: {key} is off by {error:.1e} (bound {bound:.1e}, {few.dtype})"
+        if name == NATIVE and is_joined(few) and (reason := find_joined_mismatch(few)):
+            return reason
     full = replace(case, batch=min(case.batch, CHECKED_IMAGES))
     plains = [plain for plain in PLAIN if not BACKENDS[plain].unsupported(full)]
     plain = next((p for p in plains if expected_bytes(p, full) <= spare_bytes(full)), None)
