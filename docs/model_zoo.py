@@ -1,11 +1,11 @@
-"""Write MODEL_ZOO.md: every published model with its published figures and our counts.
+"""Write MODEL_ZOO.md: every published model with its published numbers and our counts.
 
 python docs/model_zoo.py            write the file
-python docs/model_zoo.py --check    compare with it instead; exit code 1 where it differs
+python docs/model_zoo.py --check    compare with the file instead; exit code 1 if it differs
 
-vil/pretrained/published.csv holds what was published and cannot be computed. Counts come from the
-configs' models on the meta device (zoo_counts), reasons for differences from zoo_reasons, detectors
-from zoo_detectors, measured figures from benchmarks/results.
+vil/pretrained/published.csv has the published numbers that cannot be computed. zoo_counts counts
+the configs' models on the meta device, zoo_reasons explains differences, and zoo_detectors has the
+detectors. Measured results come from benchmarks/results.
 """
 
 import argparse
@@ -39,19 +39,19 @@ HEAD = """\
 Every published ViL classifier and detector as a config. `python docs/model_zoo.py` writes this
 page; do not edit it by hand.
 
-- **published**: as the authors published it. Nobody measured it here.
-- **counted**: parameters, and multiply-accumulates of one image (MACs; the authors say FLOPs),
-  computed from the model that the config builds. Biases, norms and softmax are not in the MACs.
-- **measured**: the outcome of a run of this code, with the command that prints it.
+- **published**: numbers published by the authors, which were not measured again here.
+- **counted**: parameters and multiply-accumulates (MACs) of one image, computed from the model that
+  the config builds. The authors call MACs FLOPs. Biases, norms and softmax are not included.
+- **measured**: the result of a run of this code, with the command that prints it.
 
-`vil.get_model(NAME, weights=MEMBER)` takes the weights that a row names, in Python and in timm:
-[docs/guides/weights.md](docs/guides/weights.md). `vil_nano`, trained on the digits, is the model
-whose weights ship with the package (`ViL_Nano_Weights.DIGITS`).
+`vil.get_model(NAME, weights=MEMBER)` loads the weights in the column `weights`, also through timm:
+see [weights](docs/guides/weights.md). The only weights that ship with the package are those of
+`vil_nano`, trained on the digits (`ViL_Nano_Weights.DIGITS`).
 
-The host of the published weights is gone. `folder` is where they lay, so that who has a copy finds
-them: `msvit/<folder>/model_best.pth`, with a `config.yaml` beside it. "22K" means pre-trained on
-ImageNet-22K, a star that a count differs from the published figure
-([why](#where-counts-and-published-figures-differ)).
+The published weights are no longer online. `folder` is their folder in the authors' storage:
+`msvit/<folder>/model_best.pth`, with a `config.yaml` beside it. "22K" means pre-trained on
+ImageNet-22K. A star means that a count
+[differs from the published number](#where-counts-and-published-numbers-differ).
 """
 SECTIONS = {
     "absolute": "ImageNet-1K, absolute position",
@@ -61,28 +61,29 @@ SECTIONS = {
 PRETRAINED = """\
 ## Weights of ImageNet-22K
 
-Nothing but weights was published: no accuracy and no recipe. These configs have their shape, at
-224 px and with 1000 classes.
+Only the weights were published, without an accuracy or a recipe. These configs build the same
+models, for 224 px and 1000 classes.
 """
 DIFFERENCES = f"""\
-## Where counts and published figures differ
+## Where counts and published numbers differ
 
-Parameters that do not round to the published figure, and MACs more than {TOLERANCE:.1%} off it.
+This section explains parameter counts that do not round to the published number, and MACs that
+differ from it by more than {TOLERANCE:.1%}.
 """
 USE = """\
 ## Using the published weights
 
-The configs here read the published weights, and so does the `config.yaml` that lies beside them.
-Names are mapped, position tables are resized to the config's image and windows, and the command
-says what became of every key. Without `MODEL.MODEL_PATH` nothing is evaluated.
+The configs here load the published weights, and so does the `config.yaml` beside them. Loading
+renames the parameters, resizes position tables to the config's image size and windows, and logs how
+each key was used. `vil evaluate` requires `MODEL.MODEL_PATH`.
 
 ```bash
 vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH model_best.pth
 vil evaluate --config-file their/config.yaml --data DIR MODEL.MODEL_PATH their/model_best.pth
 ```
 
-Weights of ImageNet-22K have another head. Start it afresh (`FINETUNE.HEAD new`) or take the rows of
-the 1000 classes, which the original took to be the first thousand:
+The head of ImageNet-22K weights has other classes. Initialize a new head (`FINETUNE.HEAD new`), or
+keep the rows of the 1000 classes; the original code kept the first thousand:
 
 ```bash
 seq 0 999 > rows.txt
@@ -97,7 +98,7 @@ MEASURED = {
 
 
 def page() -> str:
-    """The whole text. Fails if a count differs without a reason, or agrees in spite of one."""
+    """Return the page. Fails if a count differs without a reason, or agrees despite one."""
     rows = read_rows()
     for row in rows:
         agrees = parameters_agree(row) and macs_agree(row)
@@ -154,7 +155,7 @@ def link(config: str) -> str:
 
 
 def measured(folder: Path) -> list[str]:
-    """A piece of the page per file of results, which names its machine, command and rows."""
+    """Return a section per result file, which has the machine, the command and the rows."""
     parts = []
     for kind, title in MEASURED.items():
         for path in sorted(folder.glob(f"{kind}-*.json")):
@@ -166,10 +167,11 @@ def measured(folder: Path) -> list[str]:
 
 
 def measured_table(rows: dict[str, dict | list]) -> str:
-    """rows: {name: figures}; or {name: a curve of top-1 per seed}, whose ends are shown."""
-    figures = {name: row if isinstance(row, dict) else ends(row) for name, row in rows.items()}
-    names = list(dict.fromkeys(key for row in figures.values() for key in row))
-    lines = [(name, *(shown(row.get(key, "")) for key in names)) for name, row in figures.items()]
+    """Format rows: {name: metrics}, or {name: top-1 curves, one per seed}, of which only the last
+    values are shown."""
+    metrics = {name: row if isinstance(row, dict) else ends(row) for name, row in rows.items()}
+    names = list(dict.fromkeys(key for row in metrics.values() for key in row))
+    lines = [(name, *(shown(row.get(key, "")) for key in names)) for name, row in metrics.items()]
     return table(("", *names), lines)
 
 

@@ -1,8 +1,8 @@
-"""mkdocs hooks: pages of the repository's root, and links that lead out of docs/.
+"""mkdocs hooks that add pages from the repository's root and rewrite links out of docs/.
 
-On disk every link is relative to its file, so that it works in any viewer of the repository. The
-site has docs/ at its root: MODEL_ZOO.md, CONTRIBUTING.md, CHANGELOG.md and the plots of
-benchmarks/results are added there, and a link to any other file of the repository becomes text.
+On disk, every link is relative to its file, so that it works in any viewer of the repository. The
+root of the site is docs/. The hooks add MODEL_ZOO.md, CONTRIBUTING.md, CHANGELOG.md and the plots
+of benchmarks/results, and replace links to any other file of the repository by their text.
 """
 
 import posixpath

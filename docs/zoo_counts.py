@@ -1,4 +1,4 @@
-"""What was published of each model, and the counts of the config's model."""
+"""Count parameters and MACs of the configs' models, and compare them with the published numbers."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from vil.models.arch import StageSpec
 from vil.pretrained.catalog import Row
 
 ROOT = Path(__file__).resolve().parents[1]
-TOLERANCE = 0.005  # published multiply-accumulates are this near, or there is a reason
+TOLERANCE = 0.005  # relative; larger differences of MACs need a reason
 
 
 class StageCount(NamedTuple):
@@ -25,7 +25,7 @@ class StageCount(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A model on the meta device. side: of the image, in pixels; stages, then the head's MACs."""
+    """A model on the meta device. side: image side in pixels; head: MACs of the head."""
 
     model: nn.Module
     side: int
@@ -40,7 +40,7 @@ class Counted(NamedTuple):
 
 @functools.cache
 def count(config: str, *options: str) -> Counted:
-    """options: KEY=VALUE, for a model beside the config's own."""
+    """Count the model of a config. options: overrides, KEY=VALUE."""
     cfg = get_config(ROOT / "configs" / config, options)
     with torch.device("meta"):
         model = vil.build_model(cfg)
@@ -51,7 +51,7 @@ def count(config: str, *options: str) -> Counted:
 
 
 def parameters_agree(row: Row) -> bool:
-    """Whether the count rounds to the published figure."""
+    """Return whether the count rounds to the published number."""
     digits = len(row.parameters.partition(".")[2])
     return (
         not row.parameters or f"{count(row.config).parameters / 1e6:.{digits}f}" == row.parameters
@@ -59,7 +59,7 @@ def parameters_agree(row: Row) -> bool:
 
 
 def macs_agree(row: Row, macs: float | None = None) -> bool:
-    """Whether these multiply-accumulates, the config's if not given, are near the published."""
+    """Return whether the MACs (default: the config's) are close to the published ones."""
     macs = count(row.config).macs if macs is None else macs
     return not row.macs or abs(macs / (float(row.macs) * 1e9) - 1) <= TOLERANCE
 
@@ -68,11 +68,11 @@ def with_reason(rows: Iterable[Row], why: str) -> Iterator[tuple[Row, Counted]]:
     return ((row, count(row.config)) for row in rows if row.why == why)
 
 
-# What a page is made of
+# Markdown
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown, numbers to the right."""
+    """Return a Markdown table. Columns of numbers are right-aligned."""
     rows = list(rows)
     texts = [at == 0 or any("`" in row[at] for row in rows) for at in range(len(header))]
     rule = ["---" if text else "---:" for text in texts]

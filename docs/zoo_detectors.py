@@ -1,4 +1,4 @@
-"""The detectors' part of the zoo: what was published on COCO, and how the parameters add up."""
+"""Write the detection section of the zoo: published COCO results and parameter counts."""
 
 import csv
 import functools
@@ -19,23 +19,23 @@ FILE = Path(__file__).with_name("published_detectors.csv")
 FOLDERS = {"ViL-Tiny": "viltiny", "ViL-Small": "vilsmall", "ViL-Medium-Deep": "vilmedium",
            "ViL-Base-Deep": "vilbase"}  # fmt: skip
 INTRODUCTION = """\
-Torchvision's detectors on ViL with relative bias and local attention in all stages, as
-`vil detect train --config-file coco/CONFIG.yaml --data DIR MODEL.MODEL_PATH WEIGHTS` trains them.
-The figures are of val2017, published: nobody measured them here. `folder` is where the weights of
-the 2021 reference lay, `msvit_det/visionlongformer/<folder>/model_final.pth`; their backbone is
-read, their heads are detectron2's and are not.
+These are torchvision's detectors on ViL with relative bias and local attention in all stages. Train
+them with `vil detect train --config-file coco/CONFIG.yaml --data DIR MODEL.MODEL_PATH WEIGHTS`. The
+published AP is on val2017, and was not measured again here. `folder` is the folder of the 2021
+weights, `msvit_det/visionlongformer/<folder>/model_final.pth`. Their backbone can be loaded; their
+heads cannot, because they are detectron2's.
 """
 SUM = """\
 ### How their parameters add up
 
-The published counts are those of the models with the absolute position, made for 1344 px, and
-include the last norm and the head for 1000 classes, which the reference built into a detector and
-never used. Torchvision's heads have a row for the background where detectron2's have none.
+The published counts are those of models with absolute position embeddings for 1344 px. They include
+the last norm and the head for 1000 classes, which the reference builds but does not use. Some heads
+of torchvision have a row for the background that those of detectron2 do not have.
 """
 
 
 class Row(NamedTuple):
-    """A line of the table as published; parameters in millions, with an M."""
+    """A published row. parameters: in millions, with an M."""
 
     config: str
     backbone: str
@@ -49,17 +49,17 @@ class Row(NamedTuple):
 
     @property
     def detector(self) -> str:
-        """The config's name without its schedule."""
+        """Return the name of the config without its schedule."""
         return self.config.rpartition("_")[0]
 
     @property
     def folder(self) -> str:
-        """Where the reference's weights lay."""
+        """Return the folder of the reference's weights, without the schedule."""
         return f"{FOLDERS[self.backbone]}/{self.method.replace(' ', '').replace('-', '').lower()}"
 
 
 class Sum(NamedTuple):
-    """From our count to the published one, in parameters."""
+    """The terms between our count and the published one, in parameters."""
 
     counted: int
     positions: int  # absolute positions for 1344 px, less the tables of the relative bias
@@ -78,25 +78,25 @@ def read_rows() -> list[Row]:
 
 @functools.cache
 def adds_up(detector: str) -> Sum:
-    """The parts of the published count of a detector, the same with both schedules."""
+    """Return the terms of a detector's published count, which is the same for both schedules."""
     file = ROOT / "configs/coco" / f"{detector}_1x.yaml"
     cfg = get_config(file)
     arch = cfg.MODEL.VIT.MSVIT.ARCH
     absolute = get_config(file, [f"MODEL.VIT.MSVIT.ARCH={arch.replace('a0', 'a1')}"])
     with torch.device("meta"):
         model, other = vil.build_model(cfg), vil.build_model(absolute)
-        whole = MsViT(parse_arch(arch, "longformer"), num_classes=1000)
+        classifier = MsViT(parse_arch(arch, "longformer"), num_classes=1000)
     return Sum(
         count(model),
         count(other) - count(model),
-        count(whole.norm) + count(whole.head),
+        count(classifier.norm) + count(classifier.head),
         -sum(background(layer, cfg.DATA.NUM_CLASSES) for layer in model.get_classifier()),
     )
 
 
 def background(layer: nn.Module, categories: int) -> int:
-    """The parameters of a predictor's layer that are there for the background alone; the scores of
-    boxes have them in detectron2 too."""
+    """Count the parameters that a predictor layer has only for the background. Box scores have
+    them in detectron2 too, so they count as 0."""
     rows = layer.weight.shape[0]
     if rows == categories + 1 and isinstance(layer, nn.Linear):
         return 0
@@ -108,7 +108,7 @@ def count(module: nn.Module) -> int:
 
 
 def section() -> str:
-    """The text of the page."""
+    """Return the section as Markdown."""
     return "\n".join([f"## COCO detection\n\n{INTRODUCTION}", results(), SUM, sums()])
 
 

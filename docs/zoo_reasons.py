@@ -1,7 +1,7 @@
-"""Why some counts of MODEL_ZOO.md differ from the published ones: the words and the arithmetic.
+"""Explain why some counts of MODEL_ZOO.md differ from the published ones, with the arithmetic.
 
-One function per reason, from all rows to a piece of the page. Figures are computed here from the
-configs' models, and where the reason is known the published figure is met or an assertion fails.
+Each reason is a function from all rows to a section. The numbers are computed from the configs'
+models. If a reason is known, an assertion checks that it gives the published number.
 """
 
 from collections.abc import Sequence
@@ -24,38 +24,39 @@ from vil.config import get_config
 PUBLISHED_WINDOW = 7
 
 WINDOWS = """\
-**Windows at 384 px.** The configs have the windows of the published evaluation, the published MACs
-are those of windows of 7 in all stages. Each of n blocks of width C on L tokens scores 9·f² keys
-and adds up as many values, which is `2·n·L·C·9·(f² - 7²)` more than with f = 7.
+**Windows at 384 px.** The configs have the windows of the published evaluation, but the published
+MACs are for windows of 7 in all stages. In each of n blocks of width C, L tokens attend to 9·f²
+keys and values, which adds `2·n·L·C·9·(f² - 7²)` MACs compared with f = 7.
 """
 TABLES = """\
-**Bias tables.** The parameters published for relative bias are those of the same model with
-absolute position.
+**Bias tables.** The published parameters of models with relative bias are those of the same model
+with absolute position.
 """
 BUFFERS = """\
 **Performer.** The published parameters include the random projections, which are buffers.
 """
 PRODUCTS = """\
 A block of T = G + L tokens, width C, N heads and f features needs 4·T·C² for q, k, v and the
-output; four products of T·f·C (features of q, features of k, keys with values, queries with these)
-and T·f·N for the denominator; 8·T·C² for the MLP.
+output; four matmuls of T·f·C (features of q; features of k; keys with values; queries with the
+result) and T·f·N for the denominator; 8·T·C² for the MLP.
 """
 SIX_PRODUCTS = """\
-Six products of T·f·C in a block instead of four give the published MACs. Which two more were
-counted is not published.
+Six matmuls of T·f·C per block, instead of four, give the published MACs. The authors do not state
+which two they added.
 """
 GLOBAL = """\
 **Global.** A block of T = G + L tokens and width C needs 4·T·C² for q, k, v and the output; 2·G·T·C
-for the global rows, which see everything, and 2·L·G·C for the local rows, which see the global
-tokens; 8·T·C² for the MLP.
+for the global queries, which attend to all tokens, and 2·L·G·C for the local queries, which attend
+to the global tokens; 8·T·C² for the MLP.
 """
 GLOBAL_OPEN = """\
-Published are {published}G, {more} more; what these are is not published. (The original computes
-keys and values once more for the global rows, 2·T·C²; counting them would give {twice}.)
+The published number is {published}G, which is {more} more; the authors do not state why. (The
+original code computes keys and values a second time for the global queries, 2·T·C²; counting them
+would give {twice}.)
 
 Partial global: the published command has `l4,h6,d384`, which gives {command}; `l4,h12,d768`
-as in ViL-Small gives {wide}. Published are {row.parameters}M and {row.macs}G, which
-neither has: the `config.yaml` beside the weights must say what shape they have.
+as in ViL-Small gives {wide}. Neither gives the published {row.parameters}M and
+{row.macs}G. The `config.yaml` beside the weights shows which ARCH was used.
 """
 
 
@@ -67,7 +68,7 @@ def windows(rows: Sequence[Row]) -> str:
         assert macs_agree(row, rest), row
         shown = "; ".join(f"`{term}` = {giga(macs)}" for term, macs in terms.items())
         lines.append((row.model, giga(ours.macs), shown, giga(rest), f"{row.macs}G"))
-    header = ("model", "counted", "of it for other windows", "windows of 7", "published")
+    header = ("model", "counted", "due to other windows", "windows of 7", "published")
     return f"{WINDOWS}\n{table(header, lines)}"
 
 
@@ -76,7 +77,7 @@ def is_wider(stage: StageCount) -> bool:
 
 
 def wider(stage: StageCount) -> tuple[str, int]:
-    """What the stage's window costs beyond the published one: the arithmetic and its result."""
+    """Return the MACs that a stage's window adds to the published one: (formula, MACs)."""
     n, f, width = len(stage.spec.attention), stage.spec.attn_size, stage.spec.dim
     length = stage.grid[0] * stage.grid[1]
     macs = 2 * n * length * width * 9 * (f**2 - PUBLISHED_WINDOW**2)
@@ -88,8 +89,8 @@ def tables(rows: Sequence[Row]) -> str:
     for row, ours in with_reason(rows, "tables"):
         plain = count(row.config.replace("_rpb", "")).parameters
         assert f"{plain / 1e6:.1f}" == row.parameters, row
-        figures = (f"{row.parameters}M", mega(plain), mega(ours.parameters))
-        lines.append((row.model, str(ours.side), *figures))
+        columns = (f"{row.parameters}M", mega(plain), mega(ours.parameters))
+        lines.append((row.model, str(ours.side), *columns))
     header = ("model", "px", "published", "absolute position, counted", "relative bias, counted")
     return f"{TABLES}\n{table(header, lines)}"
 
@@ -111,7 +112,7 @@ def performer(rows: Sequence[Row]) -> str:
         assert macs_agree(row, six), row
         products.append((row.model, giga(ours.macs), giga(one), giga(six), f"{row.macs}G"))
     first, _ = next(with_reason(rows, "performer"))
-    sums = ("model", "counted", "T·f·C, all blocks", "counted + two of them", "published")
+    sums = ("model", "counted", "T·f·C, all blocks", "counted + 2·T·f·C", "published")
     return "\n".join(
         (
             BUFFERS,
@@ -125,7 +126,7 @@ def performer(rows: Sequence[Row]) -> str:
 
 
 def product_of_features(stage: StageCount) -> int:
-    """T·f·C of the stage's blocks with performer attention."""
+    """Return T·f·C, summed over the stage's blocks with performer attention."""
     blocks = stage.spec.attention.count("performer")
     return blocks * tokens(stage) * stage.spec.attn_size * stage.spec.dim
 
@@ -141,19 +142,19 @@ def global_memory(rows: Sequence[Row]) -> str:
         published=full.macs,
         more=giga(float(full.macs) * 1e9 - ours.macs),
         twice=giga(ours.macs + again),
-        command=figures(command),
-        wide=figures(wide),
+        command=totals(command),
+        wide=totals(wide),
         row=partial,
     )
     return "\n".join((GLOBAL, per_stage(full), text))
 
 
-def figures(ours: Counted) -> str:
+def totals(ours: Counted) -> str:
     return f"{mega(ours.parameters)} and {giga(ours.macs)}"
 
 
 def per_stage(row: Row) -> str:
-    """What `MsViT.macs` counts, split into its terms, one line per stage."""
+    """Return a table of the terms of `MsViT.macs`, one row per stage."""
     ours, lines = count(row.config), []
     for number, stage in enumerate(ours.stages, start=1):
         attention = sum(block.attn.macs(stage.grid) for block in stage.stage.blocks)
@@ -174,7 +175,7 @@ def tokens(stage: StageCount) -> int:
 
 
 def linears(stage: StageCount) -> int:
-    """4·T·C² of all blocks: q, k, v and the output."""
+    """Return 4·T·C² of all blocks: q, k, v and the output."""
     return 4 * len(stage.spec.attention) * tokens(stage) * stage.spec.dim**2
 
 

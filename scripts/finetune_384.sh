@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fine-tune trained weights, such as those of ImageNet-22K, with one of the 384-px configs.
+# Fine-tune pretrained weights, such as those of ImageNet-22K, with one of the 384-px configs.
 #   scripts/finetune_384.sh CONFIG WEIGHTS DATA OUT [--FLAG ...] [KEY VALUE ...]
 #   seq 0 999 > rows.txt
 #   scripts/finetune_384.sh imagenet/vil_medium_deep_384.yaml deepmedium/model_best.pth /data/imagenet \
 #       runs/medium_384 FINETUNE.HEAD rows:rows.txt
-# WEIGHTS is a file, or the folder of a run, whose best checkpoint is taken. NPROC: processes (8).
+# WEIGHTS: a file, or a run folder, of which the best checkpoint is used. NPROC: number of processes (8).
 set -euo pipefail
 if [[ $# -lt 4 || ! -e $2 || ! -d $3 ]]; then
     sed -n '/^set/q; 2,$ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2

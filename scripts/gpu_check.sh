@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in one command and without network: the gpu tests, then the benchmarks of attention.
-# Writes benchmarks/results/<gpu>-<date>/: tests.txt, registers.txt with what the driver says the kernels take beside the table compiled
-# ahead of time, engine.json with the promised ratios, masks/, modes/ and model/ with figures and pictures of every backend, layouts.json
-# with the times of patterns against SDPA with their masks, tune.txt with the tuner's choices, preference.txt with the backends ranked.
-# The tuner's choices stay in that folder. Meant to end within ten minutes; on no GPU yet measured.
+# Run the GPU tests and the attention benchmarks on this machine's GPU, without network.
+# Writes to benchmarks/results/<gpu>-<date>/:
+#   tests.txt                the gpu tests
+#   registers.txt            registers of the kernels, as the driver reports them and as compiled ahead of time
+#   engine.json              the speed ratios that the docs claim
+#   masks/, modes/, model/   results and plots of every backend
+#   layouts.json             times of attention patterns, compared with SDPA with a mask
+#   tune.txt, cache/         the choices of the tuner
+#   preference.txt           the ranking of the backends
+# It should take less than ten minutes, but has not been timed on a GPU yet.
 #   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
 set -euo pipefail
 cd "$(dirname "$0")/.."

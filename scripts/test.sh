@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The test suite, from a fresh clone too: makes .venv and installs what is missing. Arguments go to pytest.
-# Two processes; who is done first takes over from the other.   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
+# Run the test suite, also from a fresh clone: create .venv and install missing packages. Arguments are passed to pytest.
+# Two processes share the tests.   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,5 +8,6 @@ if ! .venv/bin/python -c "import vil, pytest, hypothesis, xdist, sklearn, setupt
     "${PYTHON:-python3}" -m venv .venv
     .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 fi
+unset PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile the package again
 .venv/bin/ruff check .
 .venv/bin/python -m pytest -n 2 --dist worksteal "$@"

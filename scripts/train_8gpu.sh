@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Train on the GPUs of one machine, one process each; without GPUs the processes share the CPU.
+# Train on the GPUs of one machine, with one process per GPU. Without GPUs, the processes share the CPU.
 #   scripts/train_8gpu.sh [CONFIG [DATA]] [--FLAG ...] [KEY VALUE ...]
 #   scripts/train_8gpu.sh imagenet/vil_small_rpb.yaml /data/imagenet OPTIM.LR 8e-4
 #   NPROC=4 CONFIG=mine.yaml DATA=/data/flowers OUT=runs/flowers scripts/train_8gpu.sh --resume
-# From the environment, where the argument is left out: CONFIG (imagenet/vil_tiny_rpb.yaml) and DATA
-# (no default); OUT, the run's folder (runs/ and the config's name); NPROC, processes (here 8).
-# DATALOADER.BSZ counts the images of all processes. train_1gpu.sh is the same with NPROC 1.
+# Environment variables and their defaults: CONFIG (imagenet/vil_tiny_rpb.yaml) and DATA (no default), for
+# omitted arguments; OUT, the run folder (runs/<name of the config>); NPROC, the number of processes (8).
+# DATALOADER.BSZ is the number of images of all processes. train_1gpu.sh is the same with NPROC 1.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-is_plain() { [[ $# -gt 0 && (-d $1 || ! $1 =~ ^(-|.*=|[A-Z_]+(\.[A-Z_0-9]+)*$)) ]]; }   # no flag, no key
+is_plain() { [[ $# -gt 0 && (-d $1 || ! $1 =~ ^(-|.*=|[A-Z_]+(\.[A-Z_0-9]+)*$)) ]]; }   # neither a flag nor a key
 config=${CONFIG:-imagenet/vil_tiny_rpb.yaml} data=${DATA:-}
 if is_plain "$@"; then config=$1; shift; fi
 if is_plain "$@"; then data=$1; shift; fi
@@ -18,7 +18,7 @@ if [ ! -d "$data" ]; then
     echo "no data folder at '$data'" >&2
     exit 2
 fi
-# An active environment that has vil goes before the repository's own.
+# Prefer an active environment with vil to the repository's .venv.
 command -v vil >/dev/null || PATH="$root/.venv/bin:$PATH"
 if [ "${NPROC:-8}" = 1 ]; then
     exec vil train --config-file "$config" --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"

@@ -1,4 +1,4 @@
-"""Every test here is marked `faults`; what they found is written to $VIL_FAULTS_JSON."""
+"""Mark every test here with `faults`, and write the results to $VIL_FAULTS_JSON."""
 
 import fcntl
 import json

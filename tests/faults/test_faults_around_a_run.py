@@ -1,5 +1,5 @@
-"""What a run meets besides its own work: a second run, another clock, a log cut in the middle of a
-line, folders, data, devices and launchers that will not do."""
+"""Faults around a run: a second run in its folder, a system clock that jumps, a truncated log, and
+unusable folders, data, devices and launchers."""
 
 import json
 import multiprocessing
@@ -40,13 +40,13 @@ STEPS = 8
 
 
 def begin_with(folder, *words, **fault):
-    """A run with a fault of injected_around.py."""
+    """Start a run with a fault of injected_around.py."""
     return begin(folder, *words, "--import", AROUND, FAULT=json.dumps(fault))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing happens to."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     process = begin(folder, *TINY)
     seconds_to_end(process)
@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 
 
 def outcome(folder):
-    """What must be the same, whatever happened around a run."""
+    """Return what must be the same for every run: weights, metrics and the last step."""
     weights = (checkpoint(folder) / "model.safetensors").read_bytes()
     return weights, figures(metrics(folder)), status(folder)["step"]
 
@@ -72,7 +72,7 @@ def wait_for(file, process, folder):
 
 
 def test_f24_a_second_run_in_the_folder(whole, tmp_path):
-    """The first one waits at steps 1 and 6, before and after a checkpoint, until others came."""
+    """The first run waits at steps 1 and 6, before and after a checkpoint, for the others."""
     folder, gate = tmp_path / "used", tmp_path / "gate"
     process = begin_with(folder, *TINY, what="pause", file=str(gate), steps=(1, 6))
     refused = 0
@@ -92,13 +92,13 @@ def test_f24_a_second_run_in_the_folder(whole, tmp_path):
             refused += ended.code == USAGE and ended.err.count("\n") == 1
         Path(f"{gate}.{step}").touch()
     seconds_to_end(process)
-    record("F24", "of 8 further runs in a folder in use, refused", refused, 8)
+    record("F24", "runs refused because the folder is in use (of 8)", refused, 8)
     unharmed = process.returncode == 0 and outcome(folder) == outcome(whole)
-    record("F24", "the first run ends as if they had not come", unharmed, True)
+    record("F24", "the first run ends like an undisturbed run", unharmed, True)
 
 
-def test_f24_a_run_that_was_overtaken(whole, tmp_path):
-    """It finds an empty folder; before it takes it, another one has been there and gone."""
+def test_f24_a_folder_that_was_used_during_startup(whole, tmp_path):
+    """The run finds an empty folder. Before it opens it, another run starts and ends there."""
     folder, gate = tmp_path / "used", tmp_path / "gate"
     slow = begin_with(folder, *TINY, what="pause", file=str(gate), building=True)
     wait_for(f"{gate}.reached", slow, folder)
@@ -109,12 +109,13 @@ def test_f24_a_run_that_was_overtaken(whole, tmp_path):
     line = said(folder).splitlines()[-1]
     told = "was written by another run in the meantime: choose" in line
     refused = slow.returncode == USAGE and told
-    record("F24", "one that was overtaken is refused", refused, True)
+    what = "a run is refused if another one wrote to its folder during startup"
+    record("F24", what, refused, True)
     assert outcome(folder) == outcome(whole)
 
 
 def race(folder, both):
-    """The exit code says who got the folder's lock, and kept it until both had asked for it."""
+    """Exit with 0 if this process gets the folder's lock; it keeps it until both have tried."""
     both.wait(DEADLINE)
     try:
         held = open_folder(folder)
@@ -135,14 +136,15 @@ def test_f24_a_hundred_races(tmp_path):
         for racer in two:
             racer.join()
         one_winner += sorted(racer.exitcode for racer in two) == [0, IN_USE]
-    record("F24", "of 100 pairs that start at once, exactly one has the folder", one_winner, 100)
+    what = "pairs of simultaneous starts in which exactly one run gets the folder (of 100)"
+    record("F24", what, one_winner, 100)
 
 
 # A clock that jumps
 
 
 def test_f25_the_wall_clock_jumps(whole, tmp_path):
-    """An hour back at step 3 and two forward at step 4, while a hang is looked out for."""
+    """The clock jumps back an hour at step 3 and forward two at step 4, with hang detection on."""
     folder = tmp_path / "run"
     words = (*TINY, "RUN.HANG_SECONDS=60", "DATALOADER.WORKERS=1")
     process = begin_with(folder, *words, what="clock", step=3)
@@ -152,14 +154,14 @@ def test_f25_the_wall_clock_jumps(whole, tmp_path):
     assert min(b - a for a, b in zip(walls, walls[1:])) < -3000  # it did jump
     assert all(line["time"] < 1000 for line in metrics(folder, "train"))
     same = outcome(folder) == outcome(whole)
-    record("F25", "the wall clock jumps back and forth: the same weights and log", same, True)
+    record("F25", "the system clock jumps back and forth: the same weights and log", same, True)
 
 
-# What will not do
+# Unusable folders, data, devices and launchers
 
 
 def read_only(folder) -> list[str]:
-    """Words before a command for which nothing can be made in the folder; none: no way here."""
+    """Return a command prefix that makes the folder read-only; empty if this is not possible."""
     folder.mkdir()
     if os.geteuid():
         folder.chmod(0o555)
@@ -176,7 +178,7 @@ def alone(line, **environ) -> Outcome:
 
 
 def refused(ended, code, pattern) -> bool:
-    """One line with the fix in it, and nothing else."""
+    """Return whether the output is one line with the fix, and nothing else."""
     line = rf"vil train( \(rank \d\))?: .*{pattern}.*\n"
     fine = ended.code == code and not ended.out and bool(re.fullmatch(line, ended.err))
     if not fine:
@@ -185,7 +187,7 @@ def refused(ended, code, pattern) -> bool:
 
 
 def not_ours(folder):
-    """A checkpoint as other programs write them."""
+    """Write a checkpoint as other programs do."""
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "optimizer.pt").write_bytes(b"")
@@ -205,7 +207,7 @@ def test_f25_by_real_runs(tmp_path, monkeypatch):
         tries.append((line, {}, "fixed/run cannot be .*; choose another --output_dir"))
     right = sum(refused(alone(line, **given), USAGE, said) for line, given, said in tries)
     assert not Path("out").exists()
-    what = "launcher, device and read-only folder: refused in one line with the fix"
+    what = "launcher, device and read-only folder: refused with one line that gives the fix"
     record("F25", what, right, len(tries))
 
 
@@ -233,11 +235,14 @@ def test_f25_in_this_process(tmp_path, monkeypatch):
     ended = vil(*train, "DEVICE=mps")
     right += refused(ended, USAGE, r"DEVICE mps was not found \(available: .*cpu\)")
     assert not Path("out").exists()
-    record("F25", "variables, folders, checkpoints: refused in one line with the fix", right, 6)
+    what = (
+        "environment variables, folders and checkpoints: refused with one line that gives the fix"
+    )
+    record("F25", what, right, 6)
 
 
 def test_f25_a_batch_that_does_not_divide(tmp_path):
-    """Two processes without a launcher: torchrun would stop the slower one before it said so."""
+    """Two processes without a launcher: torchrun would stop the slower one before it reports."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     line = command("train", *TINY, "DATALOADER.BSZ=15", "--output_dir", tmp_path / "out")
     started = [
@@ -248,9 +253,10 @@ def test_f25_a_batch_that_does_not_divide(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     ended = [(process.communicate(timeout=DEADLINE), process.returncode) for process in started]
-    what = "DATALOADER.BSZ 15 is not divisible .*; 14 would be"
+    what = "DATALOADER.BSZ 15 is not divisible .*: set it to 14"
     told = sum(refused(Outcome(code, out, err), USAGE, what) for (out, err), code in ended)
-    record("F25", "of 2 ranks whose batch does not divide, that say which does", told, 2)
+    what = "ranks that suggest a valid batch size if theirs is not divisible (of 2)"
+    record("F25", what, told, 2)
     assert not (tmp_path / "out").exists()
 
 
@@ -260,7 +266,7 @@ PETS = {
     "empty class": (
         {"train/cat": 9, "train/dog": 0, "val/cat": 1},
         DATA,
-        r"class folder pets/train/dog has no images .*: remove it or add some",
+        r"class folder pets/train/dog has no images .*: add images, or remove the",
     ),
     "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: lower one of the two"),
     "15 images": (
@@ -285,7 +291,8 @@ def test_f25_data_that_will_not_do(tmp_path, monkeypatch):
             assert "└── val                  the same classes, other images" in drawing
             ended = ended._replace(err=f"{first}\n")
         right += refused(ended, code, pattern) and not Path("out").exists()
-    record("F25", "missing, empty or too small data: refused with the fix", right, len(PETS))
+    what = "missing, empty or too small data: refused with a message that gives the fix"
+    record("F25", what, right, len(PETS))
 
 
 def test_f25_one_image_is_enough(tmp_path, monkeypatch):
@@ -294,14 +301,15 @@ def test_f25_one_image_is_enough(tmp_path, monkeypatch):
     words = (*SMALL, *FOLDER, "DATA.NUM_CLASSES=1", "DATALOADER.BSZ=1", "--data", "pets")
     ended = alone(command("train", *words, "--output_dir", "out"))
     done = ended.code == 0 and status("out")["step"] == 2
-    record("F25", "a training set of one image, in batches of one", done, True)
+    record("F25", "training on one image, with a batch size of one, works", done, True)
 
 
-# A log cut in the middle of a line
+# A log that ends in the middle of a line
 
 
 def readable(folder, last) -> bool:
-    """Every line is one object, no step of a split stands twice, and the end is there."""
+    """Return whether every line is one object, no step of a split is repeated, and the last step is
+    there."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     keys = [(line["step"], line["split"]) for line in lines]
     return len(set(keys)) == len(keys) and keys == sorted(keys, key=lambda key: key[0]) and (
@@ -322,12 +330,15 @@ def test_f27_killed_in_the_middle_of_a_line(whole, tmp_path):
         else:
             assert vil("train", *TINY, "--output_dir", folder, "--resume").code == 0
         fine += readable(folder, STEPS) and outcome(folder) == outcome(whole)
-    record("F27", "of 3 kills in the middle of a line, that left half of one", torn, 3)
-    record("F27", "resumed: readable, no step twice, the log of the unbroken run", fine, 3)
+    record("F27", "kills that leave a partial line (of 3)", torn, 3)
+    what = (
+        "resumed logs: readable, without duplicate steps, equal to the uninterrupted run's (of 3)"
+    )
+    record("F27", what, fine, 3)
 
 
 def test_f27_cut_by_hand(tmp_path):
-    """Anywhere, with zeros or noise behind it now and then: what is left of the log is readable."""
+    """A log cut anywhere, sometimes followed by zeros or noise, is readable after resuming."""
     run = tmp_path / "run"
     toy_train(run, log_freq=1, epochs=1)
     log, draw, fine = (run / "metrics.jsonl").read_bytes(), random.Random(0), 0
@@ -339,4 +350,7 @@ def test_f27_cut_by_hand(tmp_path):
         toy_train(folder, log_freq=1, epochs=2)
         fine += readable(folder, 10)
         shutil.rmtree(folder)
-    record("F27", "of 60 logs cut anywhere, readable after resuming, no step twice", fine, 60)
+    what = (
+        "logs truncated at a random byte: readable after resuming, without duplicate steps (of 60)"
+    )
+    record("F27", what, fine, 60)

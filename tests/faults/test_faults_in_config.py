@@ -1,4 +1,4 @@
-"""Typing errors, wrong values, and configs that are written and read: by the real command."""
+"""Typos, invalid values, and round trips of configs, with the real command."""
 
 import random
 import re
@@ -29,7 +29,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def given(key, text, in_a_file) -> list[str]:
-    """The words that set a key, or the file that does."""
+    """Return the arguments that set a key, on the command line or in a file."""
     if not in_a_file:
         return [f"{key}={text}"]
     path = key.split(".")
@@ -41,7 +41,7 @@ def given(key, text, in_a_file) -> list[str]:
 
 
 def typos(count):
-    """(wrong key, right key), each edit as often as the others; none is a real key."""
+    """Return (wrong key, correct key) pairs, with each kind of edit equally often."""
     draw, found = random.Random(17), {}
     while len(found) < count:
         key, edit = draw.choice(list(defaults.KEYS)), list(EDITS.values())[len(found) % len(EDITS)]
@@ -59,8 +59,9 @@ def test_f17_two_hundred_typos():
         one_line = ended.err.count("\n") == 1 and f" {wrong}: unknown key" in ended.err
         refused += ended.code == USAGE and one_line
         right += ended.err.endswith(f"did you mean {key}?\n")
-    record("F17", "of 200 typing errors, refused", refused, 200)
-    record("F17", "answered with the right key", right, "180 or more", kept=right >= 180)
+    record("F17", "typos refused (of 200)", refused, 200)
+    what = "typos answered with the correct key (of 200)"
+    record("F17", what, right, "180 or more", kept=right >= 180)
 
 
 WRONG_TYPES = {
@@ -81,7 +82,7 @@ OTHER_VALUES = {  # of which each rule refuses some
 
 
 def wrong_values():
-    """(key, text, what is said of it): types, and what the key's rule does not allow."""
+    """Yield (key, text, message): wrong types, and values that the key's rule does not allow."""
     for key, (_, default, _, rule, *_) in defaults.KEYS.items():
         for text in WRONG_TYPES[type(default)]:
             if (key, text) not in SPELLINGS:  # which the 2021 original wrote for empty
@@ -111,7 +112,7 @@ def test_f18_wrong_values_of_every_key():
         one_line = ended.err.count("\n") == 1 and said in ended.err
         refused += ended.code == USAGE and one_line
     assert {key for key, *_ in cases} == set(defaults.KEYS)
-    record("F18", "refused with the key in the line", refused, len(cases))
+    record("F18", "invalid values refused with a message that names the key", refused, len(cases))
 
 
 def shipped():
@@ -136,5 +137,6 @@ def test_f19_every_shipped_config_written_and_read(tmp_path):
         (tmp_path / "again.yaml").write_text(first)
         second = really("config", "--config-file", "again.yaml").out
         printed_equal += without_sources(first) == without_sources(second) != ""
-    record("F19", "the same bytes", equal, len(names))
-    record("F19", "the same from `vil config`", printed_equal, len(real))
+    record("F19", "configs with the same bytes again", equal, len(names))
+    what = "configs with the same `vil config` output again"
+    record("F19", what, printed_equal, len(real))

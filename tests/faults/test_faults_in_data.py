@@ -1,4 +1,4 @@
-"""Broken pictures, workers that die, and workers however they start: by real runs."""
+"""Broken images, dying workers, and all start methods of workers, in real runs."""
 
 import json
 import multiprocessing
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarn
 
 
 def begin_with(folder, *words, **fault):
-    """A run with a fault of injected_around.py."""
+    """Start a run with a fault of injected_around.py."""
     return begin(folder, *words, "--import", AROUND, FAULT=json.dumps(fault))
 
 
@@ -34,7 +34,7 @@ def weights(folder) -> bytes:
     return (checkpoint(folder) / "model.safetensors").read_bytes()
 
 
-# Pictures
+# Images
 
 
 BROKEN = (
@@ -45,8 +45,8 @@ BROKEN = (
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """180 training pictures: 9 broken ones, 8 odd but whole (CMYK, wrong extensions, ...), and 163
-    plain ones; and 20 to evaluate on, one of them broken."""
+    """180 training images: 9 broken, 8 unusual but valid (CMYK, wrong extensions, ...), 163 plain;
+    and 20 validation images, one of them broken."""
     root = tmp_path_factory.mktemp("pictures")
     plain = {f"{number:03d}.png": png_bytes(number, (40, 36)) for number in range(163)}
     train = {f"{'cat' if number % 2 else 'dog'}/{name}": content
@@ -61,7 +61,7 @@ def pictures(tmp_path_factory):
     return root
 
 
-def test_f13_broken_pictures(pictures, tmp_path):
+def test_f13_broken_images(pictures, tmp_path):
     listed = {f"train/dog/{name}" for name in BAD} | {"val/cat/cut.png"}
     folders = {tmp_path / str(number): 2 * (number // 2) for number in range(4)}
     finished = right = 0
@@ -74,9 +74,10 @@ def test_f13_broken_pictures(pictures, tmp_path):
         right += sorted(names) == sorted(listed)
         assert metrics(folder, "val")[-1]["count"] == 19
     alike = {(weights(folder), str(figures(metrics(folder)))) for folder in folders}
-    record("F13", "of 4 runs with 0 and 2 workers, whose epochs come to their end", finished, 4)
-    record("F13", "bad_samples.txt names the broken ones, each once, and no odd one", right, 4)
-    record("F13", "different weights or figures among the 4", len(alike) - 1, 0)
+    record("F13", "runs with 0 and 2 workers that complete all steps (of 4)", finished, 4)
+    what = "runs whose bad_samples.txt lists each broken image once and no valid one (of 4)"
+    record("F13", what, right, 4)
+    record("F13", "differences in weights or metrics among the 4 runs", len(alike) - 1, 0)
 
 
 def bad_samples(folder):
@@ -94,7 +95,7 @@ def test_f13_a_resumed_run_lists_each_once(pictures, tmp_path, monkeypatch):
 
 
 def substitutes(root, workers):
-    """Which pictures stand where, for two epochs."""
+    """Return the image names of two epochs, in order."""
     words = [word for word in BROKEN if "=" in word]
     cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
     loader = task_of(cfg).train_loader(DistInfo())
@@ -106,12 +107,12 @@ def test_f13_the_same_substitutes(pictures):
     shown = [substitutes(pictures, workers) for workers in (0, 0, 1, 2)]
     broken = {f"train/dog/{name}" for name in BAD}
     assert not any(broken.intersection(batch) for batch in shown[0])
-    record("F13", "different substitutes with 0, 1 and 2 workers",
+    record("F13", "data loaders with different substitute images (0, 1 and 2 workers)",
            sum(other != shown[0] for other in shown), 0)  # fmt: skip
 
 
-def test_f13_too_many_broken_pictures(pictures, tmp_path, monkeypatch):
-    """Above the allowed fraction the run is refused, and says how to go on."""
+def test_f13_too_many_broken_images(pictures, tmp_path, monkeypatch):
+    """Above the allowed fraction, the run is refused with a message that gives the fix."""
     monkeypatch.chdir(tmp_path)
     pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): repair or remove"
     refused = 0
@@ -125,10 +126,11 @@ def test_f13_too_many_broken_pictures(pictures, tmp_path, monkeypatch):
         else:
             code, _, line = vil("train", *words, "--output_dir", folder)
         refused += code == status(folder)["code"] == DATA and bool(re.match(pattern, line))
-    record("F13", "of 3 runs with more than are allowed, refused", refused, 3)
+    what = "runs refused for more broken images than DATA.MAX_BAD_FRACTION (of 3)"
+    record("F13", what, refused, 3)
 
 
-# Workers that die
+# Dying workers
 
 
 DEATHS = [("exit", True), ("SIGKILL", True), ("SIGKILL", False), ("exit", False), ("SIGBUS", True)]
@@ -152,8 +154,10 @@ def test_f14_a_worker_dies(tmp_path):
         orphans += len(left_over(process.pid))
         end_all(process)
     slowest = round(max(seconds), 1)
-    record("F14", "of 5 deaths, reported in one line that names the worker, exit code 3", named, 5)
-    record("F14", "seconds from the death to the run's end", slowest, "< 10", kept=slowest < 10)
+    what = "worker deaths reported in one line that names the worker, with exit code 3 (of 5)"
+    record("F14", what, named, 5)
+    what = "seconds from the death to the end of the run"
+    record("F14", what, slowest, "< 10", kept=slowest < 10)
     record("F14", "processes left behind", orphans, 0)
 
 
@@ -176,7 +180,7 @@ def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
     assert multiprocessing.active_children() == []
 
 
-# Workers however they start
+# Start methods of workers
 
 
 EVERY = ("digits", "folder", "imagenet", "tar", "tsv", "cifar", "cifar100", "mnist", "fake")
@@ -188,7 +192,7 @@ JOINED = (
 
 
 def test_f26_every_format_by_every_start_method(tmp_path):
-    """All formats joined, in one run for each way to start workers."""
+    """All formats concatenated, in one run for each start method."""
     (tmp_path / "data").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         write_all_formats(tmp_path / "data", patch)
@@ -202,4 +206,4 @@ def test_f26_every_format_by_every_start_method(tmp_path):
         assert process.returncode == 0, said(folder)
         kept[folder.name] = weights(folder)
     equal = sum(found == kept[" 0"] for found in kept.values()) - 1
-    record("F26", "of 4 runs with other workers, weights of the run without", equal, 4)
+    record("F26", "runs with workers whose weights equal those of the run without (of 4)", equal, 4)

@@ -1,4 +1,4 @@
-"""Kills, rot, full and failing disks while checkpoints are written: one that is whole is found."""
+"""Kills, corruption, full and failing disks while saving: a valid checkpoint is always found."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 
 def save_for_ever(folder):
-    """A process that does nothing but save, until it is killed."""
+    """Save checkpoints until the process is killed."""
     model = toy_model()
     optimizer = toy_optimizer(model)
     for parameter in model.parameters():
@@ -44,7 +44,7 @@ def save_for_ever(folder):
 
 
 def killed_while_saving(folder, seconds):
-    """A fork of this process, which has torch already, is killed so many seconds after its first
+    """Fork this process, which has imported torch, and kill the child `seconds` after its first
     checkpoint."""
     child = os.fork()
     if child == 0:
@@ -69,9 +69,9 @@ def test_f1_a_hundred_kills_while_saving(tmp_path):
         last = resolve_link(folder, "last")
         unreadable += last is None or find_corruption(last) is not None
         shutil.rmtree(folder)
-    record("F1", "restarts of 100 that find a valid checkpoint", found, 100)
-    record("F1", "unreadable `last`", unreadable, 0)
-    record("F1", "kills inside of a save", cut, "30 or more", kept=cut >= 30)
+    record("F1", "restarts that find a valid checkpoint (of 100)", found, 100)
+    record("F1", "kills that leave `last` unreadable", unreadable, 0)
+    record("F1", "kills during a save", cut, "30 or more", kept=cut >= 30)
 
 
 def test_f9_flipped_bits_and_cut_files(tmp_path):
@@ -92,11 +92,12 @@ def test_f9_flipped_bits_and_cut_files(tmp_path):
             found += newest_valid(tmp_path / "checkpoints") == before
         file.write_bytes(whole)
     assert newest_valid(tmp_path / "checkpoints") == last
-    record("F9", "of 100 flipped bits and 20 cut files, found and stepped back", found, 120)
+    what = "corruptions detected, previous checkpoint used (100 flipped bits, 20 truncated files)"
+    record("F9", what, found, 120)
 
 
 def test_f10_a_full_disk(tmp_path):
-    """No file may grow beyond what the first checkpoint's were, less a byte: writing fails."""
+    """Files must be smaller than the first checkpoint's state.pt, so writing fails."""
     toy_train(tmp_path, max_steps=1)
     first = resolve_link(tmp_path / "checkpoints", "last")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -108,8 +109,8 @@ def test_f10_a_full_disk(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     failures = [m["failed"] for m in metrics(tmp_path) if m["split"] == "save"]
-    record("F10", "training goes on without a checkpoint", failures == [1], True)
-    record("F10", "the previous checkpoint is whole", find_corruption(first) is None, True)
+    record("F10", "training continues without the new checkpoint", failures == [1], True)
+    record("F10", "the previous checkpoint is intact", find_corruption(first) is None, True)
     assert toy_train(tmp_path).step == 10
 
 
@@ -119,11 +120,11 @@ def test_f10_too_little_room(tmp_path, monkeypatch):
     with pytest.raises(SaveError, match="MB needed, 0 MB free"):
         toy_train(tmp_path, max_steps=1)
     left = list((tmp_path / "checkpoints").iterdir())
-    record("F10", "nothing is left of what did not fit", left == [], True)
+    record("F10", "a checkpoint that does not fit leaves no files behind", left == [], True)
 
 
 def failing(times, function, error):
-    """`function`, which fails so many times first."""
+    """Return `function`, whose first `times` calls fail."""
     left = [times]
 
     def call(*args, **kwargs):
@@ -139,14 +140,15 @@ def test_f31_a_rename_that_fails_once(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest.os, "rename", failing(1, os.rename, errno.EIO))
     toy_train(tmp_path)
     failures = [m for m in metrics(tmp_path) if m["split"] == "save"]
-    record("F31", "a rename that fails once is tried again", failures == [], True)
+    record("F31", "a rename that fails once is retried", failures == [], True)
 
 
 def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(manifest.os, "rename", failing(2, os.rename, errno.EIO))
     toy_train(tmp_path)
     told = "checkpoint of step 5 was not written: OSError" in capsys.readouterr().out
-    record("F31", "a checkpoint that cannot be written is said, and training goes on", told, True)
+    what = "a checkpoint that cannot be written is logged, and training continues"
+    record("F31", what, told, True)
     assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
 
 
@@ -163,7 +165,7 @@ def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "fingerprint", unreadable)
     with pytest.warns(UserWarning, match="cannot be read: Input/output error"):
         found = newest_valid(tmp_path / "checkpoints")
-    record("F31", "an unreadable checkpoint is stepped over", found == before, True)
+    record("F31", "an unreadable checkpoint is skipped", found == before, True)
 
 
 def test_f31_a_slow_disk(tmp_path, monkeypatch):

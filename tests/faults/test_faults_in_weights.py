@@ -1,4 +1,4 @@
-"""Weights of another architecture, head or image size: told apart, and resized only when asked."""
+"""Weights of a different architecture, head or image size are refused, and resized on request."""
 
 import re
 
@@ -52,7 +52,7 @@ OTHERS = {
 
 
 def differences(words, state) -> dict[str, set[str]]:
-    """What the model that the words ask for does not find in the file, and so on."""
+    """Return the file's missing, unexpected and mismatched tensors for the model of `words`."""
     model = package.build_model(get_config(None, [*OURS, *words])).state_dict()
     other = {
         name
@@ -70,11 +70,11 @@ def listed(kind, text) -> set[str]:
 
 
 def is_right(text, wanted) -> bool:
-    """Whether a message counts and lists what does not fit, and has an advice."""
+    """Return whether a message counts and lists the mismatches, and suggests a cause."""
     counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", text.split(";")[0])}
     return (
         text.count("\n") == 1
-        and "; another architecture" in text
+        and "; likely cause: another architecture" in text
         and all(
             counts.get(kind, 0) == len(names)
             and listed(kind, text) <= names
@@ -97,11 +97,12 @@ def test_f20_another_architecture(trained):
             right += fine
             if not fine:
                 print(name, verb, wanted, ended)
-    record("F20", "of 8 architectures, by 2 commands: refused, all differences counted", right, 16)
+    what = "8 architectures refused in 2 commands with the number of mismatched tensors (of 16)"
+    record("F20", what, right, 16)
 
 
 def test_f20_resuming_with_another_model(trained):
-    """Refused by the config, and by the weights where the config is overruled."""
+    """Refused because of the config, and with RUN.ALLOW_CHANGES because of the weights."""
     before, refused = weights(trained), 0
     changes = (OTHERS["deeper"], "INPUT.IMAGE_SIZE=48", "DATA.NUM_CLASSES=7")
     for words in changes:
@@ -116,11 +117,12 @@ def test_f20_resuming_with_another_model(trained):
             and "from another model: restore that model's config" in ended.err
         )
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(trained).items())
-    record("F20", "of 3 changes, twice, refused when a run is resumed", refused, 6)
+    what = "3 changes refused on resume, without and with RUN.ALLOW_CHANGES (of 6)"
+    record("F20", what, refused, 6)
 
 
 def taken_over(found, state, names):
-    """Whether weights are those of the file, where nothing was to be changed."""
+    """Return whether the named weights are those of the file."""
     return all(torch.allclose(found[n], state[n], rtol=0, atol=1e-20) for n in names)
 
 
@@ -132,7 +134,8 @@ def test_f20_another_head(trained, tmp_path):
     ended = really("train", *SEVEN, f"MODEL.MODEL_PATH={trained}", "--output_dir", "keep")
     refused = ended.code == CHECKPOINT and "FINETUNE.HEAD to new or rows:FILE" in ended.err
     assert listed("mismatched", ended.err) == {"head.weight", "head.bias"}
-    record("F20", "a head with other classes: refused, with the key that allows it", refused, True)
+    what = "a different number of classes: refused, naming the key that allows it"
+    record("F20", what, refused, True)
     (tmp_path / "rows.txt").write_text("3 1 0 2 2 1 0\n")
     rest, right = [name for name in state if not name.startswith("head.")], 0
     for head in ("new", "rows:rows.txt"):
@@ -143,11 +146,11 @@ def test_f20_another_head(trained, tmp_path):
         wanted = state["head.weight"][[3, 1, 0, 2, 2, 1, 0]]
         rows = torch.allclose(found["head.weight"], wanted, rtol=0, atol=1e-20)
         right += taken_over(found, state, rest) and rows == (head != "new")
-    record("F20", "FINETUNE.HEAD new and rows: only the head is other", right, 2)
+    record("F20", "FINETUNE.HEAD new and rows: only the head differs (of 2)", right, 2)
 
 
 def resized(state, side, rule):
-    """The tables as the docs have them, for `side` x `side` tokens in stage 1."""
+    """Return the tables resized as documented, for `side` x `side` tokens in stage 1."""
     lines = {name: state[name].double() for name in LINES}
     if rule == "crop":
         lines = {name: line[:, :side] for name, line in lines.items()}
@@ -176,9 +179,11 @@ def test_f20_another_image_size(trained):
         found, wanted = weights(folder), resized(state, size // 4, rule)
         close = all(torch.allclose(found[n].double(), wanted[n], atol=1e-6) for n in wanted)
         right += close and taken_over(found, state, rest)
-    record("F20", "of 3 image sizes: tables resized by POS_RESIZE, nothing else", right, 3)
+    what = "different image sizes: only the position tables are resized, by POS_RESIZE (of 3)"
+    record("F20", what, right, 3)
     words = ("INPUT.IMAGE_SIZE=48", "MODEL.VIT.POS_RESIZE=crop", f"MODEL.MODEL_PATH={trained}")
     ended = really("train", *OURS, *words, "--output_dir", "out")
     refused = ended.code == CHECKPOINT and listed("mismatched", ended.err) == {*LINES}
     advised = ended.err.endswith("set MODEL.VIT.POS_RESIZE to interpolate\n")
-    record("F20", "too little to crop: refused, with the way out", refused and advised, True)
+    what = "a position table too small to crop: refused, with the fix"
+    record("F20", what, refused and advised, True)

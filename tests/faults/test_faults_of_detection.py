@@ -1,5 +1,5 @@
-"""Detectors are trained by the same loop, so the same holds: killed, stopped and started again a
-run has the weights it would have had; and boxes that are none do no harm."""
+"""Detectors: a run that is killed or stopped, then restarted, ends with the weights of an
+uninterrupted run; invalid boxes do no harm."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import pytest
 
 from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
 from tests.common.faults.records import record
-from tests.common.faults.same_runs import equal_digests
+from tests.common.faults.same_runs import DIGESTS, equal_digests
 from tests.common.small_runs import figures, metrics, vil
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
@@ -30,11 +30,10 @@ FAKE = (
 )  # fmt: skip
 PER_EPOCH, EPOCHS = 6, 3
 END = PER_EPOCH * EPOCHS
-DIGESTS = "a detector: SHA-256 of weights, average, optimizer and position equal, of 4"
 
 
 def start(folder, *words, **options):
-    """Start a detector's run, or go on with it; returns its exit code."""
+    """Start or resume a detector's run. Returns its exit code."""
     data = f"DATA.PATH={folder}.data"
     settings = (f"OPTIM.EPOCHS={EPOCHS}", "RUN.SAVE_STEPS=4", "RUN.EVAL_EVERY=3")
     process = begin(folder, *DETECTOR, *FAKE, *settings, data, *words, "--resume", **options)
@@ -45,7 +44,7 @@ def start(folder, *words, **options):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """The run that nothing happens to."""
+    """The uninterrupted run."""
     folder = tmp_path_factory.mktemp("one") / "run"
     assert start(folder) == 0, said(folder)
     return folder
@@ -64,10 +63,10 @@ def test_a_detector_broken_in_mid_epoch(one, fault, what, code, workers, tmp_pat
     assert start(folder, words) == 0, said(folder)
     assert saved_step(folder) == END
     assert figures(metrics(folder)) == figures(metrics(one))
-    record(fault, f"{DIGESTS}, {workers} workers", equal_digests(folder, one), 4)
+    record(fault, f"detector, {workers} workers: {DIGESTS}", equal_digests(folder, one), 4)
 
 
-# box, and what is wrong with it, in a picture of 72 x 96
+# invalid boxes in an image of 72 x 96
 STRANGE = {
     "no width": [10, 10, 0, 20],
     "no height": [10, 10, 20, 0],
@@ -84,7 +83,8 @@ STRANGE = {
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
-    """A set whose every other picture has strange boxes, a crowd, or nothing; and wrong sizes."""
+    """A dataset in which every other image has invalid boxes, a crowd or no boxes; some sizes are
+    wrong."""
     from vil.tasks.detection.data.fake import write_fake
 
     root = tmp_path_factory.mktemp("strange")
@@ -110,8 +110,8 @@ def strange(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", ["mask_rcnn", "faster_rcnn", "retinanet"])
-def test_f28_boxes_that_are_none(strange, model, tmp_path):
-    """Neither a crash nor a loss that is no number, and a count of what is left out."""
+def test_f28_invalid_boxes(strange, model, tmp_path):
+    """No crash, a finite loss, and a logged number of dropped annotations."""
     retinanet = ("DETECTION.FPN.STAGES=[2]",) if model == "retinanet" else ()
     outcome = vil(
         "detect", "train", "--output_dir", tmp_path / "run", "--data", strange, *DETECTOR,
@@ -122,9 +122,10 @@ def test_f28_boxes_that_are_none(strange, model, tmp_path):
     assert outcome.code == 0, outcome.err
     losses = [point["loss"] for point in metrics(tmp_path / "run") if "loss" in point]
     finite = sum(loss is not None and math.isfinite(loss) for loss in losses)
-    record("F28", f"{model}: steps with a finite loss, of 8", finite, 8)
+    record("F28", f"{model}: steps with a finite loss (of 8)", finite, 8)
     said = (tmp_path / "run/log.txt").read_text() + outcome.err
-    record("F28", f"{model}: the count of what is dropped is told", "are dropped (" in said, True)
+    what = f"{model}: the number of dropped annotations is logged"
+    record("F28", what, "are dropped (" in said, True)
 
 
 def test_f28_check_counts_them(strange):
@@ -136,5 +137,5 @@ def test_f28_check_counts_them(strange):
     dropped = sum(map(int, re.findall(r"^(\d+) dropped annotations", outcome.out, re.MULTILINE)))
     assert "16, 5 of them without a usable box" in outcome.out
     assert "1 crowds" in outcome.out
-    assert "288 x 36 px in the file, 96 x 72 in the image, which counts" in outcome.out
-    record("F28", "annotations that vil detect check says are dropped, of 12", dropped, 12)
+    assert "288 x 36 px in the file, but 96 x 72 px in the image" in outcome.out
+    record("F28", "dropped annotations reported by `vil detect check` (of 12)", dropped, 12)

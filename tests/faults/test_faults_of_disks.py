@@ -1,4 +1,4 @@
-"""Real runs that are killed while they save, find rot, meet a full disk and a failing one."""
+"""Real runs that are killed while saving, find corruption, or have a full or failing disk."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
-from tests.common.faults.records import record
+from tests.common.faults.records import record, repeats
 from tests.common.faults.same_runs import equal_digests
 from tests.common.small_runs import TINY, checkpoint
 from vil.engine.checkpoint.save_load import find_corruption, newest_valid
@@ -31,15 +31,15 @@ def finished(folder, *words, **environ) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An unbroken run of eight steps."""
+    """An uninterrupted run of eight steps."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert finished(folder), said(folder)
     return folder
 
 
 def test_f1_real_runs_killed_while_they_save(whole, tmp_path):
-    draw, same = random.Random(1), 0
-    for number in range(5):
+    draw, same, count = random.Random(1), 0, repeats(5)
+    for number in range(count):
         folder = tmp_path / str(number)
         process = begin(folder, *WORDS)
         while saved_step(folder) < 1 + number:
@@ -50,7 +50,8 @@ def test_f1_real_runs_killed_while_they_save(whole, tmp_path):
         process.wait()
         end_all(process)
         same += finished(folder, "--resume") and equal_digests(folder, whole) == DIGESTS
-    record("F1", "of 5 real runs that save at every step, ended like the unbroken one", same, 5)
+    what = f"runs that save at every step and end like the uninterrupted run (of {count})"
+    record("F1", what, same, count)
 
 
 def test_f9_real_runs_whose_newest_checkpoint_is_damaged(whole, tmp_path):
@@ -65,12 +66,15 @@ def test_f9_real_runs_whose_newest_checkpoint_is_damaged(whole, tmp_path):
         damaged.write_bytes(data[:place] if number % 2 else data)
         back = finished(folder, "--resume") and "step-00000008 skipped" in said(folder)
         same += back and equal_digests(folder, whole) == DIGESTS
-    name = "real runs with one damaged file, that stepped back and ended like the unbroken one"
-    record("F9", f"of {number + 1} {name}", same, number + 1)
+    name = (
+        "runs with a corrupt file that resume one checkpoint earlier and end like the "
+        "uninterrupted run"
+    )
+    record("F9", f"{name} (of {number + 1})", same, number + 1)
 
 
 def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
-    """They go on for four more steps; no file may grow beyond a part of what a checkpoint needs."""
+    """Runs continue for four steps, with files limited to a fraction of a checkpoint's size."""
     longer = ("--resume", "OPTIM.EPOCHS=3")
     unbroken = tmp_path / "unbroken"
     shutil.copytree(whole, unbroken)
@@ -91,13 +95,16 @@ def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
         valid = saved_step(folder) == 8 and find_corruption(checkpoint(folder)) is None
         again = finished(folder, *longer) and equal_digests(folder, unbroken) == DIGESTS
         same += went_on and told and valid and again
-    name = "real runs, that went on, kept their checkpoint, and resumed like the unbroken one"
-    record("F10", f"of 5 {name}", same, 5)
+    name = (
+        "runs that continue, keep their checkpoint, and once resumed end like the uninterrupted "
+        "run (of 5)"
+    )
+    record("F10", name, same, 5)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A run's folder on a file system of 4 MB, which root can make."""
+    """A run folder on a file system of 4 MB, which needs root."""
     place = tmp_path / "run"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place]
@@ -108,14 +115,14 @@ def small_disk(tmp_path):
 
 
 def fill_up(ballast):
-    """Until its disk has no room for another page."""
+    """Write to a file until its disk is full."""
     with contextlib.suppress(OSError), open(ballast, "ab", buffering=0) as stream:
         while stream.write(bytes(4096)):
             pass
 
 
 def test_f10_a_real_run_without_a_byte_left(small_disk, tmp_path):
-    """From its third epoch on nothing can be written, neither checkpoints nor the log."""
+    """From the third epoch on, neither checkpoints nor the log can be written."""
     longer = ("OPTIM.EPOCHS=20", "RUN.KEEP=1", "RUN.MAX_FAILED_SAVES=99")
     folder, unbroken, ballast = small_disk, tmp_path / "unbroken", small_disk / "ballast"
     assert finished(unbroken, *longer), said(unbroken)
@@ -134,7 +141,8 @@ def test_f10_a_real_run_without_a_byte_left(small_disk, tmp_path):
     again = finished(folder, *longer, "--resume") and equal_digests(folder, unbroken) == DIGESTS
     found = [went_on, stopped, valid, again]
     name = (
-        "a real run without a byte left for the log either goes on, and resumes like the unbroken"
+        "no space even for the log: a run trains to its end, and once resumed ends like the "
+        "uninterrupted run"
     )
     record("F10", name, found == [True] * 4, True)
 
@@ -159,4 +167,4 @@ def test_f31_real_runs_on_a_failing_disk(whole, tmp_path):
         ended = finished(folder, "--resume", "--import", DISK, **environ)
         told = "was not written" in said(folder)
         same += ended and equal_digests(folder, whole) == DIGESTS and told == (number in (1, 3))
-    record("F31", "of 5 real runs, ended like the undisturbed one", same, 5)
+    record("F31", "runs that end like the undisturbed run (of 5)", same, 5)

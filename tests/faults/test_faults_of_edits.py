@@ -1,4 +1,4 @@
-"""A run that goes on under an edited config: the difference is listed, what is fixed is refused."""
+"""Resume with an edited config: allowed differences are logged, others are refused."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ BASE = (
     "RUN.EVAL_EVERY=2",
 )  # fmt: skip
 END, KILLED = 8, 7
-# What goes on. Each key that a word sets must be listed, and nothing else.
+# Allowed edits. Exactly the edited keys must be logged.
 ALLOWED = [
     ["OPTIM.LR=2e-3"],
     ["SEED=1"],
@@ -33,7 +33,7 @@ ALLOWED = [
     ["FINETUNE.FREEZE_STAGES=1"],
     ["DISTRIBUTED.STRATEGY=fsdp", "RUN.SAVE_STEPS=2"],
 ]
-# What is refused, with what must be said: the keys with both values, or the checkpoint's fact.
+# Refused edits and their messages: the keys with both values, or the value in the checkpoint.
 REFUSED = {
     ("DATALOADER.BSZ=8",): "DATALOADER.BSZ 16 (now 8)",
     ("OPTIM.ACCUMULATE=2",): "OPTIM.ACCUMULATE 1 (now 2)",
@@ -55,7 +55,7 @@ REFUSED = {
     (f"{MSVIT}.LN_EPS=1e-5",): "LN_EPS 1e-06 (now 1e-05)",
 }
 INSISTS = "RUN.ALLOW_CHANGES=True"
-# What goes on if one insists, and what does not even then.
+# Edits allowed with RUN.ALLOW_CHANGES, and edits still refused.
 ALLOWED_THEN = [
     [f"{MSVIT}.SW_EXACT=1"],
     ["MODEL.VIT.AVG_POOL=True", f"{MSVIT}.LN_EPS=1e-5"],
@@ -73,7 +73,7 @@ REAL = [*ALLOWED[:2], *list(REFUSED)[:2], list(REFUSED)[12]]  # these by the com
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run that was killed one step before its end, and the words that began it."""
+    """A run that was killed one step before its end, and its arguments."""
     root = tmp_path_factory.mktemp("edits")
     for split in ("train", "val"):
         draw_pictures(root / "pictures" / split, dict.fromkeys("abcd", 16))
@@ -87,7 +87,7 @@ def base(tmp_path_factory):
 
 
 def go_on(base, edit):
-    """A copy of the run goes on with an edit; returns its exit code, what it said, its folder."""
+    """Resume a copy of the run with an edit. Returns (exit code, output, folder)."""
     kept, words = base
     folder = kept.with_name("run")
     shutil.rmtree(folder, ignore_errors=True)
@@ -102,7 +102,7 @@ def go_on(base, edit):
 
 
 def goes_on(base, edit):
-    """Whether it trains to its end and lists the edit, on the terminal and in log.txt."""
+    """Return whether it trains to its end and logs the edit, on the terminal and in log.txt."""
     code, text, folder = go_on(base, edit)
     keys = sorted(word.partition("=")[0] for word in edit if word != INSISTS)
     listed = sorted(re.findall(r"(\S+) is .+ from here, was ", text))
@@ -112,7 +112,7 @@ def goes_on(base, edit):
 
 
 def is_refused(base, edit, told):
-    """Whether it ends with code 4 and says what and which way out, and leaves all as it was."""
+    """Return whether it exits with 4, reports the reason and the fix, and changes no files."""
     code, text, folder = go_on(base, edit)
     way_out = "MODEL.MODEL_PATH set to " in text
     same = contents(folder) == contents(base[0])
@@ -120,7 +120,7 @@ def is_refused(base, edit, told):
 
 
 def contents(folder):
-    """Files and bytes, without the lock and the log, which may say what was tried."""
+    """Return {file: bytes} of a folder, without the lock and the log."""
     files = (file for file in folder.rglob("*") if file.is_file())
     others = {file.relative_to(folder): file.read_bytes() for file in files}
     return {name: data for name, data in others.items() if name.name not in ("run.lock", "log.txt")}
@@ -129,14 +129,15 @@ def contents(folder):
 def test_f29_edits_that_may_be_made(base):
     right = [edit for edit in ALLOWED if goes_on(base, edit)]
     assert right == ALLOWED
-    what = f"of {len(ALLOWED)} free edits, gone on with and listed: these keys and no others"
+    what = f"allowed edits: the run resumes and logs exactly the edited keys (of {len(ALLOWED)})"
     record("F29", what, len(right), len(ALLOWED))
 
 
 def test_f29_edits_that_are_refused(base):
     right = [edit for edit, told in REFUSED.items() if is_refused(base, edit, told)]
     assert right == list(REFUSED)
-    what = f"of {len(REFUSED)} fixed ones, refused with both values, the run left as it was"
+    count = len(REFUSED)
+    what = f"other edits: refused with both values, run folder unchanged (of {count})"
     record("F29", what, len(right), len(REFUSED))
 
 
@@ -148,7 +149,7 @@ def test_f29_edits_somebody_insists_on(base):
     stopped = [edit for edit, told in refused.items() if is_refused(base, edit, told)]
     assert stopped == list(refused)
     found = f"{len(right)} and {len(stopped)}"
-    what = "with RUN.ALLOW_CHANGES: of 4 gone on with, of 4 refused all the same"
+    what = "with RUN.ALLOW_CHANGES: edits that resume (of 4), and edits still refused (of 4)"
     record("F29", what, found, "4 and 4")
 
 
@@ -158,4 +159,4 @@ def test_f29_insisting_is_for_once(base):
     folder = base[0].with_name("run")
     ended = vil("train", "--output_dir", folder, "--resume", f"{MSVIT}.SW_EXACT=0")
     asked = ended.code == 4 and "SW_EXACT 1 (now 0)" in ended.err
-    record("F29", "the start after it is refused again", asked, True)
+    record("F29", "RUN.ALLOW_CHANGES applies to one start: the next edit is refused", asked, True)

@@ -1,4 +1,4 @@
-"""Any number of ranks evaluates alike: every image once, none added, none left out."""
+"""Evaluation is the same for any number of ranks: every image counts exactly once."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def training(root, world, strategy):
-    """Evaluates on a set that does not divide, and on one of two images."""
+    """Return a command that evaluates on a set that does not divide evenly, and on two images."""
     words = ("DATA.TEST=[fake, folder]", f"DATA.PATH={root}/pictures", "DATA.CLASSES=by_position")
     folder = root / f"{strategy} {world}"
     return ["train", *TINY, *words, f"DISTRIBUTED.STRATEGY={strategy}", "--output_dir", folder]
@@ -36,7 +36,7 @@ def found(folder) -> dict:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Of one process: run, and 1 <images> <size>. Of more: <world> ..., ddp <world>, ..."""
+    """Folders: run, 1 <images> <size> of one process; <world> ..., ddp <world>, ... of more."""
     root = tmp_path_factory.mktemp("evaluation")
     draw_pictures(root / "pictures/val", {"a": 1, "b": 1})
     alone = [["train", *TINY, "--output_dir", root / "run"]]
@@ -61,14 +61,16 @@ def test_f15_as_many_images_as_there_are(root):
                 furthest = max(furthest, abs(loss - wanted) / wanted)
                 equal += size == 1 and loss == wanted
     sets = "37, 2 and 1 images"
-    record("F15", f"{sets}, of 12 evaluations those with one rank's counts", same, 12)
-    record("F15", "batches of one image: losses equal bit for bit, of 6", equal, 6)
+    what = f"{sets}: evaluations whose counts equal those of one rank (of 12)"
+    record("F15", what, same, 12)
+    record("F15", "batches of one image: bitwise equal losses (of 6)", equal, 6)
     bound = "< 1e-6"  # float32 may round otherwise in batches of another size
-    record("F15", "largest relative difference of a loss", furthest, bound, kept=furthest < 1e-6)
+    what = "largest relative difference between losses"
+    record("F15", what, furthest, bound, kept=furthest < 1e-6)
 
 
 def test_f15_during_training(root):
-    """Weights spread over the ranks too, where a rank without an image must still take part."""
+    """Also with sharded weights (FSDP2), where a rank without images must still participate."""
     same, furthest = 0, 0.0
     for world in (2, 3):
         for name in STRATEGIES:
@@ -80,5 +82,8 @@ def test_f15_during_training(root):
                 same += all(line[n] == figures[n] for n in ("top1", "macro_f1", "count"))
                 furthest = max(furthest, abs(line["loss"] - figures["loss"]) / figures["loss"])
             assert found(run)["folder"]["count"] == 2
-    record("F15", "of 8 evaluations in training (DDP, FSDP2), those with these counts", same, 8)
+    what = (
+        "evaluations during training (DDP, FSDP2) whose counts equal those of `vil evaluate` (of 8)"
+    )
+    record("F15", what, same, 8)
     assert furthest < 1e-6

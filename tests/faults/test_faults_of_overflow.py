@@ -1,4 +1,4 @@
-"""Gradients that are infinite, in float16 and bfloat16: the step moves nothing, and is counted."""
+"""Infinite gradients in float16 and bfloat16: the step is skipped and counted."""
 
 import json
 
@@ -37,7 +37,7 @@ TOGETHER = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """{name: folder}; of two ranks the second has the infinite gradients."""
+    """{name: folder}. With two ranks, the second has the infinite gradients."""
     root = tmp_path_factory.mktemp("overflow")
     with pytest.MonkeyPatch.context() as patch:
         for world, named in ((1, ALONE), (2, TOGETHER)):
@@ -52,8 +52,8 @@ def runs(tmp_path_factory):
 
 
 def still(folder, last):
-    """The steps 1 .. last - 1 that moved neither weights nor average nor optimizer state; and 0, if
-    weights and average are the same after it, as before."""
+    """Return the steps that changed neither weights, EMA weights nor optimizer state. Step 0 is
+    included if weights and EMA weights are equal after it."""
     steps = range(1, last + 1)
     prints = [fingerprint(folder / f"checkpoints/step-{step:08d}") for step in steps]
     names = ("model", "ema", "optimizer")
@@ -78,15 +78,22 @@ def test_f12_infinite_gradients(runs):
         right["scaled"] += lines[-1].get("scale") == state["scaler"].get("scale") == scale
         weights = [load_file(file) for file in folder.glob("checkpoints/*/*.safetensors")]
         right["infinite"] += sum(not x.isfinite().all() for w in weights for x in w.values())
-    record("F12", "of 7 runs, those that only the bad steps did not move", right["still"], 7)
-    record("F12", "of 7 runs, those that count the bad steps", right["counted"], 7)
-    record("F12", "of 7 runs, those whose loss scale falls with each", right["scaled"], 7)
-    record("F12", "tensors in all checkpoints that are not finite", right["infinite"], 0)
+    what = "runs in which the non-finite steps, and only these, change nothing (of 7)"
+    record("F12", what, right["still"], 7)
+    record("F12", "runs that log the number of skipped steps (of 7)", right["counted"], 7)
+    what = (
+        "runs with the expected loss scale: halved at each skipped step in float16, none in "
+        "bfloat16 (of 7)"
+    )
+    record("F12", what, right["scaled"], 7)
+    record("F12", "non-finite tensors in all checkpoints", right["infinite"], 0)
 
 
-def test_f12_a_run_of_float16_goes_on_bit_for_bit(runs):
+def test_f12_a_float16_run_resumes_bit_for_bit(runs):
     same = equal_digests(runs["resumed"], runs["whole"])
-    what = "resumed between bad steps: SHA-256 equal, from weights to loss scale, of 5"
+    what = (
+        "resumed between non-finite steps: SHA-256 digests equal, including the loss scale (of 5)"
+    )
     record("F12", what, same, 5)
 
 
@@ -104,4 +111,4 @@ def test_f12_a_loss_that_is_scaled_too_much(tmp_path):
     assert 3 <= skipped[-1] <= 10
     assert lines[-1]["loss"] is not None
     falls = all(scale == 2.0 ** (22 - count) for scale, count in zip(scales, skipped))
-    record("F12", "overflow of its own: the scale halves with each skipped step", falls, True)
+    record("F12", "real overflow: the loss scale halves with each skipped step", falls, True)

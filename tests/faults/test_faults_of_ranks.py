@@ -1,4 +1,4 @@
-"""A rank that dies is replaced, one that hangs is named, one that fails alone fails for all."""
+"""Dead ranks are restarted, hanging ranks reported; a NaN on one rank skips the step on all."""
 
 import time
 
@@ -14,7 +14,7 @@ from tests.common.faults.real_runs import (
     seconds_to_end,
     status,
 )
-from tests.common.faults.records import record
+from tests.common.faults.records import record, repeats
 from tests.common.small_runs import TINY, checkpoint, metrics
 
 SHORT = (*TINY, "OPTIM.EPOCHS=4", "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=3")
@@ -37,8 +37,8 @@ def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
     process = begin(whole, *SHORT, dist=2)
     seconds_to_end(process)
     assert process.returncode == 0, said(whole)
-    finished = 0
-    for number in range(10):
+    finished, count = 0, repeats(10)
+    for number in range(count):
         folder = tmp_path / str(number)
         fault = {"what": "kill", "rank": number % 2, "step": 1 + number}
         words = (*SHORT, "--resume")
@@ -46,12 +46,13 @@ def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
         seconds_to_end(process)
         end_all(process)
         finished += process.returncode == 0 and equal(folder, whole)
-    record("F7", "of 10 restarts, finished with the weights of the unbroken run", finished, 10)
+    what = f"restarted runs that finish with the weights of the uninterrupted run (of {count})"
+    record("F7", what, finished, count)
 
 
 def test_f8_a_rank_that_hangs(tmp_path):
-    timeout, named, gone = 4.0, 0, []
-    for number in range(5):
+    timeout, named, gone, count = 4.0, 0, [], repeats(5)
+    for number in range(count):
         folder = tmp_path / str(number)
         fault = {"what": "sleep", "rank": number % 2, "step": 5}
         words = (*TINY, "OPTIM.EPOCHS=40", f"RUN.HANG_SECONDS={timeout}")
@@ -62,20 +63,21 @@ def test_f8_a_rank_that_hangs(tmp_path):
         gone.append(seconds_to_end(process) - timeout)
         end_all(process)
         text = said(folder)
-        named += f"rank {number % 2}: no step in 4 s; it is in lie_down" in text
+        named += f"rank {number % 2}: no step in 4 s; its main thread is in lie_down" in text
         assert status(folder)["code"] == 6
     worst = round(max(gone), 1)
-    record("F8", "of 5 hanging ranks, named with their line", named, 5)
-    record("F8", "seconds from the timeout to the job's end", worst, "< 10", kept=worst < 10)
+    what = f"hanging ranks reported with the function in which they hang (of {count})"
+    record("F8", what, named, count)
+    record("F8", "seconds from the timeout to the end of the job", worst, "< 10", kept=worst < 10)
 
 
 def steps_of(folder):
     return metrics(folder, "train") if (folder / "metrics.jsonl").exists() else []
 
 
-def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
-    together = 0
-    for number in range(5):
+def test_f11_a_nan_loss_on_one_rank(tmp_path):
+    together, count = 0, repeats(5)
+    for number in range(count):
         folder = tmp_path / str(number)
         fault = {"what": "nan", "rank": number % 2, "step": 3}
         process = begin(folder, *TINY, dist=2, fault=fault)
@@ -86,4 +88,4 @@ def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
         finite = all(weight.isfinite().all() for weight in weights)
         skipped = metrics(folder, "train")[-1].get("skipped")
         together += finite and skipped == 1 and saved_step(folder) == 8
-    record("F11", "of 5 runs, those whose ranks skipped the step together", together, 5)
+    record("F11", f"runs in which both ranks skip the step (of {count})", together, count)

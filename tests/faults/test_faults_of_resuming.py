@@ -1,4 +1,4 @@
-"""Stopped, killed and started again, a run has the weights it would have had, bit for bit."""
+"""A run that is stopped or killed, then restarted, ends with bitwise equal weights."""
 
 import random
 
@@ -6,7 +6,14 @@ import pytest
 
 from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
 from tests.common.faults.records import record
-from tests.common.faults.same_runs import EVERYTHING, WITNESS, equal_digests, miscounted, order
+from tests.common.faults.same_runs import (
+    DIGESTS,
+    EVERYTHING,
+    WITNESS,
+    equal_digests,
+    miscounted,
+    order,
+)
 from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, torchrun, vil
 from tests.common.small_tasks import OTHERS, words_of
@@ -21,17 +28,16 @@ DRAWING = (
     "OPTIM.ACCUMULATE=2", "DATALOADER.BSZ=4", "MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.DROP=0.1",
     "MODEL.VIT.DROP_PATH=0.3", "DATA.KWARGS.n=24", "RUN.SAVE_STEPS=2", "SEED=3",
 )  # fmt: skip
-DIGESTS = "SHA-256 of weights, average, optimizer and position equal to the unbroken run's, of 4"
 
 
 def steps_in_mid_epoch(seed):
-    """Three of them, with a checkpoint before the first."""
+    """Sample three steps in the middle of an epoch, after the first checkpoint."""
     inside = [step for step in range(5, END) if step % PER_EPOCH]
     return sorted(random.Random(seed).sample(inside, 3))
 
 
 def start(folder, *words, **options):
-    """Start a run, or go on with it; returns its exit code."""
+    """Start or resume a run. Returns its exit code."""
     words = (*LONG, *words, "--resume", "--import", WITNESS)
     process = begin(folder, *words, WITNESS=f"{folder}.seen", **options)
     seconds_to_end(process)
@@ -46,7 +52,7 @@ def finish(folder, *words, **options):
 
 
 def broken_thrice(folder, what, code, *words, seed):
-    """A run of one process that ends in three steps and is started again after each."""
+    """Break a run of one process at three steps, and restart it after each."""
     for step in steps_in_mid_epoch(seed):
         assert start(folder, *words, fault={"what": what, "step": step}) == code, said(folder)
     return finish(folder, *words)
@@ -58,13 +64,13 @@ def resumptions(folder):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """The unbroken run of one process."""
+    """The uninterrupted run of one process."""
     return finish(tmp_path_factory.mktemp("one") / "run")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """{strategy: the unbroken run of two ranks}."""
+    """{strategy: the uninterrupted run of two ranks}."""
     root = tmp_path_factory.mktemp("two")
     settings = STRATEGIES.items()
     torchrun(2, *(["train", *LONG, word, "--output_dir", root / name] for name, word in settings))
@@ -79,7 +85,7 @@ def test_f2_one_process_stopped_thrice(one, tmp_path):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_f3_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
-    """The launcher starts both again after each. Together they see what one process sees."""
+    """The launcher restarts both ranks. Together they see the samples of a single process."""
     steps = steps_in_mid_epoch(strategy)
     kills = [{"what": "kill", "step": step, "rank": n % 2} for n, step in enumerate(steps)]
     settings = dict(dist=2, launcher=["--max-restarts=3"], fault=kills, **ELASTIC)
@@ -87,7 +93,8 @@ def test_f3_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
     assert resumptions(folder) == 3
     record("F3", f"{strategy}: {DIGESTS}", equal_digests(folder, two[strategy]), 4)
     other = sum(order(folder)[step] != samples for step, samples in order(one).items())
-    record("F3", f"{strategy}: steps with other samples than one process sees", other, 0)
+    what = f"{strategy}: steps whose samples differ from the single-process run's"
+    record("F3", what, other, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -97,14 +104,16 @@ def test_f4_killed_thrice_in_mid_epoch(one, workers, tmp_path):
     assert resumptions(folder) == 3
     record("F4", f"{workers} workers: {DIGESTS}", equal_digests(folder, one), 4)
     other = sum(order(folder)[step] != samples for step, samples in order(one).items())
-    record("F4", f"{workers} workers: steps with other samples", other, 0)
+    what = f"{workers} workers: steps whose samples differ from the uninterrupted run's"
+    record("F4", what, other, 0)
     wrong = miscounted(order(folder), PER_EPOCH, IMAGES)
-    record("F4", f"{workers} workers: samples twice or never in an epoch, of 5", wrong, 0)
+    what = f"{workers} workers: samples seen twice or never in an epoch (5 epochs)"
+    record("F4", what, wrong, 0)
 
 
 @pytest.mark.parametrize("task", cases(OTHERS))
 def test_f4_every_task_killed_and_then_stopped(task, tmp_path):
-    """Alike for steps and evaluations, and for what a task learns from the training set."""
+    """The same for steps, evaluations, and values that a task derives from the training set."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert vil("train", *words_of(task, whole), *DRAWING, "--output_dir", whole).code == 0
     for what, step, code in (("kill", 4, -9), ("signal", 7, 75)):
@@ -117,4 +126,5 @@ def test_f4_every_task_killed_and_then_stopped(task, tmp_path):
     assert vil("train", "--resume", "--output_dir", folder, *words[:-1]).code == 0
     assert resumptions(folder) == 2
     assert figures(metrics(folder)) == figures(metrics(whole))
-    record("F4", f"{task}: killed once, stopped once: {DIGESTS}", equal_digests(folder, whole), 4)
+    what = f"{task}, one SIGKILL and one SIGTERM: {DIGESTS}"
+    record("F4", what, equal_digests(folder, whole), 4)

@@ -1,7 +1,7 @@
-"""Files of strangers: what is in them is never run, and leads to no file elsewhere.
+"""Malicious files never run code, and never lead to files elsewhere.
 
-Every payload here would make the folder `canary`. Each file is refused with one line and the
-documented code or, where the docs say so, left out or never looked at.
+Every payload would create the folder `canary`. Each file is refused with one line and the
+documented exit code or, where the docs say so, skipped or not read.
 """
 
 import io
@@ -29,7 +29,7 @@ USAGE, DATA, CHECKPOINT = 2, 3, 4
 
 
 class Payload:
-    """Unpickled, it makes the canary."""
+    """An object that creates the canary when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, (os.path.abspath("canary"),)
@@ -40,14 +40,14 @@ STATE = {"head.weight": torch.ones(4, 32), "note": Payload()}
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
-    """Where payloads work, when somebody runs them."""
+    """Check that payloads work when they are run."""
     monkeypatch.chdir(tmp_path)
     pickle.loads(pickle.dumps(Payload()))
     os.rmdir("canary")
 
 
 class Tally:
-    """Counts what was tried and what was refused in one line, and reports of what was not."""
+    """Count the files that were tried and those refused with one line, and print the others."""
 
     def __init__(self):
         self.tried = self.refused = 0
@@ -62,7 +62,7 @@ class Tally:
             print(f"{name}: {ended.code}, not {code}; {said!r} in {ended.err}; payload ran: {ran}")
 
     def record(self, what):
-        record("F16", f"{what} refused, and their payloads not run", self.refused, self.tried)
+        record("F16", f"{what} refused without running their payload", self.refused, self.tried)
 
 
 # Configs
@@ -101,7 +101,7 @@ CONFIGS = {
 
 
 def test_f16_configs():
-    """All in processes of their own."""
+    """Each in its own process."""
     for folder in ("mine", "theirs"):
         os.mkdir(folder)
     Path("theirs/secret.yaml").write_text("OPTIM: {LR: 2}")
@@ -141,7 +141,7 @@ def torch_script(file):
 
 
 def of_another_library(folder):
-    """What torch.distributed.checkpoint writes; its reader unpickles .metadata."""
+    """Write a torch.distributed.checkpoint folder, whose reader unpickles .metadata."""
     os.mkdir(folder)
     Path(folder, ".metadata").write_bytes(pickle.dumps(Payload()))
     Path(folder, "__0_0.distcp").write_bytes(b"")
@@ -179,21 +179,21 @@ def test_f16_weights():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of one epoch, to be tampered with."""
+    """A run of one epoch, of which copies are tampered with."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", folder).code == 0
     return folder
 
 
 def copied(whole) -> Path:
-    """A copy of its checkpoint, below `run`."""
+    """Copy the run to `run`. Returns the path of its checkpoint."""
     shutil.rmtree("run", ignore_errors=True)
     shutil.copytree(whole, "run", symlinks=True)
     return Path("run/checkpoints/step-00000004")
 
 
 def forge(folder, **files):
-    """Manifest and seal that vouch for the folder's files as they are now, and for `files`."""
+    """Write a manifest and checksum that match the folder's current files and `files`."""
     manifest = json.loads((folder / MANIFEST).read_text())
     for name in manifest["files"]:
         manifest["files"][name] = fingerprint(folder / name)
@@ -291,7 +291,7 @@ def test_f16_checkpoints(whole, tmp_path):
         shutil.copy(f"theirs/{name}", folder)
     ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
     assert ended.code == 0, ended.err
-    assert not Path("canary").exists()  # pickles of others beside a checkpoint are not read
+    assert not Path("canary").exists()  # other pickles beside a checkpoint are not read
 
 
 LINKS = (
@@ -314,8 +314,8 @@ def test_f16_links_in_a_run(whole):
         ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
         tally.judge(name, ended, USAGE, f"run/{name} is a link: remove it")
         changed += victim.read_bytes() != before
-    tally.record("links in a run's folder")
-    record("F16", "files that a link made us change", changed, 0)
+    tally.record("links in a run folder")
+    record("F16", "files changed through a link", changed, 0)
     folder = copied(whole)
     folder.rename("precious")
     folder.symlink_to(Path("precious").resolve())
@@ -369,7 +369,7 @@ def hostile_zip(split, whole):
         archive.writestr(link, "/etc/passwd")
     labels = dict.fromkeys((*CLIMBING, link.filename), 0)
     write_map(Path("data"), split, labels | {name: int(name[1]) for name in whole})
-    return len(CLIMBING) + 1 - 2  # nobody asks for hidden members, nor for those that begin with /
+    return len(CLIMBING) + 1 - 2  # hidden members and names that begin with / are never requested
 
 
 @pytest.mark.parametrize(("name", "write"), [("imagenet", hostile_zip), ("tar", hostile_tar)])
@@ -388,8 +388,8 @@ def test_f16_archives(name, write, tmp_path):
     said = re.search(r"train\.\w+: (\d+) members left out \(links", ended.out)
     written = [*tmp_path.parent.rglob("evil.png"), *Path("/").glob("*/evil.png")]
     kind = "zip" if name == "imagenet" else "tar"
-    record("F16", f"hostile members left out of a {kind}", int(said[1]), hostile)
-    record("F16", f"files unpacked from a {kind}", len(written), 0)
+    record("F16", f"malicious members of a {kind} skipped", int(said[1]), hostile)
+    record("F16", f"files extracted from a malicious {kind}", len(written), 0)
 
 
 def pickles_of_cifar():
@@ -431,7 +431,7 @@ def test_f16_data(tmp_path, monkeypatch):
 
 
 def postscript(monkeypatch):
-    """Among the pictures; whoever starts Ghostscript for it makes the canary."""
+    """Add a PostScript file to the images; starting Ghostscript for it creates the canary."""
     os.mkdir("bin")
     Path("bin/gs").write_text(f"#!/bin/sh\nmkdir {os.path.abspath('canary')}\necho 10.0\n")
     Path("bin/gs").chmod(0o755)

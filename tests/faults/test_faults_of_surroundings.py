@@ -1,4 +1,4 @@
-"""Python's switches, the locale and the time zone change neither the weights nor the checks."""
+"""Python's options, the locale and the time zone change neither the weights nor the checks."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ SETTINGS = {
 }
 DIGESTS = 4
 MSVIT = "MODEL.VIT.MSVIT"
-# Refused before torch is there, and after.
+# Refused before torch is imported, and after.
 WRONG = [
     ["OPTIM.LRR=1"], ["OPTIM.LR=-1"], ["DATALOADER.BSZ=x"],
     [f"{MSVIT}.SW_EXACT=1", f"{MSVIT}.MODE=1"],
@@ -52,7 +52,7 @@ print(json.dumps([vil(*line) for line in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """{setting: folder}: the same run in each, of pictures with classes that are no ASCII."""
+    """{setting: folder} of the same run, on images whose class names are not ASCII."""
     root = tmp_path_factory.mktemp("surroundings")
     for split in ("train", "val"):
         draw_pictures(root / "pictures" / split, {"Äpfel": 48, "犬": 48})
@@ -72,13 +72,13 @@ def test_f32_the_same_run_everywhere(runs):
     logged = [figures(metrics(folder)) == figures(metrics(first)) for folder in others]
     names = {Path(folder, "classes.txt").read_text(encoding="utf-8") for folder in runs.values()}
     assert names == {"Äpfel\n犬\n"}
-    what = "of 5 runs, one per setting, those with the same SHA-256 of weights, average, optimizer"
+    what = "runs with the same state digests, one per setting (of 5)"
     record("F32", what, 1 + same.count(DIGESTS), 5)
-    record("F32", "of 5 runs, those that log the same figures", 1 + sum(logged), 5)
+    record("F32", "runs that log the same metrics (of 5)", 1 + sum(logged), 5)
 
 
 def answers_under_o(lines, own):
-    """(exit code, stderr) of each line of the command: the first `own` as processes of their own,
+    """Return (exit code, stderr) of each command line. The first `own` run as separate processes,
     the others in one."""
     environ = environment(PYTHONOPTIMIZE="1")
     settings = dict(capture_output=True, text=True)
@@ -91,7 +91,7 @@ def answers_under_o(lines, own):
 
 
 def test_f32_checks_stay_on_without_asserts(tmp_path, monkeypatch):
-    """Under -O the command ends with the code and the words it has without."""
+    """Under -O, the command has the same exit code and message as without."""
     monkeypatch.chdir(tmp_path)
     start = ["train", *TINY, "--output_dir", str(tmp_path / "run")]
     lines = [[*start, *words] for words in WRONG + WRONG_LATER]
@@ -100,4 +100,4 @@ def test_f32_checks_stay_on_without_asserts(tmp_path, monkeypatch):
     found = answers_under_o(lines, len(WRONG))
     assert not (tmp_path / "run").exists()
     alike = sum(ours == theirs for ours, theirs in zip(found, wanted))
-    record("F32", "of 16 wrong configs, refused alike under -O", alike, 16)
+    record("F32", "invalid configs refused with the same message under -O (of 16)", alike, 16)

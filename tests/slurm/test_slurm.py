@@ -1,5 +1,5 @@
-"""A real SLURM, controller and daemon of this machine: a job that is told its time is nearly up
-saves, goes back into the queue, and ends with the weights of a run that was not disturbed.
+"""A real SLURM controller and daemon on this machine: a job near its time limit saves, requeues
+itself, and ends with the weights of an undisturbed run.
 
 Needs Debian's slurm-wlm and munge, and root. A job that was put back waits for two minutes.
 """
@@ -130,7 +130,7 @@ def test_a_job_is_warned_saves_waits_and_ends_as_if_nothing_had_been(slurm, tmp_
     wait_until(lambda: status(folder).get("state") == "finished", DEADLINE)
     assert "Restarts=1" in ask(slurm, "scontrol", "show", "job", job)
     log = next(tmp_path.glob(f"vil-{job}.log")).read_text()
-    assert "saved; back into the queue" in log
+    assert "checkpoint saved; requeuing the job" in log
     assert f"resuming from {folder}/checkpoints/step-" in log
     ours, theirs = (load_file(checkpoint(run) / "model.safetensors") for run in (folder, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -142,4 +142,4 @@ def test_the_script_says_how_it_is_used(tmp_path):
     )
     assert done.returncode == 2
     assert "sbatch scripts/train_slurm.sh --config-file" in done.stderr
-    assert "to be submitted by sbatch, with --output_dir" in done.stderr
+    assert "submit this script with sbatch, and set --output_dir" in done.stderr

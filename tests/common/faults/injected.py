@@ -1,10 +1,10 @@
-"""A fault for a real run, given to it by --import. $FAULT says which, as JSON: what, step, rank.
+"""Inject a fault into a real run, by --import. $FAULT is the fault as JSON: what, step, rank.
 
-kill      the process dies            sleep   it stands still          nan    the loss is no number
-signal    SIGTERM to itself
-inf       gradients are infinite on one rank, before the ranks add them up; `step` is a list
-scale     in float16 the loss is scaled so much, `scale`, that gradients overflow
-A list of them: one for each time that the elastic launcher starts the run. After the last, nothing.
+kill      SIGKILL to the process      sleep   the process hangs        nan    the loss is NaN
+signal    SIGTERM to the process
+inf       gradients are infinite on one rank, before the all-reduce; `step` is a list
+scale     a float16 loss scale so large, `scale`, that gradients overflow
+A list has one fault for each start by the elastic launcher. Later starts have no fault.
 """
 
 import functools
@@ -45,7 +45,7 @@ def seed_step(seed, step, rank, plain=loop.seed_step):
 
 
 class Overflow(torch.autograd.Function):
-    """Nothing on the way forward, infinity on the way back."""
+    """Identity in forward, infinite gradients in backward."""
 
     @staticmethod
     def forward(ctx, x):

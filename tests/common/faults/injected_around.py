@@ -1,12 +1,12 @@
-"""Faults around the training step, given to a real run by --import. $FAULT says which, as JSON.
+"""Inject faults around the training step of a real run, by --import. $FAULT is the fault as JSON.
 
-worker    a worker of the loader ends by itself: how, while training or not; it leaves its pid and
-          the time in a file
-line      SIGKILL in the middle of a step's line of metrics.jsonl
-clock     the wall clock falls back by an hour at a step, and is two hours later at the next
-pause     before some steps, or before the folder is opened, it waits for a file
-start     how worker processes start, and torchvision's data as the tests write them
-card      a graphics card without bfloat16
+worker    a loader worker exits: how, and whether in training; it writes its pid and the time to a
+          file
+line      SIGKILL while a step's line of metrics.jsonl is written
+clock     the system clock jumps back by an hour at a step, and forward by two at the next
+pause     wait for a file before some steps, or before the folder is opened
+start     the start method of workers; torchvision data as the tests write it
+card      a GPU without bfloat16
 """
 
 import json
@@ -44,7 +44,7 @@ def worker(how, training, file):
 
 
 class HalfAFile:
-    """Takes the first half of what is written, and then nothing ever again."""
+    """A stream that writes the first part of a line, then kills the process."""
 
     def __init__(self, stream, share):
         self.stream, self.share = stream, share
@@ -67,7 +67,7 @@ def line(step, share):
 
 
 def at_steps(act):
-    """`act(step)` before each step."""
+    """Call `act(step)` before each step."""
     plain = loop.seed_step
 
     def seed_step(seed, step, rank):

@@ -1,6 +1,5 @@
-"""A disk that fails, for a real run, given to it by --import. $FAULT says how, as JSON: `what`,
-os.rename or os.fsync, of something in a folder of checkpoints, fails so many `times` at first, or
-takes so many `seconds`."""
+"""Inject a failing disk into a real run, by --import. $FAULT is the fault as JSON: `what` is rename
+or fsync. In a folder of checkpoints, the first `times` calls fail, or each call takes `seconds`."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Real runs of the command, small ones, that things happen to."""
+"""Start small real runs of the command, and wait for, signal or end them."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DEADLINE = 300  # of a run that hangs; four starts in one took 36 s alone, over 
 
 
 def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
-    """A run in a process group of its own; its output goes to <folder>.log."""
+    """Start a run in its own process group. Its output goes to <folder>.log."""
     line = command("train", *words, "--output_dir", folder)
     if dist > 1:
         line = [*LAUNCHER, *launcher, "-m", *line[2:]]
@@ -36,7 +36,7 @@ def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
 
 
 def really(*words) -> Outcome:
-    """The command as a process, waited for."""
+    """Run the command as a process and wait for it."""
     done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -51,7 +51,7 @@ def status(folder) -> dict:
 
 
 def wait_until_running(process, folder):
-    """Until its first step is about to be done."""
+    """Wait until the run is about to do its first step."""
     deadline = time.monotonic() + DEADLINE
     while status(folder).get("state") != "running":
         assert process.poll() is None, said(folder)
@@ -60,7 +60,7 @@ def wait_until_running(process, folder):
 
 
 def seconds_to_end(process) -> float:
-    """Wait for a run that `begin` started. One that hangs is ended, and its output is shown."""
+    """Wait for a run that `begin` started. If it hangs, end it and show its output."""
     began = time.monotonic()
     try:
         process.wait(DEADLINE)
@@ -71,7 +71,7 @@ def seconds_to_end(process) -> float:
 
 
 def left_over(group: int) -> list[int]:
-    """Processes that are still alive in a process group."""
+    """Return the processes of a group that are still alive."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -84,7 +84,7 @@ def left_over(group: int) -> list[int]:
 
 
 def end_all(process):
-    """Whatever is left of a run's process group."""
+    """Kill the remaining processes of a run's group."""
     for pid in left_over(process.pid):
         os.kill(pid, signal.SIGKILL)
 

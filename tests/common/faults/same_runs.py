@@ -1,4 +1,4 @@
-"""Whether two runs are one: what their last checkpoints hold, and which samples their steps saw."""
+"""Compare two runs: the contents of their last checkpoints, and the samples of their steps."""
 
 import hashlib
 import json
@@ -20,12 +20,13 @@ EVERYTHING = (
     "AUG.TIMM_AUG.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "RUN.SAVE_STEPS=4", "RUN.EVAL_EVERY=2",
     "SEED=3",
 )  # fmt: skip
+DIGESTS = "equal state digests (of 4)"
 WITNESS = str(Path(__file__).with_name("witness.py"))
 
 
 def fingerprint(checkpoint: Path) -> dict[str, str]:
-    """SHA-256 of a checkpoint's weights and their average (the files), and of what its state.pt
-    holds, by type, shape and bytes: optimizer, position, in float16 the loss scale too."""
+    """Return the SHA-256 of a checkpoint's weights and EMA weights (the files), and of the contents
+    of its state.pt, by dtype, shape and bytes: optimizer, position, and the float16 loss scale."""
     saved = torch.load(checkpoint / "state.pt", weights_only=True)
     parts = {name: as_bytes(part) for name, part in saved.items() if part}
     parts |= {file.stem: file.read_bytes() for file in checkpoint.glob("*.safetensors")}
@@ -41,14 +42,15 @@ def as_bytes(part) -> bytes:
 
 
 def equal_digests(folder, other) -> int:
-    """How many digests of the last checkpoints are the same: a run of float32 with an average has
-    four, one of float16 five."""
+    """Return the number of equal digests of the last checkpoints. A float32 run with EMA has four
+    digests, a float16 run five."""
     ours, theirs = (fingerprint(checkpoint(run)) for run in (folder, other))
     return len(ours.items() & theirs.items())
 
 
 def order(folder) -> dict[int, list[int]]:
-    """{step: samples of all ranks} as the witness wrote them, alike if a step was done twice."""
+    """Return {step: samples of all ranks}, as logged by the witness. A repeated step must have the
+    same samples."""
     places = {}
     for rank, file in enumerate(sorted(Path(folder).parent.glob(f"{Path(folder).name}.seen-*"))):
         for step, samples in map(json.loads, file.read_text().splitlines()):
@@ -60,7 +62,7 @@ def order(folder) -> dict[int, list[int]]:
 
 
 def miscounted(steps, per_epoch: int, images: int) -> int:
-    """Samples that came more than once in an epoch, and those that did not, over all epochs."""
+    """Count samples that occur more than once or never in an epoch, over all epochs."""
     wrong = 0
     for first in range(0, len(steps), per_epoch):
         epoch = (steps[step] for step in range(first, first + per_epoch))

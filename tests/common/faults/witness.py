@@ -1,6 +1,6 @@
-"""Writes down which samples each step of a real run trains on; given to it by --import.
+"""Log the samples of each training step of a real run, by --import.
 
-To $WITNESS-<rank>, a line of JSON per step, before its gradients are computed.
+Writes a line of JSON per step to $WITNESS-<rank>, before the gradients are computed.
 """
 
 import json
