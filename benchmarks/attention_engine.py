@@ -1,16 +1,20 @@
-"""Compare local attention with its targets, each as one line "name: value (wanted ...)".
+"""Compare local attention with targets for speed and memory, and print a line for each target.
 
   python benchmarks/attention_engine.py            parts A to F, and benchmarks/results/*.json
   python benchmarks/attention_engine.py A B        some parts; writes no file
   python benchmarks/attention_engine.py H --json FILE
 
-A speed   B memory   C growth with the grid   D the selected backend, tuned and not
+A speed   B memory   C growth with the grid   D the backend that `auto` selects, tuned and untuned
 E random shift   F small calls
 H speed and memory on a GPU: bfloat16, B 8, N 6, 56x56 and 128x128, with bias
 
-Unless stated otherwise: two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at
-the border; medians of nine interleaved repeats of forward and backward. "x faster" is the other's
-time over ours. floor is the time of the matmuls of the visited pairs alone, in the same run.
+Shapes: B images, N heads, D head dim, w side of a chunk in tokens.
+
+A line has the form "name: value (wanted ...)". "x faster" is the time of the other attention,
+divided by that of ours. "floor" is the time of the matmuls of the attended query-key pairs alone,
+in the same run. "sliding chunks" is the backend chunk_handgrad. Unless stated otherwise: two
+threads; B 2, N 12, D 64, w 8, one global token, and nine chunks that are cut at the border; medians
+of nine interleaved rounds of forward and backward.
 """
 
 import multiprocessing
@@ -35,14 +39,14 @@ from vil.utils.machine import machine
 THREADS, ROUNDS = 2, 9
 OURS, BASE = "blocked", "chunk_handgrad"
 RESULT = RESULTS / "attention-engine-cpu.json"
-NEAR = 2.5  # x the tuner's fastest: the true best is among these
+NEAR = 2.5  # times the tuner's fastest time: the truly fastest backend is assumed to be within it
 GIB = 2**30
 MEASURED: list[Row] = []
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A value and its bounds; without bounds it is for information."""
+    """Measured value with its target, which is a lower bound, an upper bound, both, or none."""
 
     name: str
     value: float
@@ -65,7 +69,12 @@ class Ratio:
 
 
 def make_case(side: int, size: int = 8, *, mode=0, exact=0, bias: bool = True, **spec) -> Case:
-    """A square grid with this script's defaults, or others; both biases or none."""
+    """Return an attention call on a square grid, with this script's defaults for missing sizes.
+
+    side: side of the grid in tokens. size: chunk side. mode, exact: values of the config keys MODE
+    and SW_EXACT. bias: use the biases between local tokens and to global tokens, or none. spec:
+    other fields of the `Case`.
+    """
     spec = dict(batch=2, heads=12, head_dim=64, num_global=1) | spec
     window = Window.from_mode((side, side), size, exact, mode)
     return Case(window, **spec, table_bias=bias, global_bias=bias and spec["num_global"] > 0)
@@ -73,7 +82,8 @@ def make_case(side: int, size: int = 8, *, mode=0, exact=0, bias: bool = True, *
 
 @cache
 def measure_once(case: Case, *names: str) -> dict[str, Row]:
-    """{backend: row}, once per run of this script."""
+    """Return {backend: row}. A call is measured once per run of this script. Fails if a backend
+    cannot be measured."""
     rows = measure(case, names, ROUNDS)
     MEASURED.extend(rows)
     for row in rows:
@@ -82,7 +92,8 @@ def measure_once(case: Case, *names: str) -> dict[str, Row]:
 
 
 def time_backends(**entries: tuple[str, Case]) -> dict[str, Times]:
-    """Times of backends on different cases, in turns."""
+    """Time backends on different attention calls in interleaved rounds. entries: pairs (backend,
+    attention call) by label."""
     return time_all(
         {
             label: make_candidate(name, case, make_inputs(case))
@@ -92,19 +103,19 @@ def time_backends(**entries: tuple[str, Case]) -> dict[str, Times]:
 
 
 def time_all(candidates: dict[str, Candidate]) -> dict[str, Times]:
-    """Times of all candidates, none of which may fail."""
+    """Time all candidates in interleaved rounds. None of them may fail."""
     times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
     assert not dropped, dropped
     return times
 
 
 def ours(case: Case) -> list[str]:
-    """The backend that the targets are about, and the choice of `auto` if that is another."""
+    """Return the backend with the targets, and the backend that `auto` selects if it is another."""
     return list(dict.fromkeys((OURS, choose(case))))
 
 
 def speed() -> Iterator[Ratio]:
-    """A: compared with full attention, the floor, the sliding chunks and itself."""
+    """A: compare with full attention, the floor, the sliding chunks, and float32 with bfloat16."""
     for bias in (False, True):
         case = make_case(56, bias=bias)
         text = f"56x56 {'with' if bias else 'without'} bias"
@@ -133,7 +144,7 @@ def speed() -> Iterator[Ratio]:
 
 
 def memory() -> Iterator[Ratio]:
-    """B: peak of the tensors, beyond inputs, output and gradients."""
+    """B: measure the peak of the tensors, without inputs, output and gradients."""
     for bias in (False, True):
         case = make_case(56, bias=bias)
         rows = measure_once(case, *ours(case), BASE, "sdpa")
@@ -145,7 +156,7 @@ def memory() -> Iterator[Ratio]:
 
 
 def growth() -> Iterator[Ratio]:
-    """C: time per pair on a large grid, and the memory of a very large one."""
+    """C: measure the time per pair on a large grid, and the memory on a very large grid."""
     small, large = (make_case(side, batch=1) for side in (56, 224))
     more = count_pairs(large.window, 1) / count_pairs(small.window, 1)
     for name in ours(large):
@@ -162,7 +173,8 @@ def growth() -> Iterator[Ratio]:
 
 
 def process_memory(name: str, case: Case) -> tuple[int, int]:
-    """Bytes that one forward and backward add to the process at its peak; bytes of tensors."""
+    """Run one forward and backward pass. Returns (growth of the process's peak resident memory,
+    peak of the tensors beyond the inputs), in bytes."""
     torch.set_num_threads(THREADS)
     one, before = make_candidate(name, case, make_inputs(case)), resident("VmRSS")
     one.backward(one.forward())
@@ -171,13 +183,15 @@ def process_memory(name: str, case: Case) -> tuple[int, int]:
 
 
 def resident(field: str) -> int:
-    """Resident bytes of this process: VmRSS now, VmHWM at the peak."""
+    """Return the resident memory of this process in bytes. field: VmRSS for the current memory,
+    VmHWM for the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def choices() -> Iterator[Ratio]:
-    """D: the preferred and the tuned backend, compared with the best and with sliding chunks."""
+    """D: compare the backends that `auto` selects untuned and tuned with the fastest backend and
+    with the sliding chunks."""
     from vil.ops.dispatch import CHOICES
     from vil.ops.tuning import tuner
 
@@ -210,7 +224,7 @@ def choices() -> Iterator[Ratio]:
 
 
 def describe(case: Case) -> str:
-    """A case in one line."""
+    """Describe an attention call in one line."""
     window, rows = case.window, case.window.grid[0]
     kind = f"exact {int(window.mask)}, {len(window.offsets)} offsets"
     sizes = f"B {case.batch} N {case.heads} D {case.head_dim} G {case.num_global}"
@@ -240,7 +254,8 @@ VARIETY = [
 
 
 def shift() -> Iterator[Ratio]:
-    """E: the self chunk and one neighbor instead of all nine chunks."""
+    """E: compare random shift, which attends to the self chunk and one neighbor, with all nine
+    chunks."""
     nine, two = make_case(56), make_case(56, mode=1)
     for label, names in (("auto", (choose(nine), choose(two))), (OURS, (OURS, OURS))):
         times = time_backends(nine=(names[0], nine), two=(names[1], two))
@@ -249,8 +264,8 @@ def shift() -> Iterator[Ratio]:
 
 
 def small_calls() -> Iterator[Ratio]:
-    """F: a detector's feature maps of four small images of several sizes: one chunk group with a
-    border of empty chunks, compared with nine groups without."""
+    """F: measure the small feature maps of a detector, for four images of several sizes. One chunk
+    group with a border of empty chunks is compared with nine chunk groups without a border."""
     for side, size, heads in ((12, 3, 4), (24, 3, 2), (48, 4, 1)):
         case = make_case(side, size, batch=4, heads=heads, head_dim=32, valid=True)
         entries = {name: make_candidate(name, case, make_inputs(case)) for name in ours(case)}
@@ -263,7 +278,7 @@ def small_calls() -> Iterator[Ratio]:
 
 
 def without_border(entry: Candidate) -> Candidate:
-    """The same with nine chunk groups on the smallest grids too."""
+    """Return a candidate that uses nine chunk groups on the smallest grids too."""
 
     def patch(call: Callable) -> Callable:
         def patched(*arguments):
@@ -276,7 +291,7 @@ def without_border(entry: Candidate) -> Candidate:
 
 
 def on_gpu() -> Iterator[Ratio]:
-    """H: the fused kernels against the sliding chunks, FlexAttention and gathered attention."""
+    """H: compare the fused kernels with sliding chunks, FlexAttention and gathered attention."""
     for side in (56, 128):
         case = make_case(side, batch=8, heads=6, dtype=torch.bfloat16, device="cuda")
         rows = measure_once(case, "triton", "flex", "gathered", BASE)
@@ -297,7 +312,8 @@ ON_CPU = tuple("ABCDEF")
 
 
 def run(parts: list[str], file: Path | None) -> None:
-    """Print the ratios of the parts as they are measured. With a file, write them and all rows."""
+    """Measure the parts and print each ratio when it is known. file: JSON file for the ratios and
+    all measurements; None to write no file."""
     torch.set_num_threads(THREADS)
     about = machine(torch.device("cuda") if "H" in parts else CPU)
     print(f"{about['name']}, {THREADS} threads, torch {about['torch']}\n")
@@ -312,8 +328,8 @@ def run(parts: list[str], file: Path | None) -> None:
 if __name__ == "__main__":
     parser = make_parser(__doc__)
     add_json(parser)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"repeats ({ROUNDS})")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts: {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed rounds ({ROUNDS})")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))} (choices: {', '.join(PARTS)})")

@@ -1,13 +1,13 @@
-"""Time attention per visited pair and per token, for grids of 14x14 to 512x512 tokens.
+"""Time attention per query-key pair and per token, for grids of 14x14 to 512x512 tokens.
 
   python benchmarks/attention_scaling.py
   python benchmarks/attention_scaling.py --sides 56 112 --dtypes float32 --backends native
 
-All grids have the same number of tokens in total: the batch is smaller for larger grids. A visited
-pair is a query and a key that it attends to. All grids and backends take turns: medians of the
-rounds. chunk_handgrad computes as the 2021 code does. sdpa is torch's attention of all tokens with
-all tokens, for which this is every pair; it and flex, which has no backward pass on CPUs, do not
-run on large grids. Also plots the times per token.
+All grids have about the same number of tokens in total, because larger grids have smaller batches.
+A pair is a query and a key that it attends to. Grids and backends are timed in interleaved rounds,
+and the results are medians. chunk_handgrad uses the algorithm of the 2021 code. sdpa is torch's
+full attention, so its pairs are all pairs. flex has no backward pass on CPUs. sdpa and flex do not
+run on large grids. The script also plots the times per token.
 """
 
 import argparse
@@ -27,13 +27,14 @@ from vil.utils.machine import free_bytes, machine
 SIDES = (14, 28, 56, 112, 224, 512)
 WINDOW, HEADS, CHANNELS = 7, 2, 32
 NAMES = ("native", "blocked", "chunk_handgrad", "flex", "sdpa")
-LARGEST = {"sdpa": 56, "flex": 112}  # sides
+LARGEST = {"sdpa": 56, "flex": 112}  # {backend: side of the largest grid on which it runs}
 FORWARD_ONLY = ("flex",)
 SLOW = Limits(slow=3.0, too_slow=1000.0)
 
 
 def make_candidates(side: int, tokens: int, dtype: torch.dtype, names: list[str]) -> dict:
-    """Return {backend: (function to time, visited pairs, tokens)} for a grid."""
+    """Return {backend: (functions to time, query-key pairs of all images and heads, tokens of all
+    images)} for a grid. side: side of the grid. tokens: tokens of all images together."""
     batch = max(1, round(tokens / side**2))
     case = Case(Window((side, side), WINDOW), batch, HEADS, CHANNELS, 1, dtype)
     inputs, found = make_inputs(case), {}
@@ -51,7 +52,7 @@ def make_candidates(side: int, tokens: int, dtype: torch.dtype, names: list[str]
 
 
 def measure(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
-    """Time all grids and backends in turns. Returns a row for each."""
+    """Time all grids and backends in interleaved rounds. Returns a row per grid and backend."""
     tokens = max(args.sides) ** 2
     cases = {
         (name, side): candidate

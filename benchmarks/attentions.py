@@ -1,23 +1,23 @@
-"""Compare all attentions on the digits: accuracy of the same recipe, step time, peak memory.
+"""Compare all attention types on the digits: accuracy, time of a training step, and peak memory.
 
   python benchmarks/attentions.py                        train all, measure steps, print a table
   python benchmarks/attentions.py --runs runs/attention  keep the runs and skip finished ones
   python benchmarks/attentions.py --json benchmarks/results/attentions-cpu.json
 
-Steps (forward, backward, update on one batch) of all models are timed in turns. Memory is the peak
-of the tensors of one step, beyond weights and optimizer state. The recipe is vil_nano's, which was
-tuned for longformer attention.
+All models are trained with the recipe of vil_nano, which was tuned for longformer attention. A step
+is the forward pass, the backward pass and the update on one batch. The steps of all models are
+timed in interleaved rounds. Memory is the peak of the tensors of one step, without weights and
+optimizer state.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
-from shared import MIB, add_json, make_parser, read_top1, time_in_turns, train, write_json
+from shared import MIB, add_json, finish, make_parser, time_in_turns, write_json
 
 import vil
 from vil.builders.device import configure_device
@@ -35,16 +35,9 @@ ROUNDS = 15
 EPOCHS = 42  # of every run, fewer than in the configs
 
 
-def accuracy(config: str, folder: Path) -> float:
-    """Top-1 after the last epoch of the run in `folder`, which is trained if it is not finished."""
-    status = folder / "status.json"
-    if status.exists() and json.loads(status.read_text())["state"] == "finished":
-        return read_top1(folder)[-1]
-    return train(config, folder, "--resume", f"OPTIM.EPOCHS={EPOCHS}")[-1]
-
-
 class Step:
-    """A training step of a config on a random batch. Performer redraws at every step."""
+    """A training step of a config on a random batch. Each call is the next training step, so that
+    performer samples new features as in training."""
 
     def __init__(self, config: str):
         cfg = get_config(config)
@@ -66,7 +59,8 @@ class Step:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """{name: {step over longformer's, peak MiB, parameters, MACs}}."""
+    """Return {attention: {name: number}}: step time divided by longformer's, peak memory in MiB,
+    parameters, and multiply-accumulates of one image."""
     steps = {name: Step(config) for name, config in CONFIGS.items()}
     device = steps["longformer"].device
     times = time_in_turns(steps, ROUNDS, device)
@@ -83,7 +77,10 @@ def measure() -> dict[str, dict[str, float]]:
 
 
 def run(args: argparse.Namespace, folder: Path) -> None:
-    rows = {name: {"top1": accuracy(config, folder / name)} for name, config in CONFIGS.items()}
+    options = f"OPTIM.EPOCHS={EPOCHS}"
+    rows = {
+        name: {"top1": finish(config, folder / name, options)} for name, config in CONFIGS.items()
+    }
     for name, costs in measure().items():
         rows[name] |= costs
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

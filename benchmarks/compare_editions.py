@@ -1,4 +1,4 @@
-"""Compare two checkouts of vil on this machine: the same weights bit for bit, and the same speed.
+"""Compare two checkouts of vil on this machine: are the weights bitwise equal, and is one faster?
 
   .venv/bin/python benchmarks/compare_editions.py OLD NEW                 numbers, then speed
   .venv/bin/python benchmarks/compare_editions.py OLD NEW --only numbers --out FILE
@@ -8,13 +8,14 @@
 OLD and NEW are checkouts, each with the package installed in its .venv. The comparison uses only
 the public interface of both: the command line, `vil.get_model` and `vil.ops`.
 
-numbers: both editions train each case in a temporary folder, with the same seed and number of
+numbers: both checkouts train each case in a temporary folder, with the same seed and number of
 threads. The weights, averaged weights and optimizer state of the last checkpoint are compared bit
-for bit, the metrics that OLD logs digit for digit. The exit code is 1 if anything differs.
+for bit, and the metrics that OLD logs are compared exactly. The exit code is 1 if anything differs.
 
-speed: both editions take turns at each measure. NEW/OLD is the ratio of the medians. The spread
-compares OLD with itself in the same run: the medians of its odd and even rounds. A ratio within the
-spread + 2 % is no difference. Run this on an idle machine.
+speed: both checkouts run each measure in alternating order. NEW/OLD is the ratio of the medians.
+The spread compares OLD with itself: it is the relative difference between the medians of the odd
+and the even rounds. A ratio that differs from 1 by at most the spread + 2 % counts as no
+difference. Run this on an idle machine.
 """
 
 import argparse
@@ -39,32 +40,37 @@ from safetensors.torch import load_file
 from vil.utils.machine import machine
 
 EPOCHS, STEPS, ROUNDS = 3, 40, 15
-MORE_ROUNDS = 4  # times as many for a measure of less than a second
+MORE_ROUNDS = 4  # factor of the number of rounds, for a measure of less than a second
 TOLERANCE = 0.02
-EPOCH_STEPS = 44  # of the digits, in batches of 32
+EPOCH_STEPS = 44  # steps of an epoch of the digits, in batches of 32
 WORKER = Path(__file__).resolve().with_name("edition_worker.py")
 PREEMPTED = 75  # exit code of a run after SIGTERM
 DIGITS = ("train", "--config-file", "digits/vil_nano.yaml", "DEVICE=cpu")
-TIMINGS = ("wall", "time", "data", "img/s", "mem")  # of a line of metrics.jsonl
+TIMINGS = ("wall", "time", "data", "img/s", "mem")  # keys in metrics.jsonl that are not compared
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 UNSET = (*TORCHRUN, "PT_DATA_DIR", "PT_OUTPUT_DIR", "PYTHONPATH")
 
 
 class Failure(Exception):
-    """A command of one of the editions failed."""
+    """Error for a command of one of the checkouts that failed."""
 
 
 @dataclass(frozen=True)
 class Edition:
-    """A checkout, and how its commands run."""
+    """A checkout of vil, whose commands run with its own Python.
 
-    name: str  # OLD or NEW
+    name: OLD or NEW. path: folder of the checkout. threads: threads of each process. work: folder
+    for data and caches, and current folder of the commands.
+    """
+
+    name: str
     path: Path
     threads: int
-    work: Path  # its folder for data and caches
+    work: Path
 
     def start(self, *words: object, **options: Any) -> subprocess.Popen:
-        """Start Python in the work folder: the same threads for both, no tuned backends."""
+        """Start Python in the work folder, with `threads` threads and without tuned backends.
+        words: arguments of Python. options: passed to Popen."""
         env = {name: value for name, value in os.environ.items() if name not in UNSET}
         env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         env["VIL_CACHE"] = str(self.work / "cache")
@@ -72,16 +78,18 @@ class Edition:
         return subprocess.Popen(command, cwd=self.work, env=env, text=True, **options)
 
     def run(self, *words: object, code: int = 0) -> str:
-        """Run Python and return its output. Raises Failure for any other exit code."""
+        """Run Python and return its output. Raises Failure if the exit code is not `code`."""
         with self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, err = process.communicate()
         if process.returncode != code:
             command = " ".join(map(str, words))
-            raise Failure(f"{self.name}: {command}: {process.returncode}\n{out}\n{err}".strip())
+            ended = f"exit code {process.returncode}, expected {code}"
+            raise Failure(f"{self.name}: {command}: {ended}\n{out}\n{err}".strip())
         return out
 
     def commit(self) -> str:
-        """The checkout's commit. Raises Failure if the .venv has the package from elsewhere."""
+        """Return the commit of the checkout. Raises Failure if its .venv imports vil from another
+        folder."""
         file = self.run("-c", "import vil; print(vil.__file__)").strip()
         if not Path(file).resolve().is_relative_to(self.path):
             raise Failure(f"{self.name}: its .venv imports {file}, not {self.path}")
@@ -95,14 +103,19 @@ class Edition:
 
 @dataclass(frozen=True)
 class Case:
-    """A run that both editions train."""
+    """A run that both checkouts train.
 
-    words: tuple[str, ...]  # of the command line
+    words: command line of `vil`. processes: number of training processes. preempted: OLD starts the
+    run, SIGTERM stops it within an epoch, and both checkouts resume it.
+    """
+
+    words: tuple[str, ...]
     processes: int = 1
-    preempted: bool = False  # OLD starts it, SIGTERM stops it within an epoch, both resume it
+    preempted: bool = False
 
     def command(self, folder: Path, *more: str) -> list[object]:
-        """Python's arguments that train into the folder."""
+        """Return the arguments of Python that train the run in a folder. more: more arguments of
+        the command."""
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         torchrun += [f"--nproc_per_node={self.processes}"]
         launcher = torchrun if self.processes > 1 else []
@@ -110,7 +123,8 @@ class Case:
 
 
 def make_cases(epochs: int, steps: int) -> dict[str, Case]:
-    """{name: case} with `epochs` of the digits and `steps` of the detector."""
+    """Return {name: case}. epochs: epochs of the runs on the digits. steps: training steps of the
+    detector."""
     digits = (*DIGITS, f"OPTIM.EPOCHS={epochs}", "SOLVER.WARMUP_EPOCHS=0.5", "RUN.EVAL_EVERY=1")
     digits += ("LOG_FREQ=4",)
     scenes = ("detect", "train", "--config-file", "scenes/mask_rcnn_vil_nano.yaml", "DEVICE=cpu")
@@ -134,7 +148,8 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """{file/name: tensor} of weights, averaged weights and optimizer state."""
+    """Return {file/name: tensor} for the weights, averaged weights and optimizer state of a
+    checkpoint."""
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["optimizer"]
     tensors = {
         f"state.pt/{parameter}/{name}": value
@@ -147,7 +162,8 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def to_bytes(value: Any) -> tuple:
-    """Type, shape and bytes: 0.0 and -0.0 differ, NaN equals itself."""
+    """Return the type, shape and bytes of a value, for a comparison in which 0.0 and -0.0 differ
+    and NaN equals NaN."""
     if not isinstance(value, torch.Tensor):
         return (type(value), value)
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -155,24 +171,24 @@ def to_bytes(value: Any) -> tuple:
 
 
 def differing_tensors(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names of the tensors that differ, or that only one checkpoint has."""
+    """List the tensors that differ, or that only one of two checkpoints has."""
     absent = [f"{name} (only in one)" for name in old.keys() ^ new.keys()]
     both = [name for name in old if name in new]
     return absent + [name for name in both if to_bytes(old[name]) != to_bytes(new[name])]
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl without times and memory."""
+    """Return the lines of metrics.jsonl as dicts, without times and memory."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
 
 
 def differing_metrics(old: list[dict], new: list[dict]) -> list[str]:
-    """The lines of metrics.jsonl in which a value of OLD differs or is missing in NEW. NEW may log
-    metrics that OLD does not know."""
+    """List the metrics of OLD that are different or missing in NEW. NEW may log metrics that OLD
+    does not log. old, new: lines of metrics.jsonl."""
     if len(old) != len(new):
         return [f"metrics.jsonl ({len(old)} and {len(new)} lines)"]
-    # repr, as NaN is not equal to itself
+    # compare repr, because NaN is not equal to itself
     return [
         f"metrics.jsonl, step {line['step']}, {line['split']}: {key} {value}, {other.get(key)}"
         for line, other in zip(old, new)
@@ -182,14 +198,15 @@ def differing_metrics(old: list[dict], new: list[dict]) -> list[str]:
 
 
 def logged_steps(run: Path) -> int:
-    """The step of the last full line of metrics.jsonl."""
+    """Return the step in the last line of metrics.jsonl; 0 if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     return 0
 
 
 def train_and_preempt(case: Case, edition: Edition, run: Path, timeout: float = 600) -> None:
-    """Train into `run` and send SIGTERM in the middle of an epoch."""
+    """Train in the folder `run`, and send SIGTERM in the middle of an epoch. Raises Failure if the
+    run does not end as preempted within an epoch. timeout: seconds until the run is killed."""
     end = time.monotonic() + timeout
     log = run.with_suffix(".txt")
     with log.open("w") as file:
@@ -207,7 +224,7 @@ def train_and_preempt(case: Case, edition: Edition, run: Path, timeout: float = 
 
 
 def train(case: Case, editions: list[Edition], work: Path) -> list[Path]:
-    """Train with both editions; return the folders of OLD's run and of NEW's."""
+    """Train a case with both checkouts. Returns the run folders of OLD and NEW."""
     runs = [work / edition.name for edition in editions]
     if case.preempted:
         train_and_preempt(case, editions[0], runs[0])
@@ -218,7 +235,8 @@ def train(case: Case, editions: list[Edition], work: Path) -> list[Path]:
 
 
 def compare_numbers(cases: dict[str, Case], editions: list[Edition], work: Path) -> list[dict]:
-    """Compare case by case, and print a line for each."""
+    """Train all cases with both checkouts and compare the runs. Prints a line per case and returns
+    the results."""
     rows = []
     for name, case in cases.items():
         (work / name).mkdir()
@@ -244,7 +262,7 @@ def compare_numbers(cases: dict[str, Case], editions: list[Edition], work: Path)
 # ------------------------------------------------------------------------------------------ speed
 
 
-# Timed from the start of a process to its end: exit code and arguments.
+# {name: (exit code, arguments of Python)}; timed from the start of the process to its end
 COMMANDS = {
     "import vil": (0, ("-c", "import vil")),
     "vil --help": (0, ("-m", "vil", "--help")),
@@ -255,7 +273,7 @@ MEASURES = (*IN_PROCESS, *COMMANDS, EPOCH)
 
 
 class Worker:
-    """A process of an edition that measures on request."""
+    """A process of a checkout that runs measures of edition_worker.py on request."""
 
     def __init__(self, edition: Edition) -> None:
         self.edition = edition
@@ -276,7 +294,7 @@ class Worker:
 
 
 def measure_once(name: str, worker: Worker) -> float:
-    """Seconds of a measure."""
+    """Run a measure once and return its time in seconds."""
     if name in IN_PROCESS:
         return worker.measure(name)
     if name in COMMANDS:
@@ -284,7 +302,7 @@ def measure_once(name: str, worker: Worker) -> float:
         start = time.perf_counter()
         worker.edition.run(*words, code=code)
         return time.perf_counter() - start
-    with tempfile.TemporaryDirectory() as folder:  # the second of two epochs, by the log's clock
+    with tempfile.TemporaryDirectory() as folder:  # time of the second epoch, from the log
         words = [*DIGITS, "--output_dir", folder, "OPTIM.EPOCHS=2", "RUN.EVAL_EVERY=2"]
         worker.edition.run("-m", "vil", *words, f"LOG_FREQ={EPOCH_STEPS}")
         lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
@@ -293,7 +311,7 @@ def measure_once(name: str, worker: Worker) -> float:
 
 
 def measure_in_turns(name: str, workers: list[Worker], rounds: int) -> dict[str, Any]:
-    """Measure both editions in alternating order after a warm-up; return the row of a result."""
+    """Measure both checkouts in alternating order, after a warm-up. Returns a dict of results."""
     warm = max(measure_once(name, worker) for worker in workers)
     if name == EPOCH:
         rounds = max(2, rounds // 3)
@@ -314,7 +332,7 @@ def measure_in_turns(name: str, workers: list[Worker], rounds: int) -> dict[str,
 
 
 def compare_speed(names: list[str], editions: list[Edition], rounds: int) -> list[dict]:
-    """Measure one after the other, and print a line for each."""
+    """Run all measures with both checkouts. Prints a line per measure and returns the results."""
     print(f"{'median, ms':34} {'OLD':>9} {'NEW':>9} {'NEW/OLD':>8} {'spread':>7} {'IQR':>7}")
     workers, rows = [Worker(edition) for edition in editions], []
     try:
@@ -335,7 +353,7 @@ def compare_speed(names: list[str], editions: list[Edition], rounds: int) -> lis
 
 
 def compare(part: str, names: list[str], args: argparse.Namespace, folder: Path) -> dict:
-    """Run a part of the comparison; return the machine and the rows."""
+    """Run a part of the comparison, "numbers" or "speed". Returns the machine and the results."""
     threads = args.threads or (1 if part == "numbers" else os.cpu_count() or 1)
     editions = []
     for name, path in (("OLD", args.old), ("NEW", args.new)):
@@ -357,15 +375,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("old", metavar="OLD", type=Path, help="a checkout with its .venv")
-    parser.add_argument("new", metavar="NEW", type=Path, help="the other one")
-    parser.add_argument("--only", choices=("numbers", "speed"), help="one of the two parts")
-    names = f"the beginning of a name, repeatable: {', '.join((*cases, *MEASURES))}"
+    parser.add_argument("old", metavar="OLD", type=Path, help="folder of the old checkout")
+    parser.add_argument("new", metavar="NEW", type=Path, help="folder of the new checkout")
+    parser.add_argument("--only", choices=("numbers", "speed"), help="run only this part")
+    names = "run only cases whose names begin with NAME; may be repeated. Cases: "
+    names += ", ".join((*cases, *MEASURES))
     parser.add_argument("--case", action="append", metavar="NAME", help=names)
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of the digits ({EPOCHS})")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of the detector ({STEPS})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each measure ({ROUNDS})")
-    parser.add_argument("--threads", type=int, help="numbers: 1, speed: all cores")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"epochs on digits ({EPOCHS})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"detector's steps ({STEPS})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed rounds ({ROUNDS})")
+    parser.add_argument("--threads", type=int, help="default: 1 for numbers, all cores for speed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the results as JSON")
     args = parser.parse_args()
     selected = {
@@ -374,7 +393,7 @@ def main() -> int:
         if args.only in (None, part)
     }
     if not any(selected.values()):
-        parser.error(f"--case {' '.join(args.case)}: no such name")
+        parser.error(f"--case {' '.join(args.case)}: no name begins with it; see --help")
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory(prefix="vil-editions-") as folder:
         for part, names in selected.items():

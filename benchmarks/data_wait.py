@@ -1,10 +1,11 @@
-"""Measure how long training waits for images: vil_tiny on generated JPEGs, two loader workers.
+"""Measure how long the training of vil_tiny waits for images, on generated JPEG files.
 
   python benchmarks/data_wait.py [--images 640] [--batch 16] [--workers 2] [--precision bf16]
 
 The images are blurred noise of 500 x 375 px with quality 90, which takes as long to decode as a
-photograph; the augmentation is the config's. Prints the share of a step's time that the loop waits
-for the next batch, without the steps before the first log line, in which the workers start.
+photograph. The augmentation is that of the config. Prints the time of a step, and the percentage of
+it in which the loop waits for the next batch: for the steps until the first log line, in which the
+workers start, and for all later steps.
 """
 
 import argparse
@@ -25,7 +26,7 @@ EVERY = 5  # steps between two log lines
 
 
 def write_images(folder: Path, count: int) -> None:
-    """Write train/ with `count` images, and val/ with one image per class."""
+    """Write a folder train/ with `count` images, and a folder val/ with one image per class."""
     noise = torch.Generator().manual_seed(0)
     for split, images in (("train", count), ("val", CLASSES)):
         for number in range(images):
@@ -67,8 +68,8 @@ def run(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("--images", type=int, default=640)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--images", type=int, default=640, help="training images (640)")
+    parser.add_argument("--batch", type=int, default=16, help="images per step (16)")
+    parser.add_argument("--workers", type=int, default=2, help="loader workers (2)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     run(parser.parse_args())

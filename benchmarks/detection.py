@@ -1,13 +1,15 @@
-"""Time training steps of Mask R-CNN on three backbones, interleaved, and a large image.
+"""Measure Mask R-CNN: training steps with three backbones, and prediction on a large image.
 
-  python benchmarks/detection.py     and writes benchmarks/results/detection-cpu.json
+  python benchmarks/detection.py     writes benchmarks/results/detection-cpu.json
   python benchmarks/detection.py --rounds 3 --side 4096 --json FILE
 
-mask_rcnn_vil_tiny is our config; swin_tiny is timm's backbone under the same pyramid and heads;
-resnet50 v2 is torchvision's maskrcnn_resnet50_fpn_v2. One image of 800 x 1216 with ten objects,
-float32, SGD; medians of the rounds. Memory is the peak of a step's tensors, without weights and
-images. Then `vil detect predict` on noise of 4096 x 4096, in the full image and in tiles, each in a
-process of its own, with the peak of its memory.
+Training: mask_rcnn_vil_tiny is the config of vil. swin_tiny is timm's backbone with the same
+feature pyramid and heads. maskrcnn_resnet50_fpn_v2 is torchvision's. A step has one image of
+800 x 1216 pixels with ten objects, in float32, with SGD. Times are medians of interleaved rounds.
+Memory is the peak of a step's tensors, without weights and images.
+
+Prediction: `vil detect predict` on noise of 4096 x 4096 pixels, on the full image and in tiles.
+Each run has its own process, whose time and peak resident memory are measured.
 """
 
 import argparse
@@ -41,12 +43,13 @@ CONFIG = "coco/mask_rcnn_vil_tiny_1x.yaml"
 SIZE = (800, 1216)
 OBJECTS = 10
 RESULT = Path(__file__).parent / "results/detection-cpu.json"
-MOST_BYTES = 8 * 2**30  # of the process that predicts
+MOST_BYTES = 8 * 2**30  # upper bound on the resident memory of a prediction
 TILES = {"whole": (), "tiles of 1024": ("--tile", "1024", "--overlap", "128")}
 
 
 class TimmBody(nn.Module):
-    """The stages of a timm backbone, for our pyramid. It attends to padding."""
+    """The stages of a timm backbone, with the interface that vil's feature pyramid needs. Unlike
+    vil's models, it attends to padding."""
 
     def __init__(self, name: str, size: tuple[int, int]) -> None:
         super().__init__()
@@ -94,7 +97,8 @@ def example() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
 
 
 def steps(rounds: int) -> dict[str, dict[str, float]]:
-    """Measure {detector: seconds and MiB of a training step, parameters}."""
+    """Measure a training step of each detector. Returns {detector: {"seconds": median time, "MiB":
+    peak memory, "parameters": number}}."""
     images, targets = example()
     models = {name: model.train() for name, model in detectors().items()}
     optimizers = {name: torch.optim.SGD(model.parameters(), 1e-4) for name, model in models.items()}
@@ -119,7 +123,8 @@ def steps(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def large(side: int) -> dict[str, dict[str, float]]:
-    """Measure {way: seconds and peak bytes} of the command on a large image, full and tiled."""
+    """Measure `vil detect predict` on an image of `side` x `side` pixels. Returns {way: {"seconds":
+    time, "GiB": peak resident memory}} for the ways in TILES."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         image, weights = Path(folder, "large.png"), Path(folder, "vil_tiny.safetensors")
@@ -145,7 +150,7 @@ def large(side: int) -> dict[str, dict[str, float]]:
     return found
 
 
-# VmHWM, since ru_maxrss includes the parent's pages before exec
+# reads VmHWM, because ru_maxrss includes pages of the parent process from before exec
 REPORTING = """
 import re, sys, time
 from vil.cli import main
@@ -186,6 +191,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
-    parser.add_argument("--side", type=int, default=SIDE, help=f"of the large image ({SIDE})")
-    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="the result")
+    parser.add_argument("--side", type=int, default=SIDE, help=f"side of the large image ({SIDE})")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="results file")
     run(parser.parse_args())

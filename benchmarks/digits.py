@@ -1,10 +1,10 @@
-"""Measure the README's accuracy: vil_nano on the scanned digits, one run for each of three seeds.
+"""Train vil_nano on the scanned digits with three seeds, to measure the accuracy in the README.
 
   python benchmarks/digits.py
 
 The recipe was tuned on the same validation images, so the accuracy is optimistic. Prints top-1 on
 the 360 validation digits (best checkpoint and last epoch), the time of each run, and the medians.
-tests/test_training.py (marker slow) asserts the accuracy.
+tests/test_training.py (marker slow) checks the accuracy.
 """
 
 import platform
@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2)
 
 
 def run(seed: int) -> tuple[float, float, float]:
-    """Best top-1, last top-1 and minutes of one training run."""
+    """Train with a seed. Returns (best top-1, top-1 after the last epoch, minutes)."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         top1 = train("digits/vil_nano.yaml", Path(folder), f"SEED={seed}")

@@ -1,9 +1,10 @@
-"""A process that times attention and models on request, for compare_editions.py.
+"""Time attention and models on request, in a process that compare_editions.py starts.
 
   OMP_NUM_THREADS=1 .venv/bin/python benchmarks/edition_worker.py
 
-Reads the names of measures, one per line, and prints the seconds of one call of each. Every edition
-runs this file with its own Python, so that it uses only `vil.get_model` and `vil.ops`.
+Reads the names of measures from stdin, one per line, and prints the seconds of one call of each.
+Both checkouts of a comparison run this file with their own Python. It therefore uses only
+`vil.get_model` and `vil.ops`, which both have.
 """
 
 import functools
@@ -21,7 +22,11 @@ from vil.ops import LocalBias, Window, local_attention
 def attention(
     batch: int, heads: int, dim: int, side: int, size: int, *, calls: int = 1
 ) -> Callable[[], None]:
-    """Forward and backward of local attention, one global token, with both biases."""
+    """Return a function that runs forward and backward of local attention `calls` times.
+
+    The attention has one global token, and biases between local tokens and to the global token.
+    batch: images. dim: head dim. side: side of the grid in tokens. size: side of a chunk.
+    """
     torch.manual_seed(0)
     tokens = side * side
     q = torch.randn(batch, heads, tokens, dim, requires_grad=True)
@@ -39,7 +44,8 @@ def attention(
 
 
 def model_step(training: bool, batch: int = 8) -> Callable[[], object]:
-    """A step of vil_tiny at 224 px: forward, backward and AdamW, or forward alone."""
+    """Return a function that runs a step of vil_tiny at 224 px: forward, backward and AdamW if
+    `training`, otherwise only forward."""
     torch.manual_seed(0)
     model = vil.get_model("vil_tiny", img_size=224).train(training)
     images, targets = torch.randn(batch, 3, 224, 224), torch.arange(batch)

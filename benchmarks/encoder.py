@@ -1,17 +1,18 @@
-"""Measure our blocks against torch.nn.TransformerEncoderLayer and timm's block.
+"""Compare vil's transformer blocks with torch.nn.TransformerEncoderLayer and timm's block.
 
   python benchmarks/encoder.py        writes benchmarks/results/encoder-cpu/encoder.{json,md,png}
   python benchmarks/encoder.py --widths 64 --grids 7 --rounds 3 --out runs/encoder      a short run
 
-Time of a forward pass in inference, time of a forward and backward pass in training, and peak
-memory of both, over widths and square grids. All blocks of a case take turns; medians of the
-rounds. Every block is pre-norm with 32 channels per head, an MLP of 4 times the width, exact GELU,
-no dropout and no relative bias, in float32. A grid has one global token.
+Measures the time of a forward pass in inference, the time of a forward and backward pass in
+training, and the peak memory of both, for several widths and square grids. The blocks of one width
+and grid are timed in interleaved rounds, and the results are medians. Every block is pre-norm with
+32 channels per head, an MLP of 4 times the width, exact GELU, no dropout and no relative bias, in
+float32. A grid has one global token.
 
 `full`, `torch` and `timm` compute the same function of the same weights. The script checks that
-their outputs, parameters and multiply-accumulates are equal. torch's layer has a fast path, which
-runs in inference only; `torch fast` has it on, `torch` off. Memory is the peak of the tensors that
-a pass allocates, gradients of the parameters included.
+their outputs, parameters and multiply-accumulates are equal. torch's layer has a fast path for
+inference. `torch fast` uses this path, and `torch` does not. Memory is the peak of the tensors that
+a pass allocates, including the gradients of the parameters.
 """
 
 import argparse
@@ -38,16 +39,16 @@ from vil.utils.timing import peak_tensor_bytes
 
 WIDTHS, GRIDS, BATCH, ROUNDS = (64, 128, 256), (14, 28, 56), 2, 9
 HEAD_DIM, NUM_GLOBAL, EPS, MILLI = 32, 1, 1e-6, 1e3
-# the argument that sets an attention's size -> its value on a grid of this side
+# {argument that sets the size of an attention: function of the grid's side that returns its value}
 SIZES: dict[str, Callable[[int], int]] = {
     "window": lambda side: 7,
     "chunk": lambda side: 7,
     "num_features": lambda side: 64,
     "ratio": lambda side: max(side // 7, 1),
 }
-SAME = ("full", "torch", "torch fast", "timm")  # the same function
+SAME = ("full", "torch", "torch fast", "timm")  # blocks that compute the same function
 FAST = "aten::_transformer_encoder_layer_fwd"
-TOLERANCE = 1e-4  # of outputs, relative to the largest value
+TOLERANCE = 1e-4  # largest allowed difference of outputs, relative to the largest output
 
 
 @dataclass
@@ -81,7 +82,8 @@ class Ours(nn.Module):
 
 
 def build_blocks(width: int, side: int, attentions: list[str]) -> dict[str, nn.Module]:
-    """Build {name: block}. Those of SAME have the same weights."""
+    """Build the blocks for a width and the side of a grid. Returns {name: block}. The blocks in
+    SAME have the same weights."""
     torch.manual_seed(0)
     heads = width // HEAD_DIM
     blocks = {name: Ours(name, width, side) for name in attentions}
@@ -119,7 +121,7 @@ def infer(name: str, block: nn.Module, x: Tensor) -> Tensor:
 
 
 def train(block: nn.Module, x: Tensor) -> None:
-    """Run a forward and a backward pass, to all parameters and the input."""
+    """Run a forward and a backward pass, with gradients of all parameters and the input."""
     block.train().zero_grad()
     block(x.detach().requires_grad_()).sum().backward()
 
@@ -137,8 +139,8 @@ def count_macs(name: str, block: nn.Module, x: Tensor) -> int:
 
 
 def check_same(blocks: dict[str, nn.Module], x: Tensor, rows: dict[str, Row]) -> None:
-    """Exit unless the blocks of SAME have equal outputs, parameters and MACs, and torch's fast path
-    runs exactly where it should."""
+    """Exit unless the blocks in SAME have equal outputs, parameters and MACs, and only `torch fast`
+    runs torch's fast path. x: input. rows: rows of the blocks, by name."""
     wanted = infer("torch", blocks["torch"], x)
     for name in (name for name in SAME if name in blocks):
         far = (infer(name, blocks[name], x) - wanted).abs().max() / wanted.abs().max()
@@ -147,7 +149,7 @@ def check_same(blocks: dict[str, nn.Module], x: Tensor, rows: dict[str, Row]) ->
         for field in ("parameters", "macs"):
             values = [getattr(rows[each], field) for each in (name, "torch")]
             if values[0] != values[1]:
-                raise SystemExit(f"{name} has {values[0]} {field}, torch {values[1]}")
+                raise SystemExit(f"{name} has {values[0]} {field}, but torch has {values[1]}")
         with torch.profiler.profile() as record:
             infer(name, blocks[name], x)
         if (FAST in {event.key for event in record.key_averages()}) != (name == "torch fast"):
@@ -240,25 +242,25 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """End the script with a sentence for sizes that a block cannot have."""
+    """End the script with an error message if an argument has an invalid value."""
     if odd := [width for width in args.widths if width <= 0 or width % (2 * HEAD_DIM)]:
         # torch's fast path needs an even number of heads
-        raise SystemExit(f"--widths must be multiples of {2 * HEAD_DIM}, given {odd[0]}")
+        raise SystemExit(f"--widths must be multiples of {2 * HEAD_DIM}, got {odd[0]}")
     if small := [side for side in args.grids if side < 1]:
-        raise SystemExit(f"--grids must be at least 1, given {small[0]}")
+        raise SystemExit(f"--grids must be at least 1, got {small[0]}")
     for name in args.attentions:
         if name not in ATTENTIONS:
-            raise SystemExit(f"--attentions must be of {', '.join(ATTENTIONS)}, given {name}")
+            raise SystemExit(f"--attentions must be among {', '.join(ATTENTIONS)}; got {name}")
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="channels")
-    parser.add_argument("--grids", type=int, nargs="+", default=GRIDS, help="sides in tokens")
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="numbers of channels")
+    parser.add_argument("--grids", type=int, nargs="+", default=GRIDS, help="grid sides in tokens")
     parser.add_argument("--attentions", nargs="+", default=list(ATTENTIONS), metavar="NAME")
     parser.add_argument("--batch", type=int, default=BATCH, help=f"images ({BATCH})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed passes ({ROUNDS})")
-    parser.add_argument("--out", type=Path, default=RESULTS / "encoder-cpu", help="folder")
+    parser.add_argument("--out", type=Path, default=RESULTS / "encoder-cpu", help="output folder")
     args = parser.parse_args()
     check_arguments(args)
     run(args)

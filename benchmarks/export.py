@@ -1,12 +1,13 @@
-"""Measure accuracy and speed of ONNX and int8 files: of a run, and of vil_tiny at 224 px.
+"""Measure accuracy and speed of exported ONNX and int8 files, for a run and for vil_tiny at 224 px.
 
   vil train --config-file digits/vil_nano.yaml --output_dir runs/nano
   python benchmarks/export.py --run runs/nano --json benchmarks/results/export-cpu.json
 
-Prints top-1 on the run's test set of the model, its ONNX file and that file with int8 linears; and
-the time per image of the three in turns: medians of the rounds, and each file's speed-up over the
-model, as the median of the rounds' ratios. The model computes attention with the backends that
-torch selects untuned on a CPU (docs/internals/backends.md). vil_tiny's weights are random.
+Compares the model in eager mode, its ONNX file, and the ONNX file with int8 linear layers. Prints
+the top-1 of each on the test sets of the run, and the time per image. The three are timed in
+interleaved rounds: the time is the median over the rounds, and the speed-up over eager mode is the
+median of the ratios in each round. Attention backends are those that vil selects untuned on a CPU
+(docs/internals/backends.md). The weights of vil_tiny are random.
 """
 
 import argparse
@@ -32,7 +33,8 @@ ENDINGS = {"onnx": ".onnx", "int8": ".int8.onnx"}
 
 
 def export_files(model: nn.Module, size: int, folder: Path) -> dict[str, nn.Module]:
-    """The model and its files, by name."""
+    """Export a model to an ONNX and an int8 file. Returns {name: model} for the model in eager mode
+    and the loaded files. size: side of the images in pixels."""
     path, int8 = (folder / f"{size}{ending}" for ending in ENDINGS.values())
     export_model(model, path, size=(size, size))
     quantize_linears(path, int8)
@@ -40,7 +42,8 @@ def export_files(model: nn.Module, size: int, folder: Path) -> dict[str, nn.Modu
 
 
 def measure(models: dict[str, nn.Module], size: int, rounds: int, folder: Path) -> dict:
-    """Image size, MiB of the float32 weights and of the files, and speeds."""
+    """Measure sizes and speeds. Returns the image size, the MiB of the float32 weights and of the
+    files, and the speeds for each batch size."""
     mib = {"eager": sum(p.numel() * 4 for p in models["eager"].parameters()) / MIB}
     for name, ending in ENDINGS.items():
         mib[name] = (folder / f"{size}{ending}").stat().st_size / MIB
@@ -52,7 +55,7 @@ def measure(models: dict[str, nn.Module], size: int, rounds: int, folder: Path) 
 def measure_speed(
     models: dict[str, nn.Module], batch: int, size: int, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """{name: {milliseconds per image, speed-up over eager}}."""
+    """Return {name: {"ms": milliseconds per image, "times eager": speed-up over eager mode}}."""
     images = torch.randn(batch, 3, size, size)
     functions = {name: partial(model, images) for name, model in models.items()}
     times = time_in_turns(functions, rounds, CPU)
@@ -66,7 +69,7 @@ def measure_speed(
 
 
 def measure_run(args: argparse.Namespace, folder: Path) -> dict:
-    """Accuracy, sizes and speeds of a run's model."""
+    """Measure the accuracy, sizes and speeds of the model of a run."""
     options = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
     cfg, class_names = run_config(args.run, Options(options), checkpoint=args.checkpoint)
     inference = load_model(cfg, class_names)
@@ -77,7 +80,7 @@ def measure_run(args: argparse.Namespace, folder: Path) -> dict:
 
 
 def measure_tiny(args: argparse.Namespace, folder: Path) -> dict:
-    """Sizes and speeds of vil_tiny."""
+    """Measure the sizes and speeds of vil_tiny."""
     torch.manual_seed(0)
     models = export_files(vil.get_model("vil_tiny").eval(), 224, folder)
     return measure(models, 224, args.rounds, folder)
@@ -98,9 +101,9 @@ def show(title: str, rows: dict) -> None:
 def main() -> None:
     parser = make_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--run", required=True, metavar="DIR", help="a trained run")
+    parser.add_argument("--run", required=True, metavar="DIR", help="folder of a trained run")
     parser.add_argument("--checkpoint", default="best", choices=["best", "last"])
-    parser.add_argument("--rounds", type=int, default=21, metavar="N")
+    parser.add_argument("--rounds", type=int, default=21, metavar="N", help="timed rounds (21)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = {

@@ -2,12 +2,12 @@
 
   python benchmarks/imbalance.py [--folder FOLDER] [--json FILE]
 
-Two classes: zeros, 5 % of the images, and other digits. Training and validation images are cut from
-training scenes, test images from validation scenes, whose digits are other scans. The learning rate
-is the best of RATES by balanced accuracy on the validation images, without any setting for rare
-classes and with a seed of its own. The checkpoint of each run is chosen by the same metric on the
-validation images. Prints balanced accuracy on the test images. With --folder, an interrupted
-comparison goes on.
+There are two classes: zeros, which are 5 % of the images, and other digits. Training and validation
+images are cut out of the training scenes. Test images are cut out of the validation scenes, which
+have other scans of digits. All settings use the same learning rate: the best of RATES in runs with
+another seed and without any setting for rare classes. The learning rate, and the checkpoint of each
+run, are selected by balanced accuracy on the validation images. Prints balanced accuracy on the
+test images. With --folder, an interrupted comparison can be resumed.
 """
 
 import json
@@ -46,7 +46,7 @@ COUNTS = {"train": 3200, "val": 600, "test": 1200}  # images, of which 5 % are r
 
 
 def cut_out(scenes: Path, split: str) -> tuple[list[Image.Image], np.ndarray]:
-    """Cut the digits of a split's scenes out. Returns the images, and the digits of them."""
+    """Cut the digits out of the scenes of a split. Returns (images, the digit in each image)."""
     file = json.loads((scenes / f"annotations/instances_{split}.json").read_text())
     names = {image["id"]: image["file_name"] for image in file["images"]}
     images, digits = [], []
@@ -60,7 +60,7 @@ def cut_out(scenes: Path, split: str) -> tuple[list[Image.Image], np.ndarray]:
 
 
 def write_images(root: Path) -> None:
-    """Write the images <split>/<class>/*.png of all splits into a folder."""
+    """Write the images of all splits to a folder, as <split>/<class>/*.png."""
     with tempfile.TemporaryDirectory() as folder:
         scenes = Path(folder)
         write_scenes(scenes, train=1100, val=500)
@@ -74,7 +74,9 @@ def write_images(root: Path) -> None:
             wanted -= 0 if is_rare else count // 20
             chosen = [i for i in order[pool] if (digits[i] == RARE) == is_rare][:wanted]
             if len(chosen) < wanted:
-                raise SystemExit(f"{split} has {len(chosen)} of {wanted} {name} images")
+                raise SystemExit(
+                    f"the scenes have only {len(chosen)} of the {wanted} {name} images for {split}"
+                )
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in chosen:
@@ -83,7 +85,7 @@ def write_images(root: Path) -> None:
 
 
 def compare(folder: Path) -> dict:
-    """Choose the recipe, train with each setting and seed, and measure on the test images."""
+    """Select the learning rate, train with each setting and seed, and evaluate the test images."""
     images = folder / "images"
     if not images.is_dir():
         write_images(images)

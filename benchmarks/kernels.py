@@ -1,17 +1,20 @@
-"""Compile the Triton kernels for GPUs that this machine need not have, and print what they take.
+"""Compile the Triton kernels for GPUs that this machine need not have, and print their resources.
 
   python benchmarks/kernels.py --targets sm_80,sm_90,sm_100,gfx942 --json FILE
   python benchmarks/kernels.py --targets sm_90 --head-dims 64 --dtypes bfloat16
 
-Per kernel, head dim, window and dtype: registers, spilled bytes, shared memory, blocks that fit on
-a multiprocessor, and numbers of instructions. All of it takes some minutes on two cores.
+Prints for each kernel, head dim, window and dtype: registers, spilled bytes, shared memory, thread
+blocks that fit on a multiprocessor, and numbers of instructions. Compiling all kernels takes some
+minutes on two cores.
 
-Then the least times that published rates of these GPUs allow for 8 images of 56 x 56 tokens and 6
-heads, beside those of a fused attention on the same pairs. `ratio` divides the two, both passes
-together. No time is measured.
+Also prints lower bounds on the time for 8 images of 56 x 56 tokens and 6 heads, which are computed
+from published rates of the GPUs, and the same bounds for an ideal fused attention on the same
+query-key pairs. `ratio` is the first bound divided by the second, for both passes together. No time
+is measured.
 
-  python benchmarks/kernels.py --read benchmarks/results/kernels.json      (nothing is compiled)
-  python benchmarks/kernels.py --device         (what this GPU's driver says, beside that table)
+  python benchmarks/kernels.py --read FILE    print the table in a file without compiling
+  python benchmarks/kernels.py --device       load the kernels on this machine's GPU; compare the
+                                              driver's numbers with those in results/kernels.json
 """
 
 import argparse
@@ -37,7 +40,7 @@ from vil.bench.kernel_table import (
 
 
 def describe() -> dict[str, str]:
-    """The versions that the results depend on."""
+    """Return the versions on which the results depend."""
     import triton
 
     return {"torch": torch.__version__, "triton": triton.__version__}
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def is_wanted(row: KernelRow, args: argparse.Namespace) -> bool:
-    """Whether the arguments select a row."""
+    """Return whether the command line selects a row."""
     selected = row.target in args.targets and row.head_dim in args.head_dims
     return selected and row.dtype in args.dtypes
 
@@ -79,8 +82,8 @@ def parse() -> argparse.Namespace:
         "--head-dims", type=lambda text: [*map(int, words(text))], default=list(HEAD_DIMS)
     )
     parser.add_argument("--dtypes", type=words, default=list(DTYPES))
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--read", metavar="FILE", type=Path, help="a table instead of compiling")
+    parser.add_argument("--processes", type=int, default=2, help="compiling processes (2)")
+    parser.add_argument("--read", metavar="FILE", type=Path, help="read a table, do not compile")
     parser.add_argument("--device", action="store_true", help="load the kernels on this GPU")
     add_json(parser)
     return parser.parse_args()

@@ -3,9 +3,9 @@
   python benchmarks/labels_and_numbers.py [--folder FOLDER] [--json FILE]
 
 Trains digits/sets_vil_nano.yaml and digits/angle_vil_nano.yaml for 40 epochs with three seeds, and
-measures the last epoch on the validation images. A linear model is fitted to the pixels (24 x 24,
-gray), and one to the features of the classifier of digits whose weights come with the package. Its
-regularization is chosen on a fifth of the training images.
+evaluates the last epoch on the validation images. One linear model is fitted to the pixels (gray,
+24 x 24). Another is fitted to the features of the digit classifier whose weights come with the
+package. The regularization of both is selected on a fifth of the training images.
 """
 
 import statistics
@@ -34,7 +34,7 @@ from vil.utils.text_table import align
 EPOCHS = 40
 SEEDS = (0, 1, 2)
 WEIGHTS = DIGITS.url
-STRENGTHS = np.logspace(-2, 5, 8)  # of the L2 regularization
+STRENGTHS = np.logspace(-2, 5, 8)  # strengths of the L2 regularization to try
 Scores = dict[str, float]
 
 
@@ -56,10 +56,12 @@ def score_labels(y: np.ndarray, predicted: np.ndarray) -> Scores:
 
 
 class Comparison(NamedTuple):
-    """A config, its data set and image size, and a linear model for the same targets.
+    """A network and a linear model for the same targets.
 
-    fit(strength, x, y) returns a function that predicts. score(y, predicted) returns metrics, of
-    which the first, times `sign`, grows with quality.
+    config: the network's config is digits/<config>_vil_nano.yaml. dataset, size: dataset, and side
+    of the images in pixels. fit(strength, x, y) fits the linear model and returns a function that
+    predicts. score(y, predicted) returns {metric: value}. sign: 1 if a higher value of the first
+    metric is better, -1 if a lower one is.
     """
 
     config: str
@@ -77,20 +79,21 @@ COMPARISONS = {
 
 
 def read_pixels(dataset: ImageDataset, size: int) -> np.ndarray:
-    """The gray images of a dataset at 24 x 24 pixels, (N, 576)."""
+    """Return the images of a dataset in gray at 24 x 24 pixels, (N, 576), from 0 to 1."""
     images = (dataset.image(index).convert("L") for index in range(len(dataset)))
     small = [np.asarray(image.resize((24, 24), Image.Resampling.BOX)) for image in images]
     return np.stack(small).reshape(len(small), -1) / 255
 
 
 def read_features(dataset: ImageDataset, size: int) -> np.ndarray:
-    """The features of a dataset's images by the packaged classifier of digits, (N, D)."""
+    """Return the features (N, D) that the packaged digit classifier computes for a dataset."""
     images = [dataset.image(index) for index in range(len(dataset))]
     return vil.embed(WEIGHTS, images, {"INPUT.IMAGE_SIZE": size}, batch_size=32)
 
 
 def fit_best(comparison: Comparison, x: np.ndarray, y: np.ndarray) -> Callable:
-    """Fit a linear model, with the regularization that is best on a fifth of the images."""
+    """Fit a linear model to all images, with the regularization that is best on a held-out fifth of
+    them. Returns a function that predicts."""
     order = np.random.RandomState(0).permutation(len(x))
     held, kept = order[: len(x) // 5], order[len(x) // 5 :]
 
@@ -106,7 +109,8 @@ def first(scores: Scores) -> float:
 
 
 def compare(comparison: Comparison, folder: Path) -> dict[str, Scores]:
-    """Measure both linear models, and the networks: the median of each metric over the seeds."""
+    """Evaluate both linear models and the networks. Returns {model: metrics}; for the networks, the
+    metrics are medians over the seeds. folder: for the runs."""
     train, val = (comparison.dataset(None, split) for split in ("train", "val"))
     rows = {}
     for name, read in {"linear, pixels": read_pixels, "linear, features": read_features}.items():
@@ -126,7 +130,7 @@ def compare(comparison: Comparison, folder: Path) -> dict[str, Scores]:
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    parser.add_argument("--folder", type=Path, help="keep the runs here; default: temporary")
     add_json(parser, RESULTS / "labels-and-numbers-digits.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

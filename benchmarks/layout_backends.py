@@ -1,11 +1,11 @@
-"""Time the backends that compute layouts of patterns against SDPA with the pattern's mask.
+"""Compare the time of attention patterns: vil's backends, and SDPA with the pattern's mask.
 
   python benchmarks/layout_backends.py --device cuda --dtype bfloat16
   python benchmarks/layout_backends.py --grids 28 --rounds 3 --json FILE
 
-Forward and backward pass of one call of attention. SDPA is F.scaled_dot_product_attention with the
-bool mask (L, L). All take turns, after a warm-up that compiles: medians of the rounds. A backend
-that cannot run says why.
+Times the forward and backward pass of one attention call. SDPA is F.scaled_dot_product_attention
+with the bool mask (L, L) of L tokens. All of them run in interleaved rounds, after a warm-up in
+which they compile. Times are medians. For a backend that cannot run, the reason is printed.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def attend_backend(name: str, case: Case, inputs: Inputs, leaves: dict[str, Tens
 
 
 def measure(case: Case, names: list[str], rounds: int) -> dict[str, float | str]:
-    """{name: milliseconds, or why it does not run}."""
+    """Return {backend: milliseconds, or the reason why it does not run}."""
     inputs, device = make_inputs(case), torch.device(case.device)
     leaves = leaves_of(inputs)
     reasons = {name: "; ".join(BACKENDS[name].unsupported(case)) for name in names}

@@ -1,18 +1,18 @@
-"""Compare attention of layouts with torch's attention under a mask, and find the crossover.
+"""Compare attention patterns with torch's masked attention, and find the density where both tie.
 
   python benchmarks/layouts.py               all parts, and benchmarks/results/layouts-cpu.json
   python benchmarks/layouts.py speed memory  some parts; writes no file
 
-speed      of the backends blocked and native, against scaled_dot_product_attention with the same
-           boolean mask, and per computed pair against a window
-memory     peak of the tensors beyond inputs, output and gradients, against the same mask, and
-           against a learned dense bias
+speed      time of the backends blocked and native, compared with scaled_dot_product_attention and
+           the same boolean mask; and time per computed pair, compared with a window
+memory     peak of the tensors without inputs, output and gradients, compared with the same mask and
+           with a learned dense bias
 large      memory of the process on 256 x 256 tokens
-crossover  time of the dense and of the sparse backends from 2 % to 100 % density, and of what
-           `auto` selects without and with tuning
+crossover  time of the dense and the sparse backends from 2 % to 100 % density, and time of the
+           backend that `auto` selects, untuned and tuned
 
-Two threads, float32, D 64, medians of interleaved repeats of forward and backward. Density is the
-fraction of all pairs of chunks that are computed.
+All parts use two threads, float32 and head dim 64. Times are medians of interleaved rounds of
+forward and backward. Density is the fraction of all pairs of chunks that are computed.
 """
 
 import itertools
@@ -40,14 +40,14 @@ from vil.utils.machine import machine
 THREADS, ROUNDS = 2, 9
 RESULT = RESULTS / "layouts-cpu.json"
 SPARSE, DENSE, FUSED = "blocked", "masked", "masked_sdpa"
-COMPILED = "native"  # where there is a compiler
+COMPILED = "native"  # needs a C++ compiler
 DENSITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-FEW = 28  # tokens along a side up to which all dense backends are timed: the others take seconds
-GRIDS = {(14, 14): (7, 16), (28, 28): (7, 4), (56, 56): (8, 1)}  # grid: chunk, images
+FEW = 28  # without bias, DENSE is timed only on grids up to this side, because it is slow
+GRIDS = {(14, 14): (7, 16), (28, 28): (7, 4), (56, 56): (8, 1)}  # {grid: (chunk side, images)}
 
 
 def chunk_mask(side: int, chunk: int, density: float, seed: int = 0) -> patterns.Pattern:
-    """Return random pairs of chunks; each chunk attends at least to itself."""
+    """Return a pattern of random pairs of chunks, in which each chunk also attends to itself."""
     count = math.ceil(side / chunk) ** 2
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(count, count, generator=generator).fill_diagonal_(-1).flatten().argsort()
@@ -66,7 +66,7 @@ def layout_of(side: int, pattern: patterns.Pattern | str, chunk: int = 8) -> Lay
 
 
 def biased_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return torch's attention with a dense bias (N, L, L) from a table, which is learned."""
+    """Return torch's attention with a dense bias (N, L, L) from a learned table, to time it."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.table)]
     layout = case.window
     pairs = patterns.Pairs.every(layout.grid)
@@ -80,7 +80,7 @@ def biased_sdpa(case: Case, inputs: Inputs) -> Candidate:
 
 
 def time_all(candidates: dict[str, Candidate]) -> dict[str, float]:
-    """Return the median seconds of forward and backward of each candidate, timed in turns."""
+    """Return {name: median seconds of forward and backward}, measured in interleaved rounds."""
     times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
     assert not dropped, dropped
     return {
@@ -90,17 +90,17 @@ def time_all(candidates: dict[str, Candidate]) -> dict[str, float]:
 
 
 def computed_pairs(window: Window | Layout) -> int:
-    """Return the pairs of tokens that are multiplied, for one image and head."""
+    """Return the number of query-key pairs that are computed for one image and head."""
     return num_pairs(window, 0)
 
 
 def sparse_backends(case: Case) -> list[str]:
-    """The backends that compute only visible chunks of this case here."""
+    """Return the backends that run on this machine and compute only the attended chunks."""
     return [SPARSE] if BACKENDS[COMPILED].reasons_against(case) else [SPARSE, COMPILED]
 
 
 def speed() -> Iterator[Ratio]:
-    """Time layouts against the dense mask and, per computed pair, against a window."""
+    """Compare the time of layouts with a dense mask and, per computed pair, with a window."""
     plain = make_case(Window.from_mode((56, 56), 8, 0, 0))
     inputs = make_inputs(plain)
     names = sparse_backends(plain)
@@ -126,7 +126,7 @@ def speed() -> Iterator[Ratio]:
 
 
 def memory() -> Iterator[Ratio]:
-    """Compare the peak of the tensors of a layout with that of the dense mask and bias."""
+    """Compare the peak memory of a layout with that of a dense mask and a dense bias."""
     pattern = chunk_mask(56, 8, 0.3)
     for bias, dense, most in ((False, masked_sdpa, 1.0), (True, biased_sdpa, 1 / 8)):
         case = make_case(layout_of(56, pattern), table_bias=bias)
@@ -140,7 +140,7 @@ def memory() -> Iterator[Ratio]:
 
 
 def large() -> Iterator[Ratio]:
-    """Measure what forward and backward on a large grid add to the memory of a new process."""
+    """Measure how much forward and backward on a large grid increase the memory of a process."""
     case = make_case(layout_of(256, "local:8 | global_tokens:1"), batch=1, heads=3)
     for name in sparse_backends(case):
         with multiprocessing.get_context("spawn").Pool(1) as fresh:
@@ -151,8 +151,8 @@ def large() -> Iterator[Ratio]:
 
 
 def crossover() -> Iterator[Ratio]:
-    """Time the backends over densities. Compare the fastest one with those that are selected
-    without tuning, and by a tuner that takes measurements of its own."""
+    """Time the backends at several densities. Compare the fastest backend with those that `auto`
+    selects, untuned and after the tuner has measured them."""
     losses: dict[str, list[float]] = {"untuned": [], "tuned": []}
     for ((side, _), (chunk, batch)), bias in itertools.product(GRIDS.items(), (False, True)):
         label = f"{side}x{side} {'with' if bias else 'without'} bias"
@@ -187,7 +187,7 @@ PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("parts", nargs="*", help=f"parts: {', '.join(PARTS)} (all)")
     add_json(parser)
     args = parser.parse_args()
     torch.set_num_threads(THREADS)

@@ -1,13 +1,14 @@
-"""Time the compiled CPU backend, and others, against the time of their matmuls.
+"""Compare the time of the compiled CPU backend, and of others, with the time of their matmuls.
 
   python benchmarks/native_attention.py
   python benchmarks/native_attention.py --backends native blocked masked --rounds 15 --json FILE
 
-The time of the matmuls, the floor, is that of the FLOPs of all query and key chunks that attend to
-each other: two matmuls forward, seven with the backward pass. It is at the highest FLOP/s that a
-large product, an nn.Linear or oneDNN's linear of 2048 reaches in the same rounds. All take turns:
-medians of the rounds. On a machine with other work, --cpu-time and --threads 1 give the seconds of
-the processor instead. MiB: the peak of the tensors that both passes allocate.
+The floor is a lower bound: the time of the matmuls alone, over all pairs of a query chunk and a key
+chunk that it attends to. There are two matmuls in the forward pass, and seven in both passes. Their
+rate is the highest FLOP/s that a matmul, an nn.Linear or oneDNN's packed linear layer of size 2048
+reaches in the same rounds. Backends run in interleaved rounds, and times are medians. On a busy
+machine, use --cpu-time and --threads 1, which measure processor time. MiB is the peak of the
+tensors that both passes allocate.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from vil.ops.testing import forward, leaves_of, make_inputs
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 
-SIDE = 2048  # of the product whose FLOP/s are the peak
-SHAPES = {  # grid, window, images, heads, channels
+SIDE = 2048  # side of the matrices whose matmul measures the peak FLOP/s
+SHAPES = {  # {name: (grid side, chunk side, images, heads, head dim)}
     "56x56 w8 B2 N12 D64": (56, 8, 2, 12, 64),
     "56x56 w7 B16 N1 D48": (56, 7, 16, 1, 48),
     "28x28 w7 B16 N3 D32": (28, 7, 16, 3, 32),
@@ -39,8 +40,11 @@ BASE = "blocked"  # the backend to compare with
 def measure(
     case: Case, names: list[str], rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], dict[str, float], float]:
-    """Return {backend: seconds of a forward pass and of both passes}, {backend: MiB of tensors that
-    both passes allocate at most}, and the peak in FLOP/s."""
+    """Measure backends on an attention call. Returns ({backend: [seconds of the forward pass,
+    seconds of both passes]}, {backend: peak MiB of tensors in both passes}, peak FLOP/s).
+
+    clock: function that returns the current time in seconds.
+    """
     inputs = make_inputs(case)
     leaves, cotangent = leaves_of(inputs), inputs.cotangent
     a, b = torch.randn(2, SIDE, SIDE, dtype=case.dtype)

@@ -1,11 +1,12 @@
-"""Compare six optimizers on the scanned digits: same epochs, each at its own learning rate.
+"""Compare six optimizers on the scanned digits, each at its own learning rate.
 
   python benchmarks/optimizers.py [--folder FOLDER] [--json FILE]
 
-The learning rate and weight decay of each optimizer are chosen among the CHOICES below, by top-1
-after the last epoch on a fifth of the training digits, which is held out (seed 10). Each optimizer
-is then trained on all training digits with three other seeds, and measured after its last epoch on
-the 360 validation digits. With --folder, an interrupted comparison goes on.
+The learning rate and weight decay of each optimizer are selected among the CHOICES below, by top-1
+after the last epoch on a held-out fifth of the training digits (seed 10). Each optimizer then
+trains a model on all training digits with three other seeds. Prints top-1 after the last epoch on
+the 360 validation digits. All runs have the same number of epochs. With --folder, an interrupted
+comparison can be resumed.
 """
 
 from pathlib import Path
@@ -15,8 +16,9 @@ from shared import compare_seeds, train_variants
 EPOCHS = 6
 SEEDS = (0, 1, 2)
 CONFIG = "digits/vil_nano.yaml"
-# (learning rate, weight decay); Lion's published advice is a rate 3 to 10 times below AdamW's and
-# a decay as many times above (arXiv:2302.06675). SGD and LAMB have their usual small decays.
+# {optimizer: pairs (learning rate, weight decay) to try}. For Lion, the paper (arXiv:2302.06675)
+# recommends a learning rate that is 3 to 10 times lower than AdamW's, and a weight decay that is as
+# many times higher. SGD and LAMB have their usual small weight decays.
 CHOICES = {
     "adamw": [(rate, 0.05) for rate in (7e-4, 2e-3, 5e-3)],
     "sgd": [(rate, 1e-4) for rate in (0.02, 0.07, 0.2)],
@@ -28,13 +30,13 @@ CHOICES = {
 
 
 def settings(optimizer: str, rate: float, decay: float) -> dict:
-    """The keys of an optimizer with a learning rate and a weight decay."""
+    """Return the config keys for an optimizer with a learning rate and a weight decay."""
     keys = {"OPTIM.OPT": optimizer, "OPTIM.LR": rate, "OPTIM.WD": decay}
     return keys | {"SOLVER.MIN_LR": rate / 100}
 
 
 def compare(folder: Path) -> dict:
-    """Choose the settings of each optimizer, and measure each with the chosen ones."""
+    """Select the settings of each optimizer, train with them, and return all results."""
     tried = {
         f"{optimizer} {rate:g}": settings(optimizer, rate, decay)
         for optimizer, choices in CHOICES.items()

@@ -1,13 +1,16 @@
-"""Time a training step of a timm vision transformer at 1024 px: patched, fused and unfused.
+"""Measure a training step of timm vision transformers at 1024 px with three kinds of attention.
 
   python benchmarks/patch_attention.py       writes benchmarks/results/patch-attention-cpu.json
   python benchmarks/patch_attention.py --rounds 3 --json FILE
   python benchmarks/patch_attention.py --models vit_tiny_patch16_224 --window 7
 
-patched is `vil.patch_attention(model, window=8)`; fused is timm's attention with
-F.scaled_dot_product_attention, unfused is timm's softmax(q k) v. The three take turns: two threads,
-one image, 4,096 patch tokens, float32, AdamW, medians of the rounds. Memory is the peak of a step's
-tensors, beyond weights, optimizer state and images.
+patched: local attention, by `vil.patch_attention(model, window=8)`.
+fused: timm's attention with F.scaled_dot_product_attention.
+unfused: timm's attention as softmax(q k) v.
+
+A step has one image with 4,096 patch tokens, in float32, with AdamW, on two threads. Times are
+medians of interleaved rounds. Memory is the peak of a step's tensors, without weights, optimizer
+state and images.
 """
 
 import argparse
@@ -27,12 +30,13 @@ from vil.utils.machine import machine
 THREADS, ROUNDS, PIXELS, WINDOW = 2, 9, 1024, 8
 MODELS = ("vit_tiny_patch16_224", "deit3_small_patch16_224")
 WAYS = ("fused", "patched", "unfused")
-# upper bounds: time and memory of a patched training step over another's
+# upper bounds of the time and memory of a patched training step, divided by those of another kind
 BOUNDS = {"time over fused": 0.6, "memory over fused": 1.1, "memory over unfused": 0.25}
 
 
 def build_models(name: str, pixels: int, window: int) -> dict[str, nn.Module]:
-    """The same weights with each attention."""
+    """Return {way: model} for the WAYS, all with the same weights. name: name of the model in timm.
+    pixels: image side. window: chunk side of the patched attention."""
     torch.manual_seed(0)
     fused = timm.create_model(name, img_size=pixels)
     patched, unfused = (copy.deepcopy(fused) for _ in range(2))
@@ -51,7 +55,7 @@ def make_contender(model: nn.Module, pixels: int) -> Contender:
 
 
 def measure_model(name: str, args: argparse.Namespace) -> dict[str, Row]:
-    """{way: its measurements}."""
+    """Measure a model with each attention. Returns {way: row}."""
     models = build_models(name, args.pixels, args.window)
     entries = [
         (Row(name, way, ""), make_contender(model, args.pixels)) for way, model in models.items()
@@ -63,7 +67,8 @@ def measure_model(name: str, args: argparse.Namespace) -> dict[str, Row]:
 
 
 def compute_ratios(rows: dict[str, Row]) -> dict[str, float]:
-    """{"time over fused": ...}: patched over the others, in training."""
+    """Return the training time and memory of "patched", divided by those of the other ways, as
+    {"time over fused": ratio, ...}."""
     patched, ratios = rows["patched"], {}
     for way in ("fused", "unfused"):
         ratios[f"time over {way}"] = rows[way].training / patched.training
@@ -97,7 +102,7 @@ if __name__ == "__main__":
     parser = make_parser(__doc__)
     add_json(parser, RESULTS / "patch-attention-cpu.json")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME", help="of timm")
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME", help="timm models")
     parser.add_argument("--pixels", type=int, default=PIXELS, help=f"image side ({PIXELS})")
     parser.add_argument("--window", type=int, default=WINDOW, help=f"chunk side ({WINDOW})")
     run(parser.parse_args())

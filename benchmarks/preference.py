@@ -1,11 +1,12 @@
-"""Rank attention backends by measured times: the order in which `auto` should prefer them.
+"""Rank attention backends by measured times, to choose the order in which `auto` prefers them.
 
   vil benchmark attention --device cuda --dtype bfloat16 --grids 14,28,56 --out runs/attention
   python benchmarks/preference.py runs/attention/attention.json
 
-The score of a backend is the geometric mean, over the cases that it computes, of its time over the
-fastest backend's in that case, forward and backward together. `auto` takes the first of its list
-that can compute a case, so a backend that computes few cases can still be the first.
+A backend's time in a case (an attention call, forward and backward together) is divided by the time
+of the fastest backend in this case. The score of a backend is the geometric mean of these ratios
+over all cases that it supports. `auto` selects the first backend in its list that supports a case,
+so a backend that supports few cases can still be the first in the list.
 """
 
 import argparse
@@ -25,7 +26,8 @@ CASE += ("bias",)
 
 
 def score(rows: Iterable[dict]) -> dict[str, list[float]]:
-    """Return {backend: its time over the fastest in each case that it computes}, best first."""
+    """Return {backend: ratios}, lowest geometric mean first. The ratios are the backend's time,
+    divided by that of the fastest backend, in each case that it supports."""
     times: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["backend"] in BACKENDS and not row["reason"]:
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="attention.json")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="attention.json files")
     return parser.parse_args()
 
 

@@ -1,13 +1,14 @@
-"""Measure what resizing positions costs: a model of 224 px and windows of 7 at other sizes.
+"""Measure the accuracy of a model whose position embeddings are resized to other sizes and windows.
 
   python benchmarks/resizing.py --json benchmarks/results/resizing-cpu.json
-  python benchmarks/resizing.py --folder runs/resizing   keep the runs and skip those in the folder
+  python benchmarks/resizing.py --folder runs/resizing   keep the runs, and skip finished ones
 
-Trains a small model on the digits at 224 px, once with the relative bias and once with the absolute
-position. Then, for each size and window: evaluates the resized model, fine-tunes it for one epoch
-with each of three seeds, and evaluates it again. Prints all top-1, the median of the seeds, and the
-number of resized keys. The first row of each keeps size and window: the effect of the epoch alone.
-One of the 360 val digits is 0.28 points.
+Trains a small model on the digits at 224 px with windows of 7, once with relative position biases
+and once with absolute position embeddings. Then, for each image size and window, the script
+evaluates the resized model, fine-tunes it for one epoch with each of three seeds, and evaluates it
+again. Prints top-1 before resizing, after resizing and after fine-tuning (median of the seeds), and
+the number of resized keys. The first row of each kind keeps the image size and the window, so it
+shows the effect of the epoch alone. One of the 360 validation digits is 0.28 points.
 """
 
 import argparse
@@ -17,8 +18,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from shared import CPU, add_json, make_parser, read_top1, run_vil, write_json
-from shared import train as train_anew
+from shared import CPU, add_json, finish, make_parser, run_vil, write_json
 
 import vil
 from vil.builders.model import find_weights
@@ -34,8 +34,8 @@ ARCH = (
 POSITIONS = {"relative bias": 0, "absolute position": 1}
 START = (224, 7)
 RESIZES = [(size, window) for size in (224, 384) for window in (7, 8, 12)]
-# position: image size, window, rule of resizing. Only tables of the same image size can be
-# extended, and absolute positions do not depend on windows.
+# {position: tuples (image size, window, value of FINETUNE.RESIZE)}. "extend" is only for relative
+# biases at the same image size; absolute positions do not depend on windows.
 TARGETS = {
     "relative bias": [
         (size, window, rule)
@@ -45,7 +45,7 @@ TARGETS = {
     ],
     "absolute position": [(size, window, "linear") for size, window in RESIZES],
 }
-# crops of very different sizes, as on ImageNet: at 384 px the digits are 1.7 times as large
+# crops of very different sizes, as on ImageNet, because at 384 px the digits are 1.7 times as large
 SOURCE = ("AUG.SCALE=[0.15, 1.0]", "AUG.MIXUP_PROB=0")
 FINETUNE = ("OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "OPTIM.EMA=0.99")
 FINETUNE += ("DATALOADER.BSZ=2", "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1")
@@ -61,20 +61,14 @@ def settings(absolute: int, size: int, window: int, rule: str = "linear") -> lis
     ]
 
 
-def train(folder: Path, *options: str) -> float:
-    """Top-1 of the last epoch of the run in the folder, which is trained if it is missing."""
-    exists = (folder / "config.yaml").exists()
-    return (read_top1(folder) if exists else train_anew(CONFIG, folder, *options))[-1]
-
-
 def evaluate(folder: Path, *options: str) -> float:
-    """Top-1 without training."""
+    """Evaluate the weights in `options` without training. Returns top-1."""
     run_vil("evaluate", CONFIG, folder, *options)
     return json.loads((folder / "eval/results.json").read_text())["digits"]["top1"]
 
 
 def resized_keys(options: list[str]) -> int:
-    """Number of resized keys, from the report of loading."""
+    """Load the weights in `options` and return the number of keys that were resized."""
     cfg = get_config(CONFIG, options)
     path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
     task = task_for(cfg, CPU)
@@ -87,7 +81,8 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     rows = []
     for position, absolute in POSITIONS.items():
         source = folder / f"source{absolute}"
-        before = train(source, *settings(absolute, *START), *SOURCE, f"OPTIM.EPOCHS={args.epochs}")
+        options = [*settings(absolute, *START), *SOURCE, f"OPTIM.EPOCHS={args.epochs}"]
+        before = finish(CONFIG, source, *options)
         for size, window, rule in TARGETS[position]:
             path = f"MODEL.MODEL_PATH={source}/checkpoints/last"
             options = [*settings(absolute, size, window, rule), path]
@@ -96,7 +91,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
             row |= {"resized": resized_keys(options), "before": before}
             row["as resized"] = evaluate(target / "at once", *options)
             row["each seed"] = [
-                train(target / f"tuned{seed}", *options, *FINETUNE, f"SEED={seed}")
+                finish(CONFIG, target / f"tuned{seed}", *options, *FINETUNE, f"SEED={seed}")
                 for seed in SEEDS
             ]
             row["fine-tuned"] = statistics.median(row["each seed"])
@@ -113,7 +108,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 if __name__ == "__main__":
     parser = make_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--epochs", type=int, default=80, help="of the model of 224 px (80)")
+    parser.add_argument("--epochs", type=int, default=80, help="epochs at 224 px (80)")
     parser.add_argument("--folder", metavar="DIR", help="keep the runs here; default: temporary")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,35 +1,25 @@
-"""Measure reversible blocks against ordinary ones: memory and time of a step, accuracy on digits.
+"""Compare reversible with ordinary blocks: memory and time of a step, and accuracy on the digits.
 
   python benchmarks/reversible.py               writes benchmarks/results/reversible-cpu.json
   python benchmarks/reversible.py --accuracy    writes .../reversible-digits-cpu.json
   python benchmarks/reversible.py --accuracy --runs DIR    keeps the runs, skips finished ones
 
-Memory and time: forward and backward pass of one stage of 14 x 14 tokens, 96 channels, batch 8,
-float32, drop path 0.1, for 4, 8 and 12 blocks. Both kinds take turns, medians of the rounds. Memory
-is the peak of the tensors that a step allocates, gradients of the parameters included. Per added
-block it is the slope between the smallest and the largest number of blocks.
+Memory and time: a step is the forward and backward pass of one stage with 14 x 14 tokens, 96
+channels, batch 8, float32 and drop path 0.1, for 4, 8 and 12 blocks. Times are medians of
+interleaved rounds. Memory is the peak of the tensors that a step allocates, including the gradients
+of the parameters. The memory per added block is the slope between the smallest and the largest
+number of blocks.
 
-Accuracy: digits/vil_nano_deep.yaml and digits/vil_nano_reversible.yaml, three seeds each.
+Accuracy: trains digits/vil_nano_deep.yaml and digits/vil_nano_reversible.yaml with three seeds.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
-from shared import (
-    CPU,
-    MIB,
-    RESULTS,
-    add_json,
-    make_parser,
-    read_top1,
-    time_in_turns,
-    train,
-    write_json,
-)
+from shared import CPU, MIB, RESULTS, add_json, finish, make_parser, time_in_turns, write_json
 
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
@@ -39,14 +29,14 @@ from vil.utils.timing import peak_tensor_bytes
 ROUNDS, BATCH, PIXELS, BLOCKS = 9, 8, 224, (4, 8, 12)
 ARCH = "l1,h3,d96,n{},s1,g1,p16,f7,a0"
 SIDES = {"ordinary": False, "reversible": True}
-BOUND = 0.10  # memory of an added reversible block over that of an ordinary one
+BOUND = 0.10  # upper bound: memory of an added reversible block, divided by an ordinary block's
 CONFIGS = {"ordinary": "digits/vil_nano_deep.yaml", "reversible": "digits/vil_nano_reversible.yaml"}
 SEEDS = (0, 1, 2)
-POINTS = 1.0  # by which the mean accuracy may be lower
+POINTS = 1.0  # percentage points by which the mean accuracy of reversible blocks may be lower
 
 
 class Step:
-    """Forward and backward pass of a stage on random images."""
+    """A forward and backward pass of one stage on random images."""
 
     def __init__(self, blocks: int, reversible: bool, batch: int):
         torch.manual_seed(0)
@@ -61,7 +51,8 @@ class Step:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Print and return the median seconds and the peak MiB of each side and number of blocks."""
+    """Measure ordinary and reversible stages. Prints and returns the median seconds and the peak
+    MiB for each number of blocks."""
     steps = {
         f"{side} {blocks}": Step(blocks, reversible, args.batch)
         for blocks in args.blocks
@@ -90,20 +81,12 @@ def measure(args: argparse.Namespace) -> dict:
     return {"rows": rows, "MiB per added block": added, "ratio": share}
 
 
-def read_or_train(config: str, folder: Path, seed: int) -> float:
-    """Top-1 after the last epoch of the run in `folder`, which is trained if it is not finished."""
-    status = folder / "status.json"
-    if status.exists() and json.loads(status.read_text())["state"] == "finished":
-        return read_top1(folder)[-1]
-    return train(config, folder, "--resume", f"SEED={seed}")[-1]
-
-
 def compare_accuracy(root: Path) -> dict:
-    """Print and return top-1 of each side and seed."""
+    """Train with both kinds of blocks. Prints and returns top-1 for each kind and seed."""
     top1 = {side: [] for side in CONFIGS}
     for seed in SEEDS:
         for side, config in CONFIGS.items():
-            top1[side].append(read_or_train(config, root / f"{side}-{seed}", seed))
+            top1[side].append(finish(config, root / f"{side}-{seed}", f"SEED={seed}"))
     means = {side: statistics.mean(values) for side, values in top1.items()}
     for side, values in top1.items():
         print(f"{side:10} {' '.join(f'{v:6.2f}' for v in values)}  mean {means[side]:.2f}")
@@ -128,9 +111,9 @@ def run(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = make_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--accuracy", action="store_true", help="train on the digits instead")
+    parser.add_argument("--accuracy", action="store_true", help="compare accuracy on the digits")
     parser.add_argument("--runs", metavar="DIR", help="keep the runs here; default: temporary")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
-    parser.add_argument("--batch", type=int, default=BATCH, help=f"images ({BATCH})")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"images per step ({BATCH})")
     parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS, help="numbers of blocks")
     run(parser.parse_args())

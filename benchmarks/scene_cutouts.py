@@ -1,4 +1,4 @@
-"""Cut the digits out of the embedded scenes: a folder of images by class, with clutter around them.
+"""Cut the digits out of the synthetic scenes, and write them to a folder of images by class.
 
   python benchmarks/scene_cutouts.py cutouts
   vil train --config-file digits/vil_nano.yaml --output_dir runs/cutouts --data cutouts \\
@@ -6,7 +6,8 @@
       MODEL.MODEL_PATH vil/weights/vil_nano_digits.safetensors
   vil benchmark deploy --run runs/cutouts --images 1943 --out benchmarks/results/deploy-cutouts
 
-Each cut-out is a square around a box, with a margin of a fifth of its longer side.
+Each cut-out is a square around the box of a digit, with a margin of a fifth of the box's longer
+side. It therefore also shows the clutter around the digit.
 """
 
 import json
@@ -18,12 +19,13 @@ from shared import make_parser
 
 from vil.tasks.detection.data.datasets import DETECTION_SETS
 
-MARGIN = 0.2  # of the longer side of a box, on each side
+MARGIN = 0.2  # on each side of a box, as a fraction of its longer side
 SPLITS = ("train", "val")
 
 
 def cut(image: Image.Image, box: list[float]) -> Image.Image:
-    """Return the square around a box (x, y, width, height); what lies beyond the image is black."""
+    """Return the square around a box (x, y, width, height) in pixels. Parts outside of the image
+    are black."""
     x, y, width, height = box
     side = (1 + 2 * MARGIN) * max(width, height)
     left, top = x + (width - side) / 2, y + (height - side) / 2
@@ -31,7 +33,8 @@ def cut(image: Image.Image, box: list[float]) -> Image.Image:
 
 
 def write_split(root: Path, scenes: Path, split: str) -> int:
-    """Write the cut-outs of a split below root. Returns their number."""
+    """Write the cut-outs of a split to root/<split>/<class>/. Returns their number. scenes: folder
+    of the dataset."""
     folder, file = DETECTION_SETS["scenes"](scenes, split)
     content = json.loads(Path(file).read_text())
     names = {row["id"]: row["name"] for row in content["categories"]}
@@ -46,9 +49,9 @@ def write_split(root: Path, scenes: Path, split: str) -> int:
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("root", type=Path, help="the folder to write")
+    parser.add_argument("root", type=Path, help="folder to write; must not exist")
     root = parser.parse_args().root
     if root.exists():
-        sys.exit(f"{root} exists")
+        sys.exit(f"{root} already exists: choose another folder")
     for name in SPLITS:
         print(f"{name}: {write_split(root, root / 'scenes', name)} cut-outs", flush=True)

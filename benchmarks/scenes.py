@@ -1,13 +1,14 @@
-"""Train detectors on the embedded scenes for minutes, and check that evaluation is repeatable.
+"""Train detectors on the synthetic scenes, and check that evaluation gives the same metrics again.
 
-  python benchmarks/scenes.py                      all runs, an hour to three
-  python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' metrics are kept
+  python benchmarks/scenes.py                      all runs, one to three hours
+  python benchmarks/scenes.py mask_rcnn retinanet  some runs; the file keeps the other results
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core
 
-Each run is a complete `vil detect train` with rendering and evaluation, under torchrun for two
-processes, in wall-clock and CPU time, then `vil detect evaluate` of the last checkpoint. Metrics
-are in percent, on the 400 val scenes, on which the recipe was also chosen. They are written to
-benchmarks/results/scenes-cpu.json, with the machine and its threads.
+A run is a complete `vil detect train`, including rendering and evaluation, whose wall-clock and CPU
+time are measured. Runs with two processes use torchrun. Then `vil detect evaluate` evaluates the
+last checkpoint again. Metrics are in percent, on the 400 validation scenes, on which the recipe was
+also tuned. Metrics, times, machine and number of threads are written to
+benchmarks/results/scenes-cpu.json.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from vil.utils.machine import machine
 
 MASKS, BOXES = "scenes/mask_rcnn_vil_nano.yaml", "scenes/retinanet_vil_nano.yaml"
 BOTH = {"box_ap50": 70, "mask_ap50": 65}
-# name: config, options, processes, required box_ap50 and mask_ap50, most minutes
+# {name: (config, options, processes, lower bounds of metrics, upper bound of minutes)}
 RUNS = {
     "mask_rcnn": (MASKS, (), 1, BOTH, 25),
     "retinanet": (BOXES, (), 2, {"box_ap50": 60}, 25),
@@ -44,7 +45,7 @@ def select_metrics(row: dict[str, float]) -> dict[str, float]:
 
 
 def train(config: str, options: tuple[str, ...], processes: int) -> dict:
-    """Train and evaluate in a temporary folder; return metrics and times."""
+    """Train and evaluate a detector in a temporary folder. Returns the metrics and times."""
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
@@ -62,7 +63,7 @@ def train(config: str, options: tuple[str, ...], processes: int) -> dict:
 
 
 def launch(words: list[str], processes: int) -> int:
-    """Run vil, with the threads divided among the processes."""
+    """Run a `vil` command, with the threads divided among the processes. Returns the exit code."""
     if processes == 1:
         return main(words)
     threads = str(max(1, torch.get_num_threads() // processes))
@@ -78,7 +79,7 @@ def cpu_seconds() -> float:
 
 
 def find_misses(name: str, row: dict) -> list[str]:
-    """List the requirements that a run does not meet."""
+    """List the bounds in RUNS that a run misses, and whether its second evaluation differs."""
     *_, least, most = RUNS[name]
     misses = [f"{key} below {bound}" for key, bound in least.items() if row[key] < bound]
     misses += [f"more than {most} minutes"] if row["minutes"] > most else []
@@ -105,9 +106,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="RUN", help=f"of {'; '.join(RUNS)} (all)")
-    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="the result")
+    parser.add_argument("names", nargs="*", metavar="RUN", help=f"runs: {'; '.join(RUNS)} (all)")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="results file")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in RUNS]:
-        parser.error(f"no run {', '.join(unknown)}; there are: {'; '.join(RUNS)}")
+        parser.error(f"unknown run {', '.join(unknown)} (choices: {'; '.join(RUNS)})")
     run(args.names or list(RUNS), args.json)

@@ -1,11 +1,11 @@
-"""Compare DDP and FSDP2: the weights after some steps, and the peak memory of each rank.
+"""Compare DDP with FSDP2: the weights after some training steps, and the memory of each rank.
 
   python benchmarks/sharding.py [--config imagenet/vil_tiny.yaml] [--ranks 2] [--steps 10]
 
-Trains on noise in full precision, both strategies from the same weights on the same images. Prints
-the largest difference of any weight, and the MiB per rank of tensors: weights, gradients and
-optimizer state between two steps, and the peak in a step. One process per rank, by torchrun and
-gloo.
+Both strategies train in float32, from the same weights and on the same random images, with one
+process per rank (torchrun and gloo). Prints the largest difference of any weight, and the memory of
+tensors on each rank in MiB: "held" is that of weights, gradients and optimizer state between two
+steps, and "peak" is the peak during a step.
 """
 
 import argparse
@@ -36,7 +36,8 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def one_rank(args: argparse.Namespace) -> None:
-    """Run by torchrun: train, and write the weights and this rank's memory."""
+    """Train with one strategy in a process of torchrun. Writes the memory of this rank to the
+    folder `args.out` and, on the main rank, the weights."""
     keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
     cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
     torch.set_num_threads(1)
@@ -66,7 +67,7 @@ def train_step(model, optimizer, cfg, dist: DistInfo, number: int) -> None:
 
 
 def kept_tensors(model, optimizer):
-    """Yield weights, gradients and optimizer state."""
+    """Yield the tensors that are kept between steps: weights, gradients and optimizer state."""
     for parameter in model.parameters():
         yield parameter
         if parameter.grad is not None:
@@ -98,9 +99,9 @@ def run(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("--config", default="imagenet/vil_tiny.yaml")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--config", default="imagenet/vil_tiny.yaml", help="config of the model")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes (2)")
+    parser.add_argument("--steps", type=int, default=10, help="training steps (10)")
     parser.add_argument("--strategy", choices=STRATEGIES, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()

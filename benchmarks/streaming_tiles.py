@@ -1,4 +1,4 @@
-"""Ordinary tiles against the whole image: what `streaming.py --only tiles` measures and draws.
+"""Compare the maps of separate tiles with those of the full image (`streaming.py --only tiles`).
 
 Shapes: c channels, H W image size in pixels, X Y grid of a stage, d channels of its map.
 """
@@ -25,15 +25,15 @@ ARCH = (
 )
 NAMES = ("water", "ice", "vegetation")
 STEPS, BATCH, CROP, LEARNING_RATE = 300, 4, 256, 1e-3
-TOLERANCE = 0.01  # of the length of a cell's features, from which cells count as different
-CHECKED = 2048  # pixels of the crop that the plain model runs at once
+TOLERANCE = 0.01  # cells with a larger `relative_difference` count as different
+CHECKED = 2048  # side in pixels of the crop that the model also runs at once
 FIGURE = RESULTS.parent.parent / "docs/images/streaming-tiles.png"
 NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 STAGES = tuple(f"stages.{i}" for i in range(4))
 
 
 def shares(pixels: torch.Tensor) -> torch.Tensor:
-    """The shares (B, 3) of water, ice and vegetation in pixels (B, 3, H, W) of uint8."""
+    """Return the shares (B, 3) of water, ice and vegetation in images (B, 3, H, W) of uint8."""
     red, green, blue = pixels.float().unbind(1)
     water = blue > red + 12
     ice = ~water & (red > 225) & (green > 225)
@@ -42,7 +42,8 @@ def shares(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def train(image: torch.Tensor) -> tuple[MsViT, float]:
-    """A model that tells the shares of random crops of an image (3, H, W), and its mean error."""
+    """Train a model to predict the `shares` in random crops of an image (3, H, W). Returns (model,
+    mean error in the last 50 steps)."""
     torch.manual_seed(0)
     model = MsViT(parse_arch(ARCH, "longformer"), img_size=CROP, num_classes=len(NAMES))
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.05)
@@ -61,20 +62,22 @@ def train(image: torch.Tensor) -> tuple[MsViT, float]:
 
 
 def random_crops(image: torch.Tensor) -> torch.Tensor:
-    """BATCH square crops of CROP pixels."""
+    """Return random crops (BATCH, 3, CROP, CROP) of an image (3, H, W)."""
     tops = torch.randint(image.shape[1] - CROP, (BATCH,)).tolist()
     lefts = torch.randint(image.shape[2] - CROP, (BATCH,)).tolist()
     return torch.stack([image[:, t : t + CROP, n : n + CROP] for t, n in zip(tops, lefts)])
 
 
 def starts(size: int) -> list[int]:
-    """The first pixels of the tiles along an axis, the last tile at its end."""
+    """Return the first pixel of each tile along an axis of `size` pixels. The last tile ends at the
+    end of the axis."""
     step = TILE - OVERLAP
     return sorted({*range(0, size - TILE, step), size - TILE})
 
 
 def tile_maps(model: MsViT, image: torch.Tensor) -> Iterator[tuple[int, int, list, torch.Tensor]]:
-    """Yield (top, left, maps (d, x, y), logits (K,)) of each tile of an image (3, H, W)."""
+    """Yield (top, left, maps, logits (K,)) for each tile of an image (3, H, W). maps: one map
+    (d, X, Y) per stage."""
     for top in starts(image.shape[1]):
         for left in starts(image.shape[2]):
             pixels = NORMALIZE(image[:, top : top + TILE, left : left + TILE])[None]
@@ -84,8 +87,8 @@ def tile_maps(model: MsViT, image: torch.Tensor) -> Iterator[tuple[int, int, lis
 
 @torch.inference_mode()
 def run_tiles(model: MsViT, image: torch.Tensor, maps: list) -> torch.Tensor:
-    """Write the maps of tiles, each cell from the tile in whose middle it lies, and return the mean
-    logits."""
+    """Assemble the maps of the tiles in `maps`, arrays (d, X, Y), and return the mean logits (K,).
+    Tiles are cut by half of the overlap on each side that is not at the border of the image."""
     logits, margin, (height, width) = [], OVERLAP // 2, image.shape[1:]
     for top, left, parts, of_tile in tile_maps(model, image):
         logits.append(of_tile)
@@ -100,7 +103,8 @@ def run_tiles(model: MsViT, image: torch.Tensor, maps: list) -> torch.Tensor:
 
 
 def relative_difference(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The length (X, Y) of the difference of each cell of maps (d, X, Y), over the cell's length"""
+    """Return the norm (X, Y) of the difference of each cell's features in two maps (d, X, Y),
+    divided by the norm of the features in `expected`."""
     result = []
     for first in range(0, expected.shape[1], 64):
         rows = expected[:, first : first + 64]
@@ -110,7 +114,8 @@ def relative_difference(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def new_maps(model: MsViT, size: tuple[int, int], folder: Path, name: str) -> list[np.ndarray]:
-    """Mapped arrays (d, X, Y) for the maps of all stages."""
+    """Create memory-mapped arrays (d, X, Y) for the maps of all stages. size: (H, W) in pixels.
+    name: beginning of the file names."""
     shapes = zip(model.channels, model.grids(size))
     return [
         np.lib.format.open_memmap(folder / f"{name}{i}.npy", "w+", np.float32, (d, *grid))
@@ -119,7 +124,8 @@ def new_maps(model: MsViT, size: tuple[int, int], folder: Path, name: str) -> li
 
 
 def compare(model: MsViT, image: torch.Tensor, folder: Path) -> tuple[dict, list[np.ndarray]]:
-    """Compare tiles with the streamed image. Returns (result, differences (X, Y) of each stage)."""
+    """Compare tiles with the streamed image. Returns (results, `relative_difference` of each
+    stage)."""
     size = tuple(image.shape[1:])
     whole, tiled = (new_maps(model, size, folder, name) for name in ("whole", "tiled"))
     began = time.perf_counter()
@@ -142,7 +148,8 @@ def compare(model: MsViT, image: torch.Tensor, folder: Path) -> tuple[dict, list
 
 @torch.inference_mode()
 def check_crop(model: MsViT, image: torch.Tensor) -> dict:
-    """Compare the plain model on a crop with the streamed crop: shares of different cells."""
+    """Compare a streamed crop with a forward pass of the model over the same crop. Returns the
+    fraction of different cells in each stage, and other differences."""
     top, left = ((n - CHECKED) // 2 for n in image.shape[1:])
     crop = NORMALIZE(image[:, top : top + CHECKED, left : left + CHECKED])
     features, maps = model.forward_intermediates(crop[None])
@@ -159,12 +166,12 @@ def check_crop(model: MsViT, image: torch.Tensor) -> dict:
 
 
 def draw(image: torch.Tensor, differences: list[np.ndarray], file: Path) -> None:
-    """Draw the image, and where tiles differ from the whole in the second and the third stage."""
+    """Draw the image, and the differences between tiles and the full image in stages 2 and 3."""
     from matplotlib import pyplot
 
     panels = {"the image, 58 megapixels": image[:, ::8, ::8].permute(1, 2, 0).numpy()}
     for stage in (1, 2):
-        name = f"tiles of {TILE} pixels, stage {stage + 1}: difference from the whole"
+        name = f"tiles of {TILE} pixels, stage {stage + 1}: difference from the full image"
         panels[name] = 100 * differences[stage]
     figure, axes = pyplot.subplots(3, 1, figsize=(7, 11), layout="constrained")
     for axis, (name, panel) in zip(axes, panels.items()):
@@ -172,13 +179,14 @@ def draw(image: torch.Tensor, differences: list[np.ndarray], file: Path) -> None
         axis.set_title(name, fontsize=10)
         axis.axis("off")
         if panel.ndim == 2:
-            figure.colorbar(shown, ax=axis, label="% of the features' length", shrink=0.8)
+            figure.colorbar(shown, ax=axis, label="% of the norm of the features", shrink=0.8)
     figure.savefig(file, dpi=90)
     pyplot.close(figure)
 
 
 def compare_tiles(path: Path) -> dict:
-    """Train the model, compare, print and draw. path: of the relief map."""
+    """Train a model, compare tiles with the full image, and print, draw and return the results.
+    path: file of the relief map."""
     Image.MAX_IMAGE_PIXELS = None
     pixels = np.asarray(Image.open(path).convert("RGB"))
     height, width = (n // 32 * 32 for n in pixels.shape[:2])  # whole patches of all stages
