@@ -5,6 +5,7 @@ tests/test_doc_blocks.py runs the code blocks.
 """
 
 import csv
+import importlib
 import json
 import re
 import subprocess
@@ -23,7 +24,8 @@ from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
-from vil.tasks.image_task import build_train_transform
+from vil.engine.logger import SLOW_DATA
+from vil.tasks.image_task import MAX_EVAL_BATCH, build_train_transform
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
@@ -151,6 +153,12 @@ def test_the_reference_names_every_error_and_python_name():
     names = read("docs/reference/python_api.md")
     for name in vil.__all__:
         assert re.search(rf"`(vil\.)?{name}\b", names), name
+    further = names.split("Further modules")[1]
+    modules = re.findall(r"^\| `(vil\.[\w.]+)` \| (.*) \|$", further, flags=re.MULTILINE)
+    assert len(modules) >= 7
+    for module, exported in modules:
+        for name in re.findall(r"`(\w+)`", exported):
+            assert hasattr(importlib.import_module(module), name), (module, name)
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -219,6 +227,30 @@ def test_the_models_page_has_the_measured_numbers():
     for name, row in rows.items():
         step, memory = row["step / longformer"], row["peak MiB"]
         assert f"| {name} | {row['top1']:.2f} | {step:.2f} | {memory:.0f} MiB |" in page
+
+
+def test_models_with_a_relative_bias_have_the_higher_published_accuracy():
+    """As the models page says."""
+    with (ROOT / "vil/pretrained/published.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["top1"]]
+    top1 = {Path(row["config"]).stem: row["top1"] for row in rows}
+    pairs = [(name, f"{name}_rpb") for name in top1 if f"{name}_rpb" in top1]
+    assert len(pairs) == 5
+    for absolute, relative in pairs:
+        assert float(top1[relative]) > float(top1[absolute]), relative
+
+
+def test_the_precision_page_has_the_measured_speed():
+    with (RESULTS / "model-cpu/model.csv").open(newline="") as file:
+        rows = {(row["model"], row["way"]): row for row in csv.DictReader(file)}
+    ratio = float(rows["vil_tiny", "bf16"]["over_training"])  # relative to fp32
+    assert f"trains {ratio:.2f} times as fast in bfloat16" in read("docs/guides/precision.md")
+
+
+def test_the_troubleshooting_page_has_the_limits_of_the_code():
+    page = read("docs/guides/troubleshooting.md")
+    assert f"above {100 * SLOW_DATA:.0f} % there is a `hint:` line" in page
+    assert f"at most {MAX_EVAL_BATCH} images" in page
 
 
 def test_the_reversible_page_has_the_measured_numbers():

@@ -120,8 +120,8 @@ def test_check_says_whether_the_file_is_up_to_date(text, code, tmp_path, monkeyp
     assert file.exists() == bool(text)  # nothing is written
 
 
-def test_measured_figures_are_shown_with_their_command(tmp_path):
-    """Both shapes of results: figures by name, and curves by name."""
+def test_measured_results_are_shown_with_their_command(tmp_path):
+    """Both shapes of results: metrics by name, and curves by name."""
     assert zoo.measured(tmp_path) == []
     figures = {"longformer": {"top1": 98.0556, "macs": 18200000}, "full": {"top1": 97.5}}
     curves = {"fine-tuned": [[50.0, 90.0], [60.0, 92.5], [70.0, 91.25]]}

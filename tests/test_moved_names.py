@@ -29,6 +29,7 @@ UNCHANGED = [
     ("vil.models.arch", "parse_arch"),
     ("vil.models.attention_maps", "attention_maps"),
     ("vil.layers.attention", "set_progress"),
+    ("vil.layers.attention", "TrainStep"),
 ]
 
 

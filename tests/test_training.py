@@ -42,7 +42,7 @@ def test_random_shift_costs_little_accuracy(tmp_path):
 
 @pytest.mark.long
 def test_three_epochs_learn_something(tmp_path):
-    """A quick check of the whole: the loss falls below chance level within three epochs."""
+    """A quick end-to-end check: the loss falls below chance level within three epochs."""
     points = train(tmp_path, "OPTIM.EPOCHS=3", "SOLVER.WARMUP_EPOCHS=0.5", "INPUT.IMAGE_SIZE=32")
     losses = [point["loss"] for point in points if point["split"] == "val/digits"]
     assert losses[-1] < 2.1  # chance: 2.303

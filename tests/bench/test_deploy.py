@@ -1,5 +1,6 @@
 """`vil benchmark deploy`: what it measures, which paths it refuses, what it writes."""
 
+import argparse
 import csv
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 from tests.common.small_runs import TINY, vil
 from vil.bench.deploy import PATHS, Deployment, Row, Subject, compare_paths, predict
 from vil.cli.benchmark_deploy import PATHS as LISTED
+from vil.cli.benchmark_deploy import add_arguments, find_model
 from vil.config import get_config, override
 from vil.models.vision_longformer import MsViT
 from vil.ops.dispatch import CHOICES
@@ -80,6 +82,15 @@ def test_a_path_of_nans_is_refused(subject, monkeypatch):
         PATHS, "nan", lambda subject: Deployment(lambda: lambda x: x.mean((2, 3)) * torch.nan, 0)
     )
     assert compare(subject, "nan", least=0)[1].reason == "not timed: some logits are not finite"
+
+
+def test_a_path_of_nans_is_refused_without_eager(subject, monkeypatch):
+    monkeypatch.setitem(PATHS, "eager", lambda subject: 1 / 0)
+    monkeypatch.setitem(
+        PATHS, "nan", lambda subject: Deployment(lambda: lambda x: x.mean((2, 3)) * torch.nan, 0)
+    )
+    row = compare(subject, "nan")[1]
+    assert (row.reason, row.speed) == ("not timed: some logits are not finite", {})
 
 
 def test_a_path_that_fails_has_a_reason(subject, monkeypatch):
@@ -177,10 +188,48 @@ def test_compiled_paths(subject):
 
 def test_published_accuracies_belong_to_unchanged_models():
     cfg, _ = configure.resolve("imagenet/vil_tiny.yaml", configure.Options())
-    assert published_top1("vil_tiny", cfg) == 76.7
+    assert published_top1("vil_tiny", cfg) == 76.3
     assert published_top1("vil_small", cfg) is None
     assert published_top1("vil_tiny", override(cfg, ["INPUT.IMAGE_SIZE=384"])) is None
+    assert published_top1("vil_tiny", override(cfg, ["MODEL.ARCH=timm/resnet18"])) is None
+    linformer = override(cfg, ["MODEL.VIT.MSVIT.ATTN_TYPE=linformer"])
+    assert published_top1("vil_tiny", linformer) is None
     assert published_top1("timm/unknown", cfg) is None
+
+
+def model_of(*words):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return find_model(parser.parse_args(words))
+
+
+def test_a_model_has_its_own_name():
+    assert model_of()[1] == "vil_tiny"
+    assert model_of("MODEL.ARCH=timm/resnet18")[1] == "timm/resnet18"
+
+
+def test_weights_need_no_config_if_they_describe_their_model():
+    cfg, name, classes = model_of(f"MODEL.MODEL_PATH={DIGITS.url}")
+    wanted, _, _ = model_of(*WEIGHTS)
+    assert cfg.MODEL.VIT.MSVIT.ARCH == wanted.MODEL.VIT.MSVIT.ARCH
+    assert name == Path(DIGITS.url).stem
+    assert classes == [str(digit) for digit in range(10)]
+    other, _, _ = model_of("MODEL.MODEL_PATH=undescribed.pth")
+    assert other.MODEL.VIT.MSVIT.ARCH == model_of()[0].MODEL.VIT.MSVIT.ARCH
+
+
+def test_with_a_config_file_the_classes_are_those_of_the_weights():
+    cfg, name, classes = model_of(*WEIGHTS)
+    settings = benchmark_deploy.DeploySettings(paths=("eager",))
+    benchmark = benchmark_deploy.DeployBenchmark(cfg, name, settings, class_names=classes)
+    assert benchmark.class_names == [str(digit) for digit in range(10)]
+
+
+def test_classes_of_a_model_without_weights_are_counted(tmp_path):
+    cfg = get_config(None, [*MODEL, "DATA.NUM_CLASSES=auto"])
+    settings = benchmark_deploy.DeploySettings(paths=("eager",), batches=(1,), tune=False)
+    benchmark = benchmark_deploy.DeployBenchmark(cfg, "tiny", settings)
+    assert benchmark.open_model(tmp_path).model.head.out_features == 4
 
 
 def test_a_model_keeps_its_backends_when_another_model_is_opened(monkeypatch):

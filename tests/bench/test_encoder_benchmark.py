@@ -36,8 +36,8 @@ def test_a_short_run_writes_a_table_and_a_plot(tmp_path):
 @pytest.mark.long
 def test_impossible_sizes_are_refused_in_a_line(tmp_path):
     for words, reason in (
-        (["--widths", "96"], "--widths must be multiples of 64, given 96"),
-        (["--attentions", "ful"], "--attentions must be of"),
+        (["--widths", "96"], "--widths must be multiples of 64, got 96"),
+        (["--attentions", "ful"], "--attentions must be among"),
     ):
         done = run(*words, "--out", str(tmp_path))
         assert done.returncode == 1

@@ -7,6 +7,8 @@ from vil.builders.optim import build_schedule
 from vil.config import get_config
 from vil.config.yaml_source import packaged_root
 from vil.engine.distributed import DistInfo
+from vil.tasks import keys_of_others
+from vil.utils.registry import Entry
 
 FAKE = (
     "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.KWARGS={n: 8, num_classes: 4}",
@@ -22,6 +24,7 @@ UNUSED = [  # (words, reason, words that are unused)
     (("FINETUNE.USE_TRAIN_AUG=True",), f"{FINETUNE} is False", 1),
     (("AUG.MIXUP=0.8", "AUG.MIXCUT=1"), "AUG.MIXUP_PROB is 0", 2),
     ((*WARMUP, "SOLVER.WARMUP_METHOD=constant"), "SOLVER.LR_POLICY is empty", 3),
+    (("MULTILABEL.LOSS=asymmetric", "REGRESSION.MEAN=[1]"), "TASK is classification", 2),
 ]
 USED = [
     ("AUG.TIMM_AUG.HFLIP=0", f"{TIMM}=True"),
@@ -30,6 +33,7 @@ USED = [
     ("AUG.MIXUP=0.8", "AUG.MIXUP_PROB=0.5"),
     (*WARMUP, "SOLVER.LR_POLICY=cosine"),
     ("SOLVER.WARMUP_EPOCHS=0",),
+    ("TASK=multilabel", "MULTILABEL.LOSS=asymmetric"),
 ]
 SHIPPED = sorted(
     path.relative_to(packaged_root()).as_posix()
@@ -57,6 +61,15 @@ def test_a_key_without_effect_is_named(words, why, count, caplog):
 def test_a_key_with_an_effect_is_not_named(words, caplog):
     build(words)
     assert "no effect" not in caplog.text
+
+
+def test_a_task_uses_the_keys_of_the_task_that_it_extends():
+    from vil.tasks.multilabel.build import Multilabel
+
+    entry = Entry("tags", type("Tags", (Multilabel,), {}), keys={"mean": "REGRESSION.MEAN"})
+    names = keys_of_others(entry)
+    assert {"REGRESSION.STD"} <= {*names}
+    assert not {"MULTILABEL.LOSS", "REGRESSION.MEAN", "LOSS.LOSS"} & {*names}
 
 
 @pytest.mark.parametrize("file", SHIPPED)

@@ -73,7 +73,7 @@ def test_json_and_csv_hold_the_same_rows_and_json_the_machine(result):
 
 
 @pytest.mark.long
-def test_there_is_a_picture_and_it_can_be_drawn_anew(result, tmp_path):
+def test_there_is_a_plot_and_it_can_be_redrawn(result, tmp_path):
     folder, out = result
     picture = folder / "attention-float32-w2-n3.png"
     assert str(picture) in out
@@ -87,7 +87,7 @@ def test_there_is_a_picture_and_it_can_be_drawn_anew(result, tmp_path):
 
 
 @pytest.mark.long
-def test_a_picture_for_each_type_window_and_number_of_heads(tmp_path):
+def test_a_plot_for_each_dtype_window_and_number_of_heads(tmp_path):
     lists = ("--grids", "4", "--window", "2,3", "--heads", "1,2", "--dtype", "float32,bfloat16")
     ended = vil("benchmark", "attention", *SMALL, *lists, "--backends", "blocked", "--out", "out")
     assert ended.code == 0, ended.err
@@ -100,7 +100,7 @@ def test_a_picture_for_each_type_window_and_number_of_heads(tmp_path):
     }
 
 
-def test_only_what_was_named_runs_and_each_reason_is_told(tmp_path):
+def test_only_named_backends_run_and_each_reason_is_logged(tmp_path):
     words = ("--grids", "6", "--window", "2", "--masks", "exact", "--no-bias", "--num-global", "0")
     names = ("--backends", "unfold_nnf,natten,chunk_handgrad,blocked", "--max-bytes", "20000")
     ended = vil("benchmark", "attention", *SMALL, *words, *names)

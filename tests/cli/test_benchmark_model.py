@@ -5,8 +5,11 @@ import gzip
 import json
 
 import pytest
+import torch
 
 from tests.common.small_runs import TINY, vil
+from vil.bench.profile import profiled
+from vil.utils.errors import ConfigError
 
 WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
 
@@ -59,6 +62,16 @@ def test_the_profile_names_modules_and_writes_traces(result):
         names = {event.get("name") for event in trace["traceEvents"]}
         assert "module: stages.0.blocks.*.mlp.fc1" in names
     assert out.count("a training step of") == 2
+
+
+def test_a_profile_without_times_is_refused(tmp_path, monkeypatch):
+    """As on a GPU whose counters this process may not read."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="the profiler recorded no times on cuda: allow"):
+        profiled(
+            lambda: model(torch.ones(1, 2)), model, torch.device("cuda"), tmp_path / "trace.json"
+        )
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_sets_with_different_numbers_of_classes():
     refused(train(*sets), r"different numbers of classes cannot be concatenated: tsv 10, folder 2")
 
 
-def test_members_that_are_no_pictures():
+def test_members_that_are_not_images():
     for split in ("train", "val"):
         write_zip(Path(), split, samples(split, broken=8))
     ended = vil("train", *TEN, *IMAGENET, "--data", ".", "--output_dir", "run")
@@ -108,7 +108,7 @@ def test_members_that_are_no_pictures():
 
 
 def test_names_that_are_no_text():
-    """A class folder and a broken picture whose names are not UTF-8."""
+    """A class folder and a broken image whose names are not UTF-8."""
     draw_pictures("pets", {"train/cat": 9, "train/d\udcfeg": 9, "val/cat": 2})
     Path("pets/train/cat/\udcff.png").write_text("no picture")
     sets = ("DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2", ENOUGH)

@@ -160,7 +160,7 @@ def test_formats_agree(run, photos):
     assert [row["name"] for row in coco["categories"]] == [str(digit) for digit in range(10)]
 
 
-def test_pictures_are_drawn_under_names_of_their_own(run, photos):
+def test_images_are_drawn_under_unique_names(run, photos):
     Path("other").mkdir()
     for name in ("other/000001.png", "other/x.png"):
         Image.open(sorted(photos.iterdir())[0]).save(name)
@@ -172,7 +172,7 @@ def test_pictures_are_drawn_under_names_of_their_own(run, photos):
     assert np.asarray(Image.open("drawn/x.png")).std() > 0
 
 
-def test_pictures_are_not_drawn_over(run, photos):
+def test_drawn_images_are_not_overwritten(run, photos):
     Path("mine").mkdir()
     Image.open(sorted(photos.iterdir())[0]).save("mine/a.png")
     Image.open(sorted(photos.iterdir())[1]).save("mine/a.jpg")
@@ -188,8 +188,8 @@ def test_pictures_are_not_drawn_over(run, photos):
     assert len(shown) == 2
 
 
-def test_a_large_picture_in_tiles(run, photos):
-    """A scene in the corner of a dark picture of many tiles; one that fits into a tile is whole."""
+def test_a_large_image_in_tiles(run, photos):
+    """A scene in the corner of a dark image of many tiles; one that fits in a tile is not split."""
     scene = Image.open(sorted(photos.iterdir())[0]).convert("RGB")
     large = Image.new("RGB", (1000, 700))
     large.paste(scene, (0, 0))
@@ -284,7 +284,7 @@ def test_a_full_disk_is_one_line(run, photos, words, code, says):
     assert "Traceback" not in ended.stderr
 
 
-def test_made_up_pictures_need_a_place(tmp_path):
+def test_synthetic_images_need_a_writable_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written to .*: Not a directory"):
         build_detection_set("fake_boxes", tmp_path / "file", "val", masks=False)

@@ -1,4 +1,4 @@
-"""vil detect train: the loop of classifiers, from a config to a run that goes on."""
+"""vil detect train: the loop of classifiers, from a config to a resumed run."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_a_run_tells_losses_and_average_precision(run):
     assert (run / "checkpoints/best").exists()
 
 
-def test_a_run_goes_on_as_if_it_had_never_stopped(run, tmp_path):
+def test_a_run_resumes_as_if_it_had_never_stopped(run, tmp_path):
     words = ("detect", "train", "--data", tmp_path, "--output_dir", tmp_path / "run")
     assert vil(*words, *DETECTOR, "OPTIM.EPOCHS=1").code == 0
     assert vil(*words, *DETECTOR, "--resume").code == 0
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_settings_that_nothing_reads_are_told(words, told, caplog):
+def test_unused_settings_are_reported(words, told, caplog):
     cfg = get_config(None, [*DETECTOR, *words])
     task_of(cfg)
     assert [record.getMessage().split("no effect: ")[1] for record in caplog.records] == [
@@ -176,7 +176,7 @@ def test_a_classifier_has_none_of_them(caplog):
     )
 
 
-def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
+def test_a_dry_run_uses_synthetic_images(tmp_path, monkeypatch):
     """As large as training may draw them."""
     largest, check = set(), detectors.check_targets
 
@@ -227,7 +227,7 @@ def test_a_dry_run_counts_the_objects_of_a_coco_file(tmp_path, monkeypatch):
     run = ("detect", "train", "--dry-run", *other, *words, "--data")
     outcome = vil(*run, "mine")
     assert outcome.code == 0, outcome.err
-    assert "train coco: 6 images of 3 classes\n  objects of a class: " in outcome.out
+    assert "train coco: 6 images of 3 classes\n  objects per class: " in outcome.out
     assert "width x height of 6 images: median 64 x 48" in outcome.out
     assert vil(*run, "nowhere").code == 3
 

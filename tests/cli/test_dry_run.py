@@ -41,11 +41,11 @@ def test_a_dry_run_describes_the_data():
     lines = succeeds("train", *words).splitlines()
     assert len(lines) <= 30
     assert lines[0] == "train folder: 48 images of 2 classes"
-    assert lines[1] == "  images of a class: 16 (cat) to 32 (dog), a ratio of 2"
+    assert lines[1] == "  images per class: 16 (cat) to 32 (dog), a ratio of 2"
     assert re.fullmatch(r"  width x height of 32 images: median \d+ x \d+, .*", lines[2])
     assert lines[3:5] == [
         "val folder: 5 images of 2 classes",
-        "  images of a class: 2 (dog) to 3 (cat), a ratio of 1.5",
+        "  images per class: 2 (dog) to 3 (cat), a ratio of 1.5",
     ]
     assert "an epoch has 3 steps" in lines
     assert "one step of 16 synthetic images" in lines[-1]
@@ -71,7 +71,7 @@ def test_a_dry_run_ends_on_ctrl_c(monkeypatch):
 
 def test_the_changed_keys_of_a_dry_run_make_the_same_config():
     shown = succeeds("train", *TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "--dry-run", "SEED=7")
-    keys = shown.partition("(all: --all):\n")[2].partition("\nthe model has")[0]
+    keys = shown.partition("(--all prints all keys):\n")[2].partition("\nthe model has")[0]
     assert get_config(None, shlex.split(keys)) == get_config(
         None, [*TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "SEED=7"]
     )
@@ -93,7 +93,7 @@ def test_a_dry_run_of_one_number_uses_the_scale_of_the_data():
     assert "one step of 2 synthetic images" in shown
 
 
-def test_the_example_of_a_dry_run_goes_where_it_is_told():
+def test_a_dry_run_writes_the_example_to_the_given_file():
     succeeds("train", *TINY, "--dry-run", "--example", "e.png")
     assert sorted(path.name for path in Path().iterdir()) == ["e.png"]
     for words, message in (
@@ -119,7 +119,7 @@ def test_a_dry_run_of_generated_data_leaves_nothing_but_the_example(tmp_path):
     size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
     fake = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 8}", "DATA.NUM_CLASSES=10"]
     shown = succeeds("train", *words, *size, *fake, "--dry-run", "--all", "--example", "e.png")
-    assert re.search(r"dry run: one step of 4 synthetic images took \d+ MB at its peak\n$", shown)
+    assert re.search(r"dry run: one step of 4 synthetic images needed at most \d+ MiB\n$", shown)
     assert "step 1/1" in shown
     Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("the model has")])
     cfg = get_config("shown.yaml")

@@ -12,7 +12,10 @@ from PIL import Image
 from torch._inductor.exc import InvalidCxxCompiler
 
 from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
+from vil.config import get_config
 from vil.export import load_exported
+from vil.workflows.build_model import build_model
+from vil.workflows.export import ExportResult, compare_on_test_sets
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too
@@ -186,10 +189,17 @@ def test_aotinductor_needs_a_compiler(run, monkeypatch):
     assert "AOTInductor needs a C++ compiler" in ended.err
 
 
+def test_the_check_counts_the_classes_of_a_config():
+    cfg = get_config(None, [*TINY, "DATA.NUM_CLASSES=auto"])
+    result = ExportResult("", [], [], 0, build_model(None, TINY))
+    ((_, name, metrics),) = compare_on_test_sets(cfg, result, "onnx")
+    assert (name, metrics["count"]) == ("model", 64)
+
+
 def test_random_weights_are_not_written():
     ended = vil("export", *SMALL, *FOLDER, "--out", "m.onnx")
     assert (ended.code, ended.out) == (CHECKPOINT, "")
-    assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err
+    assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
 
 
 def test_missing_packages(run, monkeypatch):

@@ -230,7 +230,7 @@ def mean_loss(model: torch.nn.Module, cfg) -> float:
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_evaluation(here, name):
-    """A file of the original, every attention: the figures are those of its weights."""
+    """For every attention, a weight file of the original code gives the metrics of its weights."""
     words = as_typed(name)
     cfg = config_of(words)
     assert cfg.EVALUATE

@@ -1,4 +1,4 @@
-"""`vil predict` says of every picture what evaluation would, in three formats."""
+"""`vil predict` gives the predictions of evaluation for every image, in three formats."""
 
 import csv
 import io
@@ -131,8 +131,20 @@ def test_classes_are_written_on_copies(run, photos):
     assert Path("large.png").read_bytes() == before
 
 
+def test_only_its_own_copies_are_replaced(run, photos):
+    for name, text in (("0.png", None), ("0-2.png", "not an image")):
+        file = Path("drawn", name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text) if text else shutil.copy(photos / "b/1.png", file)
+    before = {file: file.read_bytes() for file in Path("drawn").iterdir()}
+    for _ in range(2):
+        predicted(run, "--output", "drawn", images=[photos / "a/0.png"])
+    assert {file: file.read_bytes() for file in before} == before
+    assert sorted(file.name for file in Path("drawn").iterdir()) == ["0-2.png", "0-3.png", "0.png"]
+
+
 def test_batches_and_workers_change_nothing(run, photos):
-    """With a whole batch of broken pictures in the middle."""
+    """With a full batch of broken images in the middle."""
     for name in ("b/00.png", "b/01.png"):
         Path(photos, name).write_bytes(b"")
     first, *others = (
@@ -157,7 +169,7 @@ def test_mixed_precision_is_the_config_s(run, photos):
 # Where pictures come from
 
 
-def test_a_folder_is_all_pictures_below_it_in_order(run, photos):
+def test_a_folder_means_all_images_below_it_in_order(run, photos):
     picture = (photos / "a/0.png").read_bytes()
     for name in ("z.PNG", ".hidden.png", "a/notes.txt", "c/d/1.jpg", "c/d/3.bmp", "c/d/2.tif"):
         Path(photos, name).parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +181,7 @@ def test_a_folder_is_all_pictures_below_it_in_order(run, photos):
 
 
 @pytest.mark.parametrize("kind", ["png", "ppm"])
-def test_standard_input_is_a_picture(run, stdin, kind):
+def test_standard_input_is_an_image(run, stdin, kind):
     """A PNG is no UTF-8; a dark PPM is, but holds NUL."""
     Image.new("RGB", (40, 36), (0, 10, 5)).save(f"dark.{kind}")
     stdin(Path(f"dark.{kind}").read_bytes())
@@ -238,7 +250,7 @@ def test_classes_have_the_names_given_or_their_numbers(run, photos):
 # What is wrong
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_goes_on(run, photos, caplog):
+def test_unreadable_images_are_reported_and_the_others_predicted(run, photos, caplog):
     Path("broken.png").write_bytes((photos / "a/0.png").read_bytes()[:60])
     found = predicted(run, images=["broken.png", "nowhere.png", "photos/b/0.png"])
     assert [bool(record.get("error")) for record in found] == [True, True, False]
@@ -292,10 +304,10 @@ def test_command_lines_that_cannot_be(run, photos, words, code, pattern):
 def test_random_weights_say_nothing(photos):
     ended = vil("predict", *TINY, "--images", photos)
     assert (ended.code, ended.out) == (CHECKPOINT, "")
-    assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err
+    assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
 
 
-def test_pictures_without_a_flag(run, photos):
+def test_images_without_the_flag(run, photos):
     """Before and after KEY VALUE pairs, and beside --images."""
     wanted = predicted(run, images=[photos, photos])
     words = (photos, "DEVICE", "cpu", "--run", run, "--format", "json")

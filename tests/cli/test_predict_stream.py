@@ -47,7 +47,7 @@ def test_the_prediction_and_the_maps_of_the_whole_image(photo, shipped, tmp_path
     words = ["--format", "json", "--top", "all", "--scratch", scratch, "--memory", "32MiB"]
     ended = vil("predict", photo, "--stream", "--check", *words, *save)
     assert ended.code == 0, ended.err
-    assert "a streamed crop differs from a plain forward by" in ended.err
+    assert "a streamed crop differ from those of a normal forward pass by" in ended.err
     (row,) = json.loads(ended.out)
     found = {each["index"]: each["probability"] for each in row["classes"]}
     probabilities, maps = whole(shipped, photo)

@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder of two classes with the worst of names, and one broken picture."""
+    """A folder of two classes with hostile names and one broken image."""
     root = tmp_path_factory.mktemp("photos")
     for split, count in (("train", 16), ("val", 9)):
         for number, name in enumerate(HOSTILE):
@@ -75,7 +75,7 @@ def page(run):
 # What is on the page
 
 
-def test_the_figures_are_those_of_evaluation(run, page):
+def test_the_metrics_are_those_of_evaluation(run, page):
     assert vil("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC=True").code == 0
     found = results(run)["folder"]
     for text in (f"{found['top1']:.2f}%", f"{found['loss']:.4f}", "folder, 18 images"):
@@ -113,7 +113,7 @@ def test_nothing_comes_from_elsewhere(page):
     assert len(page.markup.encode()) < 3e6
 
 
-def test_pictures_and_tables_are_described(page):
+def test_images_and_tables_have_descriptions(page):
     assert len(page.all("img")) == 18
     assert all(a["alt"].startswith("An image of class") for a in page.all("img"))
     assert all(a.get("scope") in ("col", "row") for a in page.all("th"))
@@ -135,7 +135,7 @@ def browsed(file, profile) -> str:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_a_browser_shows_every_picture_and_has_no_complaint(page, tmp_path):
+def test_a_browser_shows_every_image_and_has_no_error(page, tmp_path):
     """A copy says so itself, in the log that must be empty for the page: it has a script, which the
     page's policy refuses."""
     Path("page.html").write_text(page.markup, encoding="utf-8")
@@ -189,7 +189,7 @@ def test_a_model_that_cannot_be_built_here(run):
     assert "The model cannot be built here: unknown backend" in Page("old/report.html").said
 
 
-def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
+def test_a_report_with_moved_data(run, photos):
     """KEY VALUE pairs and flags are for the evaluation."""
     ended = vil("report", run, "--data", "nowhere", "--out", "x.html")
     assert ended.code == DATA
@@ -281,7 +281,7 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("tar", "tsv", "c
 
 
 @pytest.mark.parametrize("name", ["imagenet", "val.yaml", *LONG])
-def test_pictures_are_read_again_from_every_format(name, data):
+def test_images_are_read_again_from_every_format(name, data):
     """By their number in the set, here after a loader's worker has read them in its process."""
     train = name.replace("val", "train")
     words = [*SMALL, f"DATA.TRAIN=[{train}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=10",

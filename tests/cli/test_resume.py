@@ -53,7 +53,7 @@ def kill_after(process, folder, step):
 
 
 def last_step(folder):
-    """The step of the last whole line of metrics.jsonl."""
+    """Return the step of the last complete line of metrics.jsonl."""
     file = folder / "metrics.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0
@@ -179,7 +179,7 @@ def test_a_finished_run_has_nothing_to_do(folders):
         (["--resume", OTHER_ARCH, "RUN.ALLOW_CHANGES=True"], 4, "another model"),
     ],
 )
-def test_what_does_not_go_on_with_a_run_leaves_it_as_it_was(folders, more, code, message):
+def test_a_refused_resume_leaves_the_run_unchanged(folders, more, code, message):
     before = snapshot(folders)
     ended = vil(*words(folders, *more))
     assert (ended.code, ended.out.count("train epoch")) == (code, 0)
@@ -201,7 +201,7 @@ def test_a_change_is_allowed_for_one_start_only(tmp_path):
 
 
 def test_a_run_can_be_made_longer(folders):
-    """More epochs with the weights so far; its log goes on where it stood."""
+    """More epochs from the current weights; the log continues where it ended."""
     folder = folders[0]["0 workers"]
     ended = vil("train", *EVERYTHING, "--output_dir", folder, "--resume", "OPTIM.EPOCHS=5")
     assert ended.code == 0, ended.err

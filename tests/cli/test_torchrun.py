@@ -48,7 +48,7 @@ def with_batch_norm(folder):
 
 
 def evaluation(run, world, count):
-    """The last weights of `run` on `count` images; the figures go to run/world-count."""
+    """Evaluate the last weights of `run` on `count` images; the metrics go to run/world-count."""
     where = f"{run}/{world}-{count}"
     return [
         "evaluate", "--run", run, "--checkpoint", "last", f"DATA.KWARGS.n={count}",
@@ -58,7 +58,7 @@ def evaluation(run, world, count):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """<world>-<mode>: runs; 1-0/<world>-<count>: the figures of evaluating one of them."""
+    """<world>-<mode>: runs; 1-0/<world>-<count>: the metrics of evaluating one of them."""
     root = tmp_path_factory.mktemp("ranks")
     run = root / "1-0"
     for mode in MODES:

@@ -158,7 +158,7 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     assert "training: timing the backends" in out
     assert ", tuned" in out
     assert (tmp_path / "cache/attention.json").is_file(), "the user's other runs know it too"
-    # goes on with what it began with, whatever was tuned meanwhile
+    # keeps the choices that it started with, whatever was tuned meanwhile
     begun = {bucket: "native" if bucket in linears else "gathered" for bucket in kept}
     (tmp_path / "run/autotune.json").write_text(json.dumps(begun))
     out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out

@@ -37,7 +37,7 @@ def photo():
 
 
 def drawn(*words, out="attention.png"):
-    """The picture that a command draws, and what it says on stderr."""
+    """Return the image that a command draws, and its stderr."""
     said = said_of(*words, out=out)
     return imread(out), said
 
@@ -52,7 +52,7 @@ def said_of(*words, out="attention.png"):
 # Attention
 
 
-def test_a_file_a_stream_and_a_picture_of_the_test_set(run, photo, monkeypatch):
+def test_a_file_a_stream_and_an_image_of_the_test_set(run, photo, monkeypatch):
     whole, said = drawn("attention", photo, "--run", run)
     assert re.match(r"weights of .*step-\d+: \d+ loaded\n", said)
     stdin = io.TextIOWrapper(io.BytesIO(Path(photo).read_bytes()))
@@ -98,7 +98,8 @@ def test_the_probability_is_that_of_vil_predict(run, photo, shown):
 
 def test_the_shipped_weights_where_nothing_is_said(photo):
     _, said = drawn("attention", photo)
-    assert said.startswith("the shipped vil_nano, which recognizes the digits 0 to 9\nweights of ")
+    first = "using the shipped vil_nano, which recognizes the digits 0 to 9\nweights of "
+    assert said.startswith(first)
 
 
 def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
@@ -169,7 +170,7 @@ def test_runs_that_are_none_and_models_of_others(photo):
     refused(vil(*show, "--run", "empty"), USAGE, "is not the folder of a run")
     Path("empty/config.yaml").write_text("VERSION: 1\n")
     refused(vil(*show, "--run", "empty"), CHECKPOINT, "no best checkpoint yet")
-    refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH, or give --run DIR")
+    refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH or give --run DIR")
     foreign = [*FEW, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
     assert vil("train", *foreign, "--output_dir", "foreign").code == 0
     refused(vil(*show, "--run", "foreign"), USAGE, "an external model")
@@ -199,7 +200,7 @@ def test_every_example_of_the_pattern_s_help_is_drawn():
         drawn(*words, out=words[words.index("--out") + 1] if "--out" in words else "pattern.png")
 
 
-def test_the_picture_of_the_docs_is_what_its_command_draws():
+def test_the_plot_in_the_docs_is_what_its_command_draws():
     last = pattern_help.split("vil visualize ")[-1].split("docs/pattern.png")[0]
     words = shlex.split(last.replace("\\\n", "")) + ["docs/pattern.png"]
     Path("docs").mkdir()

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
 from vil.ops import Case, patterns
 from vil.ops.layout import Layout
-from vil.ops.patterns import Pattern, parse_pattern
+from vil.ops.patterns import Pairs, Pattern, parse_pattern
 from vil.ops.patterns.base import Grid
 
 HEADS = 2
@@ -49,11 +51,28 @@ def blocks_per_head(grid: Grid) -> Pattern:
     return patterns.from_blocks(blocks, 2)
 
 
+@dataclass(frozen=True)
+class LocalPerHead(Pattern):
+    """A user's pattern: keys up to a distance that differs by head."""
+
+    distances: tuple[int, ...] = (1, 3)
+    invariant: ClassVar[bool] = True
+
+    @property
+    def heads(self) -> int:
+        return len(self.distances)
+
+    def visible(self, pairs: Pairs) -> torch.Tensor:
+        apart = torch.maximum(pairs.rows.abs(), pairs.cols.abs())
+        return torch.stack([apart <= distance for distance in self.distances])
+
+
 MAKERS: dict[str, Callable[[Grid], Pattern]] = {
     **{text: partial(lambda text, grid: parse_pattern(text), text) for text in TEXTS},
     "mask per head": mask_per_head,
     "blocks per head": blocks_per_head,
     "mask per head & local": lambda grid: mask_per_head(grid) & patterns.local(3),
+    "local per head": lambda grid: LocalPerHead(),
 }
 F32, BF16 = torch.float32, torch.bfloat16
 CALLS = [  # chunk, G, table, to_global, padded images, max_reach, dtype

@@ -1,4 +1,4 @@
-"""Small models for the tests of streaming, their outputs for a whole image, and streamed ones."""
+"""Small models for the streaming tests, with their plain and streamed outputs for an image."""
 
 from collections.abc import Mapping, Sequence
 

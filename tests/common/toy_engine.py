@@ -186,7 +186,7 @@ def launch(world, *runs, codes=None):
 
 
 class Troubled(ClassificationTask):
-    """On one rank some losses are no numbers, a step sends a signal, or never ends."""
+    """A task with faults on one rank: NaN losses, a step that sends a signal, or one that hangs."""
 
     def __init__(self, rank, folder, faults, test_sets):
         super().__init__(device=CPU, test_sets=test_sets, num_classes=CLASSES, per_class=True)

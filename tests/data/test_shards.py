@@ -96,6 +96,19 @@ def test_a_list_of_classes(tmp_path, caplog):
     assert "cannot be read" in refusal(tmp_path, ["1"], labelmap="none.txt")
 
 
+def test_labels_that_mean_two_classes_are_refused(tmp_path):
+    """The number of one class is the name of another, as where names were sorted as text."""
+    (tmp_path / "classes.txt").write_text("0\n1\n10\n11\n2\n")
+    for labels, extension in ((["0", "2", "4"], "cls"), ([{"label": 2}, {"label": 0}], "json")):
+        message = refusal(tmp_path, labels, extension)
+        assert "samples have a label that is the name of one class and the number of" in message
+        assert "set DATA.KWARGS.text_labels True; if they are numbers, rename" in message
+    assert read(tmp_path, ["0", "2", "1"], text_labels=True).targets.tolist() == [0, 4, 1]
+    assert read(tmp_path, ["0", "2", "11"]).targets.tolist() == [0, 4, 3]  # 11 is no number
+    assert read(tmp_path, [{"label": "2"}], "json").targets.tolist() == [4]
+    assert read(tmp_path, ["0", "1", "3"]).targets.tolist() == [0, 1, 3]
+
+
 def test_labels_and_numbers(tmp_path):
     data = read(tmp_path, ["cat\ndog", "", "dog\n"], "txt", target_type="labels")
     assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [[1, 1], [0, 0], [0, 1]])
@@ -142,7 +155,7 @@ BAD = {
     "empty label": (members(["a", " "]), "1 of 2 samples have no label; the first in"),
     "not UTF-8": (PLAIN | {"0001.cls": b"\xff"}, "1 of 3 samples have no valid cls; the first in"),
     "not JSON": (members([{"label": 1}], "json") | {"0000.json": "{"},
-                 "1 of 1 samples have no valid json with 'label'; the first in sample x.tar@0000"),
+                 "1 of 1 samples have no valid json with the field 'label'; the first in sam"),
     "no field": (members([{"label": 1}, {"caption": "a"}], "json"), "1 of 2 samples have no valid"),
     "a list": (members([{"label": [1, 2]}], "json"), "1 of 1 samples have several labels"),
     "nothing": ({"README": "x", "a.npz": "x"}, "has no images and no labels"),

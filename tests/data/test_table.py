@@ -169,6 +169,13 @@ def test_bad_tables_are_refused_with_a_line(root, name):
         open_table(root, text)
 
 
+def test_an_extra_root_that_is_a_text_is_one_folder(root):
+    (root.parent / "x.png").write_bytes(b"")
+    text = BAD["outside"][0]
+    assert "which is not below" in refusal(root, text, extra_roots=str(root.parent / "pool"))
+    assert len(open_table(root, text, extra_roots=str(root.parent))) == 4
+
+
 def test_names_that_are_partly_numbers_can_be_allowed(root):
     data = open_table(root, table_of([1, 2, "a", "nan"]), text_labels=True)
     assert data.classes == ["1", "2", "a", "nan"]

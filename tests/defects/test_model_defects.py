@@ -168,7 +168,7 @@ def test_a_performer_image_does_not_depend_on_its_batch():
 
 @pytest.mark.defect("B26")
 def test_a_model_with_stochastic_depth_can_be_printed():
-    """B26. Its rate was a tensor, which timm cannot format."""
+    """B26. Its drop rate was a tensor, which timm cannot format."""
     assert "drop_prob=0.3" in str(built("MODEL.VIT.DROP_PATH=0.3"))
 
 

@@ -76,7 +76,7 @@ def test_importing_the_commands_does_nothing():
 
 @pytest.mark.long
 @pytest.mark.defect("B7", "B24")
-def test_a_run_of_one_step_epochs_goes_on():
+def test_a_run_of_one_step_epochs_resumes():
     """B7 and B24. Resuming read the epoch out of checkpoint_last.pth; one-step epochs broke it."""
     assert train("broken", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=2") == 0
     assert train("broken", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=3", "--resume") == 0

@@ -1,4 +1,4 @@
-"""Between two log lines nothing waits for the device: no number is read back from it."""
+"""Between two log lines nothing synchronizes with the device: no value is read back."""
 
 import dataclasses
 

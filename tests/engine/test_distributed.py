@@ -5,9 +5,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.common.toy_engine import launch, metrics, toy_train
+from tests.common.one_rank import one_rank
+from tests.common.toy_engine import CPU, launch, metrics, toy_train
+from vil.builders.device import process_group
+from vil.config import get_config
 from vil.engine.checkpoint.save_load import resolve_link
-from vil.engine.distributed import DistInfo, read_environment, unwrap
+from vil.engine.distributed import DistInfo, read_environment, start, unwrap
 
 
 def evaluations(folder):
@@ -79,6 +82,22 @@ def test_a_partial_environment_is_refused_in_one_line(name):
 def test_impossible_places_are_refused(change, reason):
     with pytest.raises(ValueError, match=reason):
         read_environment({**TORCHRUN, **change})
+
+
+def test_one_gpu_for_several_processes_of_a_machine_is_refused(monkeypatch):
+    first = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in first.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="cuda:1 would put all 2 processes .*set DEVICE cuda,"):
+        start(None, torch.device("cuda:1"))
+
+
+def test_a_group_of_the_calling_script_is_used_and_kept(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with one_rank():
+        with process_group(get_config(), CPU) as dist:
+            assert dist == DistInfo(0, 1, 3)
+        assert torch.distributed.is_initialized()
 
 
 def test_unwrap_finds_the_plain_model():

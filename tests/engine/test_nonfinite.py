@@ -21,6 +21,7 @@ from vil.engine.loop import Loss
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
     DelayedFlags,
+    NonFiniteSteps,
     all_reduce_flags,
     gradient_norm,
     update,
@@ -91,7 +92,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_a_dump(tmp_path):
 
 def test_a_dump_that_cannot_be_written_does_not_hide_the_reason(tmp_path):
     (tmp_path / "crash").touch()
-    with pytest.raises(DivergedError, match="up to step 8; .*json cannot be written: File ex"):
+    with pytest.raises(DivergedError, match="up to step 8: .*json cannot be written: File ex"):
         toy_train(tmp_path, task=Poisoned({5, 6, 7}), max_bad_steps=2)
     assert json.loads((tmp_path / "status.json").read_text())["code"] == 5
 
@@ -161,4 +162,30 @@ def test_an_optimizer_skips_a_bad_step(name):
 
 def test_flags_are_read_at_once_on_a_cpu():
     delayed = DelayedFlags(CPU)
-    assert delayed.read(torch.tensor([1.0, 2.0])) == (True, 2)
+    assert delayed.read(torch.tensor([1.0, 2.0]), {"step": 3}) == (True, 2, {"step": 3})
+
+
+class Copied:
+    """A CUDA event, on a machine without one."""
+
+    def record(self):
+        pass
+
+    synchronize = record
+
+
+def test_a_crash_file_describes_the_step_whose_flags_a_gpu_reads_late(tmp_path, monkeypatch):
+    empty, model = torch.empty, toy_model()
+    monkeypatch.setattr(torch, "empty", lambda size, pin_memory: empty(size))
+    monkeypatch.setattr(torch.cuda, "Event", Copied)
+    delayed, steps = DelayedFlags(torch.device("cuda")), NonFiniteSteps(0, tmp_path, rank=0)
+
+    def count(step, bad):
+        record = {"step": step, "samples": torch.tensor([10 * step])}
+        return steps.count(delayed.read(torch.tensor([bad, 0.0]), record), model, step)
+
+    assert [count(7, 0.0), count(8, 1.0)] == [0, 0]
+    with pytest.raises(DivergedError, match="1 steps in a row, up to step 8"):
+        count(9, 0.0)
+    found = json.loads((tmp_path / "crash/not-finite-rank0.json").read_text())
+    assert (found["step"], found["samples"], found["gradients_of_step"]) == (8, [80], 9)

@@ -193,7 +193,7 @@ def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
     process = hang(tmp_path, hang_seconds=1.0)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 6, output
-    assert "rank 0: no step in 1 s; it is in fall_asleep" in output
+    assert "rank 0: no step in 1 s; its main thread is in fall_asleep" in output
     assert "fall_asleep" in (tmp_path / "crash/stacks-rank0.txt").read_text()
     assert (status(tmp_path)["state"], status(tmp_path)["code"]) == ("hung", 6)
 
@@ -221,8 +221,8 @@ def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, 
 def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
     options = {"sleep_step": 3, "sleep_rank": 1, "hang_seconds": 3.0}
     outputs = launch(2, (tmp_path, options), codes=[6, 6])
-    assert "rank 0: no step in 3 s; it waits for other ranks" in outputs[0]
-    assert "rank 1: no step in 3 s; it is in fall_asleep" in outputs[1]
+    assert "rank 0: no step in 3 s; its main thread waits for other ranks" in outputs[0]
+    assert "rank 1: no step in 3 s; its main thread is in fall_asleep" in outputs[1]
 
 
 @pytest.mark.long

@@ -111,7 +111,7 @@ def test_an_estimate_from_the_first_step_is_corrected_after_the_second(tmp_path,
         clock[0] += seconds
         log.first_progress(number)
     first, second = shown(log)
-    assert "step 1/1000 eta 4:09:45 (too long: the first step includes" in first
+    assert "step 1/1000 eta 4:09:45 (overestimated: the first step includes" in first
     assert second == "train epoch 0.00/2 step 2/1000 eta 0:08:19 time 0.500 img/s 16.0"
 
 

@@ -1,6 +1,7 @@
 """Models of timm and torchvision: image sizes, weight decay, layers, heads, errors."""
 
 import pytest
+import timm
 import torch
 
 from vil.integrations.external_models import build_external, find_no_decay_params, number_layers
@@ -15,6 +16,7 @@ MODELS = [
     ("timm/vgg11", 64),
     ("resnet18", 40),
     ("vit_b_32", 96),
+    ("maxvit_t", 448),
     ("googlenet", 64),
 ]
 
@@ -43,8 +45,23 @@ def test_unknown_names_raise(name, message):
 
 def test_gradient_checkpointing_if_supported():
     build_external("timm/test_vit", num_classes=3, img_size=96, grad_checkpoint=True)
-    with torch.device("meta"), pytest.raises(ValueError, match="has no gradient checkpointing"):
-        build_external("resnet18", num_classes=3, img_size=64, grad_checkpoint=True)
+    for name in ("resnet18", "timm/vgg11"):  # without the method; with one that only asserts
+        with torch.device("meta"), pytest.raises(ValueError, match="has no gradient checkpointing"):
+            build_external(name, num_classes=3, img_size=64, grad_checkpoint=True)
+
+
+@pytest.mark.parametrize(("name", "size"), [("maxvit_t", 256), ("vit_b_32", 100)])
+def test_a_side_that_the_windows_or_patches_do_not_divide_raises(name, size):
+    message = f"{name} does not support images of {size} x {size} pixels: set img_size"
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        build_external(name, num_classes=3, img_size=size)
+
+
+def test_a_model_without_published_weights_raises():
+    known = {name.split(".")[0] for name in timm.list_pretrained()}
+    name = next(name for name in timm.list_models() if name not in known)
+    with pytest.raises(ValueError, match=f"timm/{name} has no published weights"):
+        build_external(f"timm/{name}", num_classes=3, img_size=64, pretrained=True)
 
 
 def test_norms_biases_and_positions_are_not_decayed():

@@ -178,7 +178,7 @@ def test_other_forward_methods():
     for x, y in zip(*(m.forward_intermediates(images)[1] for m in (model, other))):
         assert torch.allclose(x, y, atol=1e-5)
     maps = timm.create_model("test_vit", features_only=True, img_size=64)
-    with pytest.raises(ValueError, match=r"its submodule model \(VisionTransformer\) has them"):
+    with pytest.raises(ValueError, match=r"its submodule model \(VisionTransformer\) has the"):
         vil.patch_attention(maps)
     before = maps(images)
     vil.patch_attention(maps.model, window=6)
@@ -365,7 +365,7 @@ ERRORS = {
     "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*lacks blocks"),
     "no module": (lambda: "vit", {}, "'vit', which is not a module"),
     "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it lacks blocks"),
-    "wrapped": (lambda: nn.Sequential(vit()), {}, r"submodule 0 \(VisionTransformer\) has them"),
+    "wrapped": (lambda: nn.Sequential(vit()), {}, r"submodule 0 \(VisionTransformer\) has the"),
     "swin": (
         partial(timm.create_model, "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1)),
         {}, "SwinTransformer.*lacks blocks.*its layers.0.blocks.0.attn is .*WindowAttention",
@@ -378,7 +378,7 @@ ERRORS = {
     "parallel": (
         partial(timm.create_model, "vit_base_patch16_224", block_fn=timm.models.vision_transformer
                 .ParallelScalingBlock, depth=1),
-        {}, r"blocks.0 \(ParallelScalingBlock\) has no attention that can",
+        {}, r"blocks.0 \(ParallelScalingBlock\) has no attention of",
     ),
     "dropped patches": (partial(vit, patch_drop_rate=0.5), {}, "patch_drop_rate 0.5"),
     "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),
@@ -392,7 +392,7 @@ ERRORS = {
     "a misspelt backend": (vit, dict(backend="blokced"), "did you mean 'blocked'"),
     "no such block": (vit, dict(blocks=[0, 2]), r"no block 2: expected .* 0..1, or -2..-1"),
     "a block by name": (vit, dict(blocks=["0"]), "no block '0'"),
-    "no pattern": (vit, dict(pattern=None), "pattern must be a text such as"),
+    "no pattern": (vit, dict(pattern=None), "pattern must be a string such as"),
     "nothing global": (
         partial(vit, class_token=False, global_pool="avg"),
         dict(attention="global"), "at least one global token",

@@ -116,7 +116,7 @@ def test_set_input_size(name):
 
 def test_an_image_without_a_token_changes_nothing():
     model = vil.get_model("vil_nano")
-    with pytest.raises(ValueError, match="at least 16 pixels per side"):
+    with pytest.raises(ValueError, match="image sides need 16 pixels or more, got 12"):
         model.set_input_size(12)
     assert model.settings["img_size"] == 64
 
@@ -272,6 +272,27 @@ def test_the_head_of_a_file_is_kept_if_the_classes_match(three):
     for settings in ({}, {"num_classes": 3}):
         assert_close(from_file(folder, **settings)(x), model(x))
     assert from_file(folder / "model.safetensors", num_classes=5)(x).shape == (1, 5)
+
+
+def test_a_file_sets_what_is_not_given(tmp_path):
+    settings = {"windows": (2, 3, 4), "avg_pool": False, "img_size": 32, "num_classes": 3}
+    model, x = vil.get_model("vil_nano", **settings).eval(), torch.randn(1, 3, 32, 32)
+    vil.save_pretrained(model, tmp_path, transform={"mean": [0.1] * 3})
+    found = from_file(tmp_path)
+    assert torch.equal(found(x), model(x))
+    assert (found.specs, list(found.pretrained_cfg["mean"])) == (model.specs, [0.1] * 3)
+    assert from_file(tmp_path, avg_pool=True).global_pool == "avg"
+    with pytest.raises(CheckpointError, match="weights of another architecture than vil_tiny"):
+        create("vil_tiny", pretrained=True, pretrained_cfg_overlay=dict(file=str(tmp_path)))
+
+
+def test_a_2021_file_is_computed_by_its_rules(tmp_path):
+    source = vil.get_model("vil_nano", attention="srformer")
+    names = get_2021_names(source)
+    file = tmp_path / "model_best.pth"
+    torch.save({names[key]: value for key, value in source.state_dict().items()}, file)
+    rules = from_file(file, attention="srformer").settings["attention_args"]
+    assert rules == {"srformer": {"ragged": "drop"}}
 
 
 def test_damaged_files_and_folders_raise(three):

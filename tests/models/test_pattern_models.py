@@ -21,7 +21,7 @@ ARCH = "l1,h2,d8,n3,s1,g1,p4,f3,a0_l2,h2,d8,n2,s1,g0,p2,f2,a0"
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def build(pattern: str, attention: str = "pattern", **settings) -> MsViT:
+def build(pattern: str | patterns.Pattern, attention: str = "pattern", **settings) -> MsViT:
     arguments = {"pattern": {"pattern": pattern}}
     stages = parse_arch(ARCH, attention)
     return MsViT(stages, img_size=28, num_classes=3, attention_args=arguments, **settings)
@@ -78,6 +78,16 @@ def test_a_saved_model_keeps_its_patterns(tmp_path):
     x = torch.randn(2, 3, 28, 28)
     assert torch.equal(model(x), again(x))
     assert texts(again) == texts(model)
+
+
+def test_a_pattern_object_is_saved_as_text(tmp_path):
+    model, x = build(patterns.axial() - patterns.local(1.5)).eval(), torch.randn(1, 3, 28, 28)
+    vil.save_pretrained(model, tmp_path)
+    assert torch.equal(vil.from_pretrained(tmp_path)(x), model(x))
+    without_text = patterns.probability(lambda pairs: torch.ones(()), 0.5)
+    with pytest.raises(ValueError, match="a model card cannot contain its setting Sampled"):
+        vil.save_pretrained(build(without_text), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_table_of_an_unbounded_pattern_is_resized_with_the_image():

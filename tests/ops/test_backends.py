@@ -323,6 +323,11 @@ def test_choice_and_reasons():
         ValueError, match=r"unknown backend 'maskd'; did you mean 'masked'\? \(choices: masked,"
     ):
         choose(case, "maskd")
+    with restored_backends():
+        BACKENDS.register("mine", BACKENDS["masked"].run, prepare=lambda: ["no compiler"])
+        case = Case(Window((3, 3), 3), 1, 1, 4)
+        assert explain(case)["mine"] == "could run", "it is prepared only if it is pinned"
+        assert explain(case, "mine")["mine"] == "pinned, but cannot run: no compiler"
 
 
 @pytest.mark.parametrize(

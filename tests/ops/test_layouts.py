@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.common.attention_cases import name_of
-from tests.common.layout_cases import LAYOUTS
+from tests.common.layout_cases import LAYOUTS, LocalPerHead
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.layout import Layout
@@ -81,6 +81,12 @@ def test_pattern_per_head_with_empty_rows(call):
     assert_equal(case_of(patterns.from_mask(mask), *call))
 
 
+def test_invariant_pattern_per_head():
+    case = case_of(LocalPerHead(), *CALLS[4])
+    assert_equal(case)
+    assert case.window.count_pairs() == case.window.mask.sum()
+
+
 def test_the_fused_mask_says_why_it_cannot_run():
     call = ((5, 7), 3, 0, True, False, False, torch.bfloat16)
     case = case_of(patterns.axial(), *call)
@@ -148,6 +154,10 @@ def test_other_backends_say_why_they_cannot_run():
         assert can_run == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
     with pytest.raises(ValueError, match="gathered.*it computes windows, not patterns"):
         choose(case, "gathered")
+    verdicts = explain(Case(Layout((91, 91), 7, patterns.axial()), 1, 1, 4, dropout=True))
+    assert "dropout" in verdicts["blocked"]
+    assert "8281 tokens are more than" in verdicts["masked"]
+    assert not any(verdict.startswith("chosen") for verdict in verdicts.values())
 
 
 def test_backend_is_chosen_by_density():

@@ -194,6 +194,7 @@ def test_other_runs_neither_compile_nor_load_it(tmp_path):
     [
         ({"CXX": "none-such"}, "no C++ compiler (none-such)"),
         ({"CXX": "false"}, "false failed: status 1"),
+        ({"CXX": "env false"}, "env false failed: status 1"),
         ({"ATEN_CPU_CAPABILITY": "default"}, "it needs Linux and AVX2 or AVX512"),
     ],
     ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
@@ -209,6 +210,18 @@ def test_a_machine_without_a_compiler_uses_other_backends(environment, reason, t
     assert out.strip() == "masked"
     assert "ValueError: backend 'native' cannot run here: " in error
     assert reason in error
+
+
+@pytest.mark.long
+def test_a_compiler_that_cannot_be_run_is_named(tmp_path):
+    if library.capability() not in library.INSTRUCTIONS:
+        pytest.skip("reason of its own")
+    compiler = tmp_path / "compiler"
+    compiler.write_text("not a program")
+    compiler.chmod(0o755)
+    _, error = attend_elsewhere(tmp_path / "cache", "pass", CXX=str(compiler)).communicate()
+    assert f"the C++ compiler {compiler} cannot be run: " in error
+    assert "the cache cannot be used" not in error
 
 
 @needs_compiler

@@ -10,7 +10,7 @@ import torch
 
 from vil.ops import patterns
 from vil.ops.layout import FULL, Layout
-from vil.ops.patterns import PATTERNS, Pattern, parse_pattern, register_pattern
+from vil.ops.patterns import PATTERNS, Pattern, parse_pattern, register_pattern, sampled
 from vil.ops.patterns.sampled import EXACT_TOKENS
 from vil.utils.timing import peak_tensor_bytes
 
@@ -133,6 +133,18 @@ def test_large_sample_has_the_expected_size(text):
     assert abs(count - wanted) < 5 * math.sqrt(36 * wanted) + 0.02 * wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "grid"), [("gaussian:1,0.2", (127, 129)), ("gaussian:0.5,0.1", (95, 97))]
+)
+def test_large_sample_has_its_size_if_weights_differ_much(text, grid, monkeypatch):
+    monkeypatch.setattr(sampled, "SAMPLED_QUERIES", 16)
+    pattern, length = parse_pattern(text), math.prod(grid)
+    queries = torch.arange(0, length, length // 16)  # those from which the size is estimated
+    pairs = patterns.Pairs.of_tokens(grid, queries[:, None], torch.arange(length))
+    share = pattern.visible(pairs).double().mean().item()
+    assert share == pytest.approx(pattern.fraction, rel=0.05)
+
+
 def test_sample_that_is_too_large_is_refused():
     with pytest.raises(ValueError, match="only 1225 have a weight above 0|cannot|to be sampled"):
         patterns.probability(lambda pairs: (pairs.rows == 0).double(), 0.5).mask((8, 8))
@@ -209,6 +221,12 @@ ERRORS = [
     ("window:3,-1", "a query may attend to a key twice"),
     ("window:3,1,-1", "the exact window"),
     ("from_mask:nothing.npy", "nothing.npy cannot be read"),
+    ("axial | global_tokens:2.5", "column 9.*expected a number of tokens, .* got 2.5"),
+    ("random:0.1,abc", "column 1.*the seed must be a whole number .* got 'abc'"),
+    ("random:0.1,1.5", "the seed must be a whole number .* got 1.5"),
+    (f"gaussian:2,0.1,{2**63}", "the seed must be .* got 9223372036854775808"),
+    ("local:name=3", "unknown argument of local 'name'"),
+    ("local:self=3", "unknown argument of local 'self'"),
     ("", "at the end: expected the name of a pattern"),
 ]
 
@@ -218,6 +236,14 @@ def test_bad_text_is_one_line_with_its_position(text, message):
     with pytest.raises(ValueError, match=message) as error:
         parse_pattern(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["empty.npy", "masks.npz"])
+def test_a_file_that_is_not_npy_is_named(name, tmp_path):
+    (tmp_path / "empty.npy").touch()
+    np.savez(tmp_path / "masks.npz", mask=np.ones((9, 9), dtype=bool))
+    with pytest.raises(ValueError, match=f"from_mask: .*{name} cannot be read as .npy: "):
+        patterns.from_mask(tmp_path / name)
 
 
 def test_bad_masks_name_the_expected_shape():
@@ -232,6 +258,9 @@ def test_bad_masks_name_the_expected_shape():
         patterns.from_blocks(torch.ones(3, 3, dtype=torch.bool), 4).mask((5, 7))
     with pytest.raises(ValueError, match=r"\(5, 0\) is outside of the grid of 5 x 7"):
         patterns.global_tokens(((5, 0),)).mask((5, 7))
+    for tokens in ([1, 2], [(1, 2.5)], [(1, -1)], []):
+        with pytest.raises(ValueError, match=r"expected a number of tokens, .* got \["):
+            patterns.global_tokens(tokens)
     with pytest.raises(ValueError, match="of 2 and of 3 heads cannot be combined"):
         patterns.from_mask(torch.ones(2, 9, 9, dtype=torch.bool)) | patterns.from_mask(
             torch.ones(3, 9, 9, dtype=torch.bool)
@@ -282,6 +311,12 @@ def test_pattern_of_a_user(knight):
     mask = Knight().mask((8, 8))
     assert mask[27].sum() == 9, "from d4 a knight reaches eight fields"
     assert torch.equal(mask_of(Layout((8, 8), 3, Knight()))[0], mask)
+
+
+def test_arguments_may_have_any_name():
+    register_pattern("mine", lambda self, name, token, function: patterns.local(token))
+    assert parse_pattern("mine:self=1,name=2,token=3,function=4") == patterns.local(3)
+    PATTERNS.remove("mine")
 
 
 def test_invalid_patterns_are_not_registered():

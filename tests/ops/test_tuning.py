@@ -2,6 +2,7 @@
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -210,6 +211,13 @@ def test_the_fastest_backend_of_a_pattern_is_chosen(pattern):
     assert choose(case) == trials[0].name
 
 
+def test_a_pattern_without_pairs_is_tuned():
+    blocks = patterns.from_blocks(torch.zeros(4, 4, dtype=torch.bool), 3)
+    case = Case(Layout((5, 6), 3, blocks), 2, 2, 4)
+    trials = tuner.tune(case, ["masked", "blocked"], rounds=1)
+    assert [trial.reason for trial in trials] == ["", ""]
+
+
 def test_an_unknown_name_or_device_raises_before_measuring():
     with pytest.raises(ValueError, match="unknown backend 'blokked'; did you mean 'blocked'"):
         tuner.tune(CASE, ["masked", "blokked"])
@@ -310,6 +318,15 @@ def test_choices_are_loaded_from_the_file():
     CHOICES.clear()
     assert tuning_cache.load("cpu") == 2
     assert {**kept, other.bucket(): "gathered"} == CHOICES
+
+
+def test_choices_that_are_saved_at_the_same_time_are_kept():
+    def save(number):
+        return tuning_cache.save("cpu", {f"case {number}": [tuner.Trial("masked", forward=1.0)]})
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(save, range(8)))
+    assert tuning_cache.load("cpu") == 8
 
 
 def test_choices_of_another_machine_or_code_are_kept(caplog):

@@ -1,4 +1,4 @@
-"""The learning rate scales from the batch of its recipe, and an unusual one earns a warning."""
+"""The learning rate scales with the batch size, and an unusual learning rate gives a warning."""
 
 import logging
 
@@ -57,10 +57,10 @@ def test_the_log_has_the_scaled_rate(caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(), "OPTIM.LR is 1, the default, for adamw above 1e-06 to 0.01, the range of publ"),
-        (dict(LR=0.05), "OPTIM.LR is 0.05, for adamw above"),
-        (dict(LR=1e-8, OPT="sgd"), "for sgd below 1e-05 to 10"),
-        (dict(LR=0.01, OPT="timm/lion"), "for timm/lion above 1e-07 to 0.002"),
+        (dict(), "OPTIM.LR is 1, the default, which for adamw is above the range of published "),
+        (dict(LR=0.05), "OPTIM.LR is 0.05, which for adamw is above"),
+        (dict(LR=1e-8, OPT="sgd"), "for sgd is below the range of published recipes, 1e-05 to 10"),
+        (dict(LR=0.01, OPT="timm/lion"), "of published recipes, 1e-07 to 0.002"),
         (dict(LR=5e-3, REFERENCE=8, BSZ=128), r"OPTIM.LR is 0.02 after scaling by sqrt(128 / 8), "),
     ],
 )
@@ -76,6 +76,20 @@ def test_a_rate_outside_of_published_recipes_earns_a_warning(options, message, c
 def test_a_rate_of_published_recipes_earns_none(options, caplog):
     report_lr(config(**options))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["SOLVER.LR_POLICY=multistep"], True),
+        (["OPTIM.VAL=1", "OPTIM.OPT=sgd"], True),
+        (["SOLVER.LR_POLICY=multistep", "OPTIM.DROP_FACTOR=2"], False),
+        (["SOLVER.LR_POLICY=cosine"], False),
+    ],
+)
+def test_a_drop_that_raises_the_rate_earns_a_warning(words, warned, caplog):
+    report_lr(get_config(None, ["OPTIM.LR=1e-3", "OPTIM.DROP_FACTOR=0.1", *words]))
+    assert ("0.1 multiplies the learning rate by 10; set 10" in caplog.text) == warned
 
 
 def test_ranges_are_intervals():

@@ -81,7 +81,7 @@ def test_only_optimizers_with_other_needs_are_refused():
     assert {"timm/muon", "timm/lion", "timm/nadamw", "timm/kron"} <= set(USABLE)
 
 
-def test_settings_reach_the_class_unless_they_are_at_vils_defaults():
+def test_settings_reach_the_class_unless_they_are_at_vils_defaults(caplog):
     def group(name, **settings):
         return objects_for(name, **settings).optimizer.param_groups[0]
 
@@ -89,7 +89,10 @@ def test_settings_reach_the_class_unless_they_are_at_vils_defaults():
     assert group("timm/lion", betas=(0.8, 0.999))["betas"] == (0.8, 0.99)
     assert group("timm/nadamw", betas=(0.8, 0.95), eps=1e-6)["betas"] == (0.8, 0.95)
     assert group("timm/nadamw", betas=(0.8, 0.95), eps=1e-6)["eps"] == 1e-6
+    assert not caplog.records
     assert group("timm/adan", betas=(0.8, 0.95))["betas"] == group("timm/adan")["betas"]
+    assert "timm/adan has 3 betas and uses its own, so OPTIM.ADAM.BETA1 and" in caplog.text
+    assert len(caplog.records) == 1
     assert group("timm/sgdw", momentum=0.5)["momentum"] == 0.5
     assert group("timm/adafactor", betas=(0.8, 0.999))["beta1"] == 0.8
     assert group("timm/adafactor")["beta1"] is None

@@ -13,6 +13,7 @@ import pytest
 import vil
 from tests.common.doc_pages import PythonBlocks
 from tests.common.small_runs import TINY, Outcome
+from vil.config import plugins
 from vil.utils.errors import ConfigError
 from vil.workflows.configure import make_config
 
@@ -197,16 +198,37 @@ def test_a_repaired_file_runs(error, tmp_path, monkeypatch):
     assert os.environ["REPAIRED"] == "ran"
 
 
+def install(folder, source, entry):
+    """Install a module `my_plugin` with an entry point."""
+    (folder / "my_plugin-1.dist-info").mkdir(parents=True)
+    (folder / "my_plugin.py").write_text(source)
+    (folder / "my_plugin-1.dist-info/METADATA").write_text("Name: my_plugin\nVersion: 1\n")
+    (folder / "my_plugin-1.dist-info/entry_points.txt").write_text(f"[vil.plugins]\n{entry}\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["undefined_name", "1 + '1'", "{}['key']", "open('none')", "raise RuntimeError('a\\nb')"],
+)
+def test_a_broken_plugin_is_named(code, tmp_path, monkeypatch):
+    """Whatever it raises, when it is imported or called."""
+    called = f"VIL_PLUGIN_API = 1\ndef register():\n    {code}\n"
+    for number, (source, entry) in enumerate(((code, "my_plugin"), (called, "my_plugin:register"))):
+        install(tmp_path / str(number), source, f"broken = {entry}")
+        monkeypatch.setattr(plugins, "_loaded", {})
+        monkeypatch.delitem(sys.modules, "my_plugin", raising=False)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / str(number))
+            with pytest.raises(ConfigError, match=r"^plug-in broken: \w+Error: "):
+                make_config()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("version", "code"), [("1", 0), ("2", 2)])
 def test_an_installed_plugin(version, code, tmp_path):
     """Found by its entry point; of another version of the interface it is refused."""
     source = FILE.read_text().replace("VIL_PLUGIN_API = 1", f"VIL_PLUGIN_API = {version}")
-    (tmp_path / "site/my_plugin-1.dist-info").mkdir(parents=True)
-    (tmp_path / "site/my_plugin.py").write_text(source)
-    (tmp_path / "site/my_plugin-1.dist-info/METADATA").write_text("Name: my_plugin\nVersion: 1\n")
-    entry = "[vil.plugins]\nmine = my_plugin:register\n"
-    (tmp_path / "site/my_plugin-1.dist-info/entry_points.txt").write_text(entry)
+    install(tmp_path / "site", source, "mine = my_plugin:register")
     path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
     words = ("-m", "vil", "config", "OPTIM.OPT=sign_sgd")
     ended = run(*words, cwd=tmp_path, PYTHONPATH=path, COMPONENTS="optimizer")

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch.testing import assert_close
 from torchvision.models import resnet18
 
 import vil
 from vil.config import get_config
+from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, load_weight_classes
 from vil.pretrained.convert_2021 import get_2021_names
@@ -65,7 +67,7 @@ def test_names_follow_torchvision():
         vil.get_model_weights("vil_tny")
     with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
         vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
-    with pytest.raises(ValueError, match="another model: vil_small needs weights of ViL_Small"):
+    with pytest.raises(ValueError, match="another model: vil_small needs a ViL_Small_Weights"):
         vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
     with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
         vil.ViL_Huge_Weights  # noqa: B018
@@ -84,7 +86,7 @@ def test_the_shipped_weights():
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
 def test_downloads_without_a_network_raise(no_network, weights):
-    with pytest.raises(CheckpointError, match="vil convert FILE OUT.safetensors") as caught:
+    with pytest.raises(CheckpointError, match="OUT.safetensors --model ViL_Small_W") as caught:
         vil.get_model("vil_small", weights=weights)
     assert "\n" not in str(caught.value)
     assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be downloaded from https://" in str(caught.value)
@@ -106,12 +108,12 @@ def test_a_download_is_cached_and_loaded(no_network, tmp_path):
 @pytest.mark.long
 def test_weights_of_a_file(tmp_path):
     model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # unpublished
-    write_weights(tmp_path / "wide.safetensors", model.state_dict(), {})
+    save_file(model.state_dict(), tmp_path / "wide.safetensors")
     settings = {"img_size": 32, "num_classes": 2}
     vil.get_model("vil_base_wide_rpb", weights=str(tmp_path / "wide.safetensors"), **settings)
     model = vil.get_model("vil_tiny", img_size=64, num_classes=4)
     file = tmp_path / "tiny.safetensors"
-    write_weights(file, model.state_dict(), {})
+    save_file(model.state_dict(), file)
     found = vil.get_model("vil_tiny", weights=str(file), img_size=96, num_classes=4)
     assert found.stages[0].embed.position.x_pos_embed.shape == (1, 24, 24)
     with pytest.raises(CheckpointError, match="head of another size"):
@@ -122,6 +124,26 @@ def test_weights_of_a_file(tmp_path):
         vil.get_model("vil_tiny", weights="nowhere.pth")
     with pytest.raises(ValueError, match="vil_tiny has 4 stages, but got 2 window sizes"):
         vil.get_model("vil_tiny", windows=(7, 7))
+
+
+@pytest.mark.parametrize(
+    ("attention", "settings"),
+    [
+        ("longformer", {"windows": (2, 3, 4), "avg_pool": False}),
+        ("performer", {"windows": 5, "attention_args": {"performer": {"batch_max": True}}}),
+    ],
+)
+def test_a_named_model_takes_the_settings_of_its_file(tmp_path, attention, settings):
+    sizes, x = {"img_size": 32, "num_classes": 3}, torch.randn(2, 3, 32, 32)
+    model = vil.get_model("vil_nano", attention=attention, **sizes, **settings).eval()
+    vil.save_pretrained(model, tmp_path, classes=list("abc"))
+    found = vil.get_model("vil_nano", weights=tmp_path).eval()
+    assert torch.equal(found(x), model(x))
+    assert (found.specs, found.notes["classes"]) == (model.specs, list("abc"))
+    own = vil.get_model("vil_nano", weights=tmp_path, norm_eps=0.1, num_classes=5, head="new")
+    assert (own.settings["norm_eps"], own.head.out_features) == (0.1, 5)
+    with pytest.raises(CheckpointError, match="weights of another architecture than vil_tiny"):
+        vil.get_model("vil_tiny", weights=tmp_path)
 
 
 # Files
@@ -236,6 +258,31 @@ def test_folders_keep_transform_and_classes(tmp_path):
         vil.save_pretrained(found, tmp_path)
 
 
+def test_a_new_head_has_no_class_names(tmp_path):
+    model = vil.get_model("vil_nano", weights="DEFAULT")
+    model.reset_classifier(3)
+    vil.save_pretrained(model, tmp_path)
+    notes = vil.from_pretrained(tmp_path).notes
+    assert (notes["classes"], notes["transform"]["mean"]) == (None, [0.3] * 3)
+
+
+def test_attention_of_more_stages_than_a_named_model_has(tmp_path):
+    stages = parse_arch("d8,h1_d8,h1_d8,h1_d8,h1", "longformer/full/full/linformer")
+    vil.save_pretrained(MsViT(stages, img_size=32, num_classes=2), tmp_path)
+    assert vil.from_pretrained(tmp_path).specs == tuple(stages)
+
+
+@pytest.mark.parametrize("content", ["", "version https://git-lfs.github.com/spec/v1"])
+def test_a_folder_without_weights_raises(tmp_path, content):
+    vil.save_pretrained(vil.get_model("vil_nano"), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    if content:
+        (tmp_path / "model.safetensors").write_text(content)
+    with pytest.raises(CheckpointError, match="model.safetensors is missing, damaged") as caught:
+        vil.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_class_names_follow_the_rows_of_a_head(tmp_path):
     rows = tmp_path / "rows.txt"
     rows.write_text("9 1 8")
@@ -270,7 +317,7 @@ def test_bad_folders_raise(tmp_path):
     }
     patterns = [
         "no config.json",
-        "cannot be used",
+        "cannot read its model card",
         "model card has no 'trans",
         "later version",
         "'vil'",

@@ -132,6 +132,7 @@ def test_a_folder_in_any_state(tmp_path):
     good = {"step": 4, "epoch": 1.0, "split": "train", "time": 0.5, "loss": 1.0}
     odd = [
         "[]", "7", "null", '{"step": 1}', '{"step": 1, "epoch": "x", "split": "train"}',
+        '{"step": 1e99, "epoch": 1, "split": "train"}',
         '{"step": 1, "epoch": 1, "split": ["train"]}', "[" * 5000, '{"step": 5, "epoc',
     ]  # fmt: skip
     lines = [json.dumps(good), *odd, json.dumps(good | {"step": 6, "loss": None})]
@@ -145,6 +146,13 @@ def test_a_folder_in_any_state(tmp_path):
     assert [point["step"] for point in metrics(tmp_path / "metrics.jsonl")] == [4, 6]
     assert "loss" not in record.points[1]
     assert record.training_seconds() == 3.0
+
+
+@pytest.mark.parametrize(("step", "time"), [(9, 1e30), (1e30, 9.0), (1e30, -1e30)])
+def test_a_time_that_cannot_be(step, time, tmp_path):
+    point = {"split": "train", "step": step, "epoch": 1.0, "time": time, "loss": 1.0}
+    record = RunRecord(tmp_path, {}, [], [], [point])
+    assert "unknown" in Text(render(Page("run", record, [], "none", 1.0, "now", "top1"))).said
 
 
 def test_a_page_of_nothing(tmp_path):
@@ -211,7 +219,7 @@ def test_a_page_of_very_many_classes_and_noise(tmp_path):
     assert "the 30 worst and best of" in page
 
 
-def test_a_picture_that_is_gone_leaves_its_place(tmp_path):
+def test_a_missing_image_leaves_a_placeholder(tmp_path):
     shown = evaluated(SOME, ["a", HOSTILE, "c"], None)
     page = Text(render(page_of(tmp_path, "run", [], shown)))
     assert page.said.count("cannot be read any more") == 5

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import vil
 from tests.common.marks import cases
@@ -19,6 +20,7 @@ from tests.common.streaming import (
     run_strips,
     run_whole,
 )
+from vil.streaming.softmax import OnlineSoftmax
 
 # Windows and patches that do not divide each other, so that strips, chunks and patches are ragged.
 ARCH = (
@@ -157,6 +159,19 @@ def test_bfloat16_autocast(num_global):
         assert value.dtype == whole[name].dtype, name
         one, two = {name: whole[name]}, {name: value}
         assert largest_difference(two, exact) <= 2 * largest_difference(one, exact) + 2**-9
+
+
+def test_full_attention_under_autocast():
+    """Merging keys adds no error to that of torch's attention in bfloat16."""
+    torch.manual_seed(0)
+    q, k, v = (4 * torch.randn(3, 2, 90, 8)).bfloat16()
+    exact = scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, softmax = scaled_dot_product_attention(q, k, v, scale=0.1), OnlineSoftmax(q, 0.1)
+        for part in (slice(50), slice(50, 90)):
+            softmax.add(k[:, part], v[:, part])
+    found = softmax.result()
+    assert (found - exact).norm() <= 1.1 * (whole - exact).norm()
 
 
 @pytest.mark.parametrize("backend", ["chunk_handgrad", "masked", "gathered", "unfold_tensor"])

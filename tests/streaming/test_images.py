@@ -139,7 +139,32 @@ def test_normalized_floats_need_no_transform(model, pixels, expected):
 
 def test_sixteen_bits(model, pixels, expected):
     """uint16 has the range of its type: 257 times the values of uint8."""
-    assert_same(model, pixels.astype(np.uint16) * 257, expected, layout="HWC")
+    wide = pixels.astype(np.uint16) * 257
+    for image in (wide, torch.from_numpy(wide)):
+        assert_same(model, image, expected, layout="HWC")
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "uint32", "int64"])
+def test_normalize_guesses_no_range(dtype, model, pixels, expected):
+    image = torch.from_numpy(pixels.astype(dtype))
+    message = f"values of type {dtype} have no known range: give Normalize a value_range"
+    for given in (image, image.numpy()):
+        with pytest.raises(ConfigError, match=message):
+            vil.stream(model, given, layout="HWC", transform=NORMALIZE)
+    with pytest.raises(ConfigError, match=message):
+        NORMALIZE(image)
+    ranged = Normalize(NORMALIZE.mean.tolist(), NORMALIZE.std.tolist(), (0, 255))
+    assert_same(model, image, expected, layout="HWC", transform=ranged)
+
+
+def test_a_transform_does_not_change_the_image(model, pixels, expected):
+    """Also if it works in place."""
+    mean, std = (each[:, None, None] for each in (NORMALIZE.mean, NORMALIZE.std))
+    floats = torch.from_numpy(pixels).permute(2, 0, 1).float()
+    for image in (floats.clone(), floats.numpy().copy()):
+        options = dict(transform=lambda strip: strip.div_(255).sub_(mean).div_(std))
+        assert_same(model, image, expected, **options)
+        assert torch.equal(torch.as_tensor(image), floats)
 
 
 RANGES = {
@@ -195,7 +220,7 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
         "give transform=": (pixels, dict(layout="HWC")),
         "layout must be": (floats, dict(layout="NCHW")),
         "is not an image": (object(), {}),
-        "got a shape of": (floats[None], {}),
+        "got the shape": (floats[None], {}),
         "has no tokens": (floats[:, :7], {}),
         "transform must keep the shape": (floats, dict(transform=lambda strip: strip[:2])),
     }

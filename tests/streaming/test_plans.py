@@ -34,6 +34,12 @@ def test_a_plan_says_what_each_stage_does(model):
         assert text in str(plan)
 
 
+def test_a_plan_of_a_stage_without_blocks():
+    plan = vil.plan_stream(make_model(TWO.replace("n3", "n0")), (64, 64))
+    assert plan.stages[1].heights == ()
+    assert "stages.1" in str(plan)
+
+
 @pytest.mark.long
 def test_a_lower_limit_moves_tokens_to_disk():
     model = make_model(TWO)
@@ -57,7 +63,10 @@ def test_the_least_limit_is_named_and_works():
     with pytest.raises(ConfigError, match="the smallest possible limit is") as error:
         vil.plan_stream(model, (160, 120), 1000)
     least = int(str(error.value).rpartition("(")[2].split()[0])
-    assert vil.plan_stream(model, (160, 120), least).peak_bytes <= least
+    plan = vil.plan_stream(model, (160, 120), least)
+    assert plan.peak_bytes <= least
+    assert plan.scratch_bytes
+    assert "with a folder for tokens: scratch=DIR" in str(error.value)
     with pytest.raises(ConfigError, match="the smallest possible limit is"):
         vil.plan_stream(model, (160, 120), least // 2)
 

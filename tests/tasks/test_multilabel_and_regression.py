@@ -12,6 +12,7 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
+from tests.common.one_rank import broadcasts
 from tests.common.small_runs import SMALL, TINY, vil
 from vil.data.batch import Batch
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
@@ -137,6 +138,17 @@ def test_regression_learns_in_standard_deviations(kind):
     assert task.compute_outputs(model, batch.images).item() == pytest.approx(11.0)
     task.image_weights = torch.tensor([3.0])
     assert task.loss(model, batch).value.item() == pytest.approx(3 * expected)
+
+
+@pytest.mark.parametrize("task_type", [MultilabelTask, RegressionTask])
+def test_an_error_of_rank_0_reaches_the_other_ranks(task_type, monkeypatch):
+    own = dict(num_labels=2) if task_type is MultilabelTask else dict(mean=[0, 0], std=[1, 1])
+    task = task_type(device=CPU, **own)
+    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 3), torch.tensor([0]))  # 3 targets, 2 outputs
+    task.test_sets = {"set": [batch]}
+    with broadcasts(monkeypatch) as sent, pytest.raises(ValueError, match="shape"):
+        task.evaluate(torch.nn.Identity())
+    assert "ValueError: " in sent[0][1]
 
 
 @pytest.mark.parametrize("data", [DigitAngles, DigitSets])

@@ -142,6 +142,19 @@ def test_predictions_keep_the_order_of_the_run(colors, tmp_path, caplog):
     assert "the order of the weights is used" in caplog.text
 
 
+def test_rows_of_a_head_bring_their_names(colors, tmp_path):
+    run, data = colors
+    (tmp_path / "rows.txt").write_text("2 0")  # red, blue
+    words = (f"FINETUNE.HEAD=rows:{tmp_path / 'rows.txt'}", "DATA.NUM_CLASSES=2")
+    by_path = ("--config-file", run / "config.yaml", f"MODEL.MODEL_PATH={run}")
+    for source in (("--run", run), by_path):
+        told = succeeds("predict", *source, *words, "--format", "json", data / "val/red/0.png")
+        best = json.loads(told)[0]["classes"][0]
+        assert (best["class"], best["index"]) == ("red", 0)
+    two = shutil.copytree(data, tmp_path / "two", ignore=shutil.ignore_patterns("green"))
+    assert results_of(run, two, *words)["top1"] == 100
+
+
 class Named(ImageDataset):
     def __init__(self, classes, targets=(0, 1, 2)):
         import numpy as np

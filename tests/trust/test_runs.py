@@ -1,4 +1,4 @@
-"""A run is never restarted, or continued on something else, without a word."""
+"""A run is never silently restarted, or silently resumed with other data or another model."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_can_start_again(run):
 
 
 def test_a_deleted_best_checkpoint_is_replaced(tmp_path, monkeypatch):
-    """Its value would never be reached again, and `best` would name nothing."""
+    """Otherwise its value might never be reached again, and `best` would point to nothing."""
     run, save = tmp_path / "run", manager.save
 
     def save_and_lose(folder, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Time in which a process is stopped does not count, and ranks end with their launcher."""
+"""Time while a process is stopped is not a hang, and ranks end with their launcher."""
 
 import os
 import signal

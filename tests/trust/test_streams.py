@@ -35,7 +35,7 @@ def shell(line, cwd, **options):
 
 @pytest.mark.long
 @pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
-def test_training_goes_on_without_its_streams(tmp_path, redirection):
+def test_training_continues_without_its_streams(tmp_path, redirection):
     train = " ".join(f"'{word}'" for word in command("train", "--output_dir", "run", *SHORT))
     ended = shell(f"{train} {redirection}", tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -57,7 +57,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     text = json.dumps({"temperature": 2.0, "checkpoint": "step-00000001"})
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)
-    assert "calibration.json belongs to step-00000001, so it is not used" in ended.err
+    assert "calibration.json is not used: it belongs to checkpoint step-00000001" in ended.err
     assert package.load_for_inference(run).task.temperature is None
 
 

@@ -65,7 +65,7 @@ def test_a_full_disk_is_an_error_before_the_features_are_written(run, photos):
     model, limit = vil.load_for_inference(run), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
     try:
-        with pytest.raises(SaveError, match="no disk space for 768 B"):
+        with pytest.raises(SaveError, match="cannot allocate 768 B on disk"):
             embed_files(model, open_images(photos), Path("features.npy"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -103,7 +103,7 @@ def test_random_weights_are_refused(photos):
     for words in ([photos, "--output-file", "f.npy"], ["--probe"]):
         ended = command("embed", *TINY, *words)
         assert (ended.code, ended.out) == (4, "")
-        assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err
+        assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
 
 
 @pytest.mark.detection

@@ -107,8 +107,11 @@ def test_models_of_other_classes_are_refused(runs, photos, tmp_path):
     vil.train(None, other, output_dir="three")
     ended = command("predict", "--run", runs / "run0", "--run", "three", photos)
     assert (ended.code, ended.out) == (2, "")
-    for part in ("the first has 4, and there are 3", "3 missing: hue 90, hue 180, hue 270",
-                 "2 unknown: hue 120, hue 240"):  # fmt: skip
+    for part in (
+        "the first model has 4 classes, this one has 3",
+        "3 missing: hue 90, hue 180, hue 270",
+        "2 unknown: hue 120, hue 240",
+    ):
         assert part in ended.err
     models = [vil.load_for_inference(runs / f"run{number}") for number in (0, 1)]
     models[1].classes = list(models[1].classes)[::-1]

@@ -107,7 +107,7 @@ def test_probabilities_and_views(runs):
         (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, such"),
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
         (["--run", "other"], "other has the test sets fake, but no run was trained on any"),
-        (["--run", "fold0", "--run", "few"], "the first has 3, and there are 2"),
+        (["--run", "fold0", "--run", "few"], "the first model has 3 classes, this one has 2"),
         (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),
         (["--run", "fold*", "--sample"], "predicts the runs' test images: leave out --sample"),

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 import vil
 from tests.common.small_runs import TINY
 from vil.errors import ConfigError
+from vil.tasks.image_task import transform_settings
 
 PAGE = Path(__file__).parents[2] / "docs/tutorials/python.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
@@ -145,6 +146,22 @@ def test_evaluate_and_predict_agree_with_the_run(trained):
     assert probabilities == sorted(probabilities, reverse=True)
     single = next(iter(vil.predict(trained.run_dir, images[1])))
     assert single.classes[0][0] == predictions[1].classes[0][0]
+
+
+def test_a_run_is_resumed_with_its_config_however_its_folder_is_given(trained, monkeypatch):
+    folder = str(trained.run_dir)
+    assert vil.train(overrides={"OUTPUT_DIR": folder}, resume=True).step == trained.step
+    monkeypatch.setenv("PT_OUTPUT_DIR", folder)
+    assert vil.train(resume=True).step == trained.step
+
+
+def test_folders_of_weights_are_evaluated(trained, tmp_path):
+    best = vil.evaluate(trained.run_dir, output_dir=tmp_path)
+    assert vil.evaluate(trained.best_checkpoint, output_dir=tmp_path) == best
+    model = vil.load_for_inference(trained.run_dir)
+    vil.save_pretrained(model.model, tmp_path / "hub", transform=transform_settings(model.cfg))
+    (metrics,) = vil.evaluate(tmp_path / "hub", TINY, output_dir=tmp_path).values()
+    assert metrics["top1"] == trained.best
 
 
 def test_in_a_thread(tmp_path):

@@ -141,6 +141,7 @@ WRONG = [
     ("SEED=[1,1]", "SEED: '1' is given twice"),
     ("SEED=3", "has no sweep yet, and there is nothing to sweep over"),
     ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR is not allowed, because --output sets the"),
+    ("OUTPUT_DIR=[x,y]", "OUTPUT_DIR is not allowed, because --output sets the"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
     pytest.param(
@@ -222,7 +223,7 @@ def test_a_larger_grid_adds_runs_and_the_folder_alone_is_enough():
     assert names(second) == ["seed_0", "seed_1", "seed_2"]
     assert names(plan_sweep(make_grid(), "s")) == names(second)
     known = plan_sweep(make_grid(), "s").runs[:2]
-    assert [identify(run.cfg) for run in known] == [identify(run.cfg) for run in first.runs]
+    assert [identify(run) for run in known] == [identify(run) for run in first.runs]
     third = plan_sweep(make_grid(None, ["SEED=[3]"]), "s")  # on the base of the folder
     assert names(third) == [*names(second), "seed_3"]
     assert third.runs[3].cfg.OPTIM == first.runs[0].cfg.OPTIM
@@ -233,6 +234,22 @@ def test_another_name_of_the_same_config_is_the_same_run():
     plan = remember("OPTIM.LR=[0.01, 0.02]", "SEED=[0, 1]")
     assert names(plan) == ["seed_0", "seed_1", "lr_0.02-seed_0", "lr_0.02-seed_1"]
     assert list(map(len, plan.groups.values())) == [2, 2]
+
+
+def test_a_path_may_be_swept_over(caplog):
+    def paths(plan):
+        return {run.name: run.cfg.DATA.PATH for run in plan.runs}
+
+    assert paths(remember("DATA.PATH=[a, b]")) == {"path_a": "a", "path_b": "b"}
+    more = {"path_a": "a", "path_b": "b", "path_c": "c"}
+    assert paths(remember("DATA.PATH=[c]")) == more
+    assert not caplog.text
+    assert paths(remember("DATA.PATH=[a, b]", "SEED=[0]", flags={"DATA.PATH": "d"})) == more | {
+        "seed_0": "d"
+    }
+    variants = {name: {"DATA.PATH": name} for name in ("a", "b")}
+    assert paths(planned(folder="t", variants=variants)) == {"a": "a"}
+    assert "a and b have the same config: it is trained once" in caplog.text
 
 
 def test_a_contradicting_base_is_refused_with_its_key():

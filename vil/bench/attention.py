@@ -27,7 +27,7 @@ from vil.utils.machine import free_bytes
 
 MIB = 2**20
 FLOOR = "floor"
-BASES = ("chunk_handgrad", "sdpa", FLOOR)  # each row's time is divided by the time of these
+BASES = ("chunk_handgrad", "sdpa", FLOOR)  # each row's time is divided by the time of each base
 SPARE = 0.8  # fraction of the free memory that may be used
 ROUNDS = 9
 ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with every key

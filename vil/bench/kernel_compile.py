@@ -39,7 +39,7 @@ from vil.ops.backends.triton import fused
 from vil.ops.backends.triton.launch import interpreted, kernels
 from vil.ops.call import Call
 
-SECONDARY = ("table_kernel", "displacement_kernel")  # sum tiles, without a matmul
+SECONDARY = ("table_kernel", "displacement_kernel")  # kernels that only sum, without a matmul
 
 
 @dataclass(frozen=True)

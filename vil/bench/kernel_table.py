@@ -27,7 +27,7 @@ WINDOWS: dict[str, Window | Layout] = {
     "exact, w 7": Window(GRID, 7, 1),
     "axial | local:5, w 8": Layout(GRID, 8, patterns.parse_pattern("axial | local:5")),
 }
-DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # and their windows
+DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # {dtype: its windows}
 
 
 @dataclass(frozen=True)

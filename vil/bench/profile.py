@@ -11,6 +11,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from vil.bench.module_scopes import OUTSIDE, ModuleScopes
+from vil.utils.errors import ConfigError
 from vil.utils.timing import synchronize
 
 MODULE = "module: "
@@ -57,7 +58,7 @@ def profiled(
 
     step: function that runs a training step of `model`. trace: trace file to write for
     chrome://tracing or Perfetto, compressed if its name ends in .gz. The times are device times on
-    CUDA, and CPU times on other devices.
+    CUDA, and CPU times on other devices. Raises ConfigError if the profiler records no times.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
@@ -72,6 +73,11 @@ def profiled(
             micros = event.self_device_time_total if cuda else event.self_cpu_time_total
             times[(*find_module(event, scopes), event.name)].append(micros * MICRO)
     total = sum(map(sum, times.values()))
+    if not total:
+        raise ConfigError(
+            f"the profiler recorded no times on {device.type}: allow this process to read the "
+            "device's performance counters, or profile with DEVICE cpu"
+        )
     costs = [Cost(*key, len(t), sum(t), sum(t) / total) for key, t in times.items()]
     return sorted(costs, key=lambda cost: -cost.seconds)
 

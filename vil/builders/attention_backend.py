@@ -29,8 +29,8 @@ from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
-COMPILED = ("native",)  # fast backends of a CPU that are selected only if tuned
-LARGE = 1024  # tokens along a side of a large grid: stage 1 for an image of 4096 pixels
+COMPILED = ("native",)  # fast CPU backends that are selected only after tuning
+LARGE = 1024  # tokens along a side of a large grid, as in stage 1 for an image of 4096 pixels
 
 
 class BackendRequest(NamedTuple):
@@ -42,7 +42,7 @@ class BackendRequest(NamedTuple):
     stage: int
     case: Case
     backend: str  # the name of a pinned backend, or "auto"
-    modules: tuple[Attention, ...]  # that make this call
+    modules: tuple[Attention, ...]  # the modules that make this call
 
     def __str__(self) -> str:
         window = self.case.window
@@ -159,7 +159,7 @@ def select_attention_backends(
         _report(requests, say)
         for line in compiled_linears(linears):
             say(line)
-    if padded:  # its images have many sizes
+    if padded:  # a detector's images have many sizes
         pin_for_all_sizes(requests)
 
 
@@ -220,8 +220,8 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 def _tune_missing(
     requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
 ) -> None:
-    """Time backends for each attention call that has no entry in CHOICES. Store the fastest backend
-    in CHOICES, which has the selected backends, and in this user's tuning cache.
+    """Time backends for each attention call that has no entry in CHOICES, the dict of selected
+    backends. Store the fastest backend in CHOICES and in this user's tuning cache.
 
     names: backends to time in addition to the one that is used without tuning. A call that no
     backend in `names` supports is skipped. If `names` is empty, all backends are timed for each

@@ -42,8 +42,8 @@ def build_train_loader(
     if size % dist.world:
         near = max(size // dist.world, 1) * dist.world
         raise ConfigError(
-            f"DATALOADER.BSZ {size} is not divisible by the {dist.world} processes; {near} "
-            "would be divisible"
+            f"DATALOADER.BSZ {size} is not divisible by the {dist.world} processes: set it to "
+            f"{near}, for example"
         )
     dataset = open_dataset()
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
@@ -87,10 +87,11 @@ def build_test_loaders(
 ) -> dict[str, EvalLoader]:
     """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
-    bad_file: text file to which the names of unreadable images are appended. datasets: {name:
-    dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST, or in DATA.VAL if
-    `key` is "VAL". max_batch: if given, the batch size of each rank is the smaller of `max_batch`
-    and DATALOADER.BSZ. If it is None, the batches of all ranks together have DATALOADER.BSZ images.
+    bad_file: text file to which the names of unreadable images are appended.
+    datasets: {name: dataset}. If None, `open_dataset` is called with each name in DATA.TEST, or in
+    DATA.VAL if `key` is "VAL".
+    max_batch: if given, the batch size of each rank is the smaller of `max_batch` and
+    DATALOADER.BSZ. If None, the batches of all ranks together have DATALOADER.BSZ images.
     """
     if datasets is None:
         names = cfg.DATA[key]
@@ -107,7 +108,7 @@ def _loader_options(
     cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
 ) -> dict[str, Any]:
     check_batch_size(cfg, -(-cfg.DATALOADER.BSZ // dist.world))
-    check_open_files(cfg.DATALOADER.WORKERS)
+    check_open_files(cfg.DATALOADER.WORKERS, len(cfg.DATA.VAL) + len(cfg.DATA.TEST))
     return dict(
         rank=dist.rank,
         world=dist.world,
@@ -166,6 +167,6 @@ def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
     """
     if cfg.DATA.NUM_CLASSES not in ("auto", len(dataset.classes)):
         raise ConfigError(
-            f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "
-            f"but {name} has {len(dataset.classes)} classes"
+            f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, but {name} has {len(dataset.classes)} "
+            "classes: change DATA.NUM_CLASSES, or use another dataset"
         )

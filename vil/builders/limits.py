@@ -10,7 +10,8 @@ from vil.models.arch import StageSpec, least_parameters
 from vil.utils.errors import ConfigError
 from vil.utils.machine import total_bytes
 
-FILES_PER_WORKER = 12  # for its process, its queue, and the tensors of two prefetched batches
+FILES_PER_WORKER = 15  # for its process, its queue, and the tensors of two prefetched batches
+FILES_PER_IDLE_WORKER = 5  # for its process and its queue
 
 
 def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
@@ -22,7 +23,8 @@ def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
     if (size := 4 * count) > (limit := total_bytes()):
         raise ConfigError(
             f"MODEL.VIT.MSVIT.ARCH: the model has at least {count:.1e} parameters, which take "
-            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine"
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine: use a "
+            "smaller model"
         )
 
 
@@ -32,17 +34,21 @@ def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
     if (size := batch_size * cfg.INPUT.CHANNELS * side**2 * 4) > (limit := total_bytes()):
         raise ConfigError(
             f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
-            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine"
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine: lower "
+            "one of the two keys"
         )
 
 
-def check_open_files(workers: int) -> None:
-    """Increase this process's soft limit of open files if the data loader's workers need more.
+def check_open_files(workers: int, num_sets: int) -> None:
+    """Increase this process's soft limit of open files if the data loaders' workers need more.
 
-    Raises ConfigError if the hard limit is too low.
+    workers: workers per loader. num_sets: number of evaluated sets. Their loaders keep idle workers
+    while the loader of the training set and that of one evaluated set are in use. Raises
+    ConfigError if the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/dev/fd")) + FILES_PER_WORKER * workers
+    per_worker = 2 * FILES_PER_WORKER + FILES_PER_IDLE_WORKER * (num_sets - 1)
+    needed = len(os.listdir("/dev/fd")) + per_worker * workers
     if workers and needed > soft != resource.RLIM_INFINITY:
         if needed > hard != resource.RLIM_INFINITY:
             raise ConfigError(

@@ -33,7 +33,7 @@ from vil.ops.tuning.linear_tuner import tune_linear
 class LinearRequest(NamedTuple):
     """A call of `vil.ops.linear.linear` or `vil.ops.mlp.norm_mlp` that a stage of the model makes.
 
-    stage: its number, from 1. case: the properties of the call, such as shapes and dtype.
+    stage: number of the stage, from 1. case: properties of the call, such as shapes and dtype.
     """
 
     stage: int
@@ -100,9 +100,9 @@ def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple
 
 
 def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], None]) -> None:
-    """Time both backends, PyTorch's and the compiled one (`native`), for each call that `native`
-    supports and that has no entry in CHOICES. Store the faster backend in CHOICES and in this
-    user's tuning cache. say: function that logs a line."""
+    """Time PyTorch and the compiled backend `native` for each call that `native` supports and that
+    has no entry in CHOICES, the dict of selected backends. Store the faster backend in CHOICES and
+    in this user's tuning cache. say: function that logs a line."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()

@@ -77,8 +77,8 @@ def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool)
     model = build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
     if cfg.FINETUNE.FREEZE_STAGES:
         raise ConfigError(
-            f"FINETUNE.FREEZE_STAGES: {arch} has no stages to freeze; set it to 0 (only "
-            "MODEL.ARCH msvit has stages)"
+            f"MODEL.ARCH {arch} has no stages to freeze (only msvit has stages): set "
+            "FINETUNE.FREEZE_STAGES to 0"
         )
     return model
 
@@ -166,20 +166,20 @@ def find_weights(given: str, data_dir: str) -> Path:
     places = list(dict.fromkeys((given, Path(data_dir, given))))
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        beside = f" (MODEL.MODEL_PATH), nor at {places[1]}" if len(places) > 1 else ""
-        raise CheckpointError(f"there are no weights at {given}{beside}")
+        others = f", nor at {places[1]}" if len(places) > 1 else ""
+        raise CheckpointError(f"there are no weights at {given}{others}: check the path")
     if path.name in LINKS and path.is_file():
         path = resolve_link(path.parent, path.name)
     elif (path / "config.yaml").is_file():
         path = resolve_link(path / "checkpoints", "best")
     if path is None:
-        raise CheckpointError(f"the run in {given} has no checkpoint yet")
+        raise CheckpointError(f"the run in {given} has no best checkpoint yet")
     if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
         return state_dict_io.find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
             f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, a "
-            "checkpoint in it, or a file of weights"
+            "checkpoint in it, or a weight file"
         )
     return path / AVERAGE if (path / AVERAGE).is_file() else path
 
@@ -203,7 +203,7 @@ def prepare_for_training(
     ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
     models = [model, *([ema.model] if ema else [])]
     if cfg.MODEL.COMPILE and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
-        log.warning("MODEL.COMPILE: reversible blocks are compiled for evaluation only")
+        log.warning("MODEL.COMPILE compiles reversible blocks for evaluation, but not for training")
     _apply_fsdp(cfg, models, dist, device)
     _compile(cfg, models, device)
     return TrainedModel(model, ema)

@@ -78,7 +78,8 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
 
 def report_lr(cfg: CfgNode) -> None:
     """Log the peak learning rate if it is scaled to the batch size. Log a warning if the rate is
-    unusual compared with published recipes for optimizers of the same family."""
+    unusual compared with published recipes for optimizers of the same family, or if drops of the
+    learning rate would raise it."""
     name, lr = optimizer_name(cfg), scaled_lr(cfg)
     if lr.rule:
         log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
@@ -87,15 +88,21 @@ def report_lr(cfg: CfgNode) -> None:
         is_default = float(KEYS["OPTIM.LR"].default) == cfg.OPTIM.LR
         scaled = f" after scaling by {lr.rule}" if lr.rule else ""
         origin = scaled or (", the default" if is_default else "")
-        log.warning("OPTIM.LR is %g%s, for %s %s", lr.peak, origin, name, why)
+        log.warning("OPTIM.LR is %g%s, which for %s is %s", lr.peak, origin, name, why)
+    factor, drops = cfg.OPTIM.DROP_FACTOR, cfg.OPTIM.VAL or cfg.SOLVER.LR_POLICY == "multistep"
+    if drops and factor < 1:
+        text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
+        log.warning(text, factor, 1 / factor, 1 / factor)
 
 
 @as_config_error
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer and its parameter groups.
 
-    The weight decay is OPTIM.WD0 for norms, position parameters, global tokens and the head's bias,
-    and OPTIM.WD for all other parameters. If OPTIM.LAYER_DECAY < 1, each layer has its own groups.
+    For an MsViT, the weight decay is OPTIM.WD0 for norms, position parameters, global tokens and
+    the head's bias, and OPTIM.WD for all other parameters. For other models, it is OPTIM.WD0 for
+    scalars, vectors and the names in the model's `no_weight_decay()`. If OPTIM.LAYER_DECAY < 1,
+    each layer has its own groups.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
@@ -127,7 +134,7 @@ def optimizer_name(cfg: CfgNode) -> str:
 
 def _layer_arguments(model: nn.Module) -> dict[str, Any]:
     """Return arguments of `decay_groups` for layer-wise learning-rate decay: `layer_of`, a function
-    from a parameter's name to its layer's number, and `num_layers`, the largest of the numbers."""
+    from a parameter's name to the number of its layer, and `num_layers`, the largest number."""
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = number_layers(model)

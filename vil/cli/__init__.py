@@ -41,7 +41,7 @@ COMMANDS = {
     "sweep": "train every combination of settings, and compare the results in one table",
     "evaluate": "evaluate weights on the test sets",
     "predict": "predict the classes of images, or the objects in them",
-    "embed": "compute features of images, or measure how well they separate classes",
+    "embed": "compute features of images, or measure how well the features separate classes",
     "data check": "check the data of a config: classes, sizes, broken images, leaks",
     "convert": "convert a checkpoint to a self-describing safetensors file",
     "export": "export a model as ONNX, int8 ONNX, a torch.export program or an AOTInductor package",
@@ -58,7 +58,7 @@ COMMANDS = {
 }
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
-# {"detect train": ("train", the task)}: a task's spelling of a command
+# Aliases of commands for one task: {"detect train": ("train", registry entry of the task)}
 SPELLINGS = {
     name: (name.split()[-1], task)
     for task in registry("task").values()
@@ -66,7 +66,7 @@ SPELLINGS = {
 }
 
 HELP = ("-h", "--help")
-HIDDEN = "\0"  # begins no word of a command line
+HIDDEN = "\0"  # no command-line argument can contain a NUL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(words: list[str]) -> int:
     """Run a command and return the exit code. words: the command-line arguments after `vil`.
 
-    Errors are printed and converted to exit codes. Only OutputError is raised, if standard output
-    cannot be written.
+    Errors are printed and converted to exit codes, except for OutputError, which is raised if
+    standard output cannot be written.
     """
     if words[:1] == ["--version"]:
         print(vil.__version__)
@@ -118,7 +118,7 @@ def run_command(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
     parser.set_defaults(required_task=task.name if task else None)
     args = None
     try:
@@ -140,7 +140,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
     """Parse command-line arguments. Options and positional arguments may come in any order, and an
     argument after `--` is never an option."""
     end = words.index("--") if "--" in words else len(words)
-    # argparse parses options after `--` too if it may mix them: hide the dash from it
+    # parse_intermixed_args parses words after `--` as options too: hide their dashes by a prefix
     hidden = [f"{HIDDEN}{word}" for word in words[end + 1 :]]
     args = parser.parse_intermixed_args([*words[:end], *hidden])
     for name, value in vars(args).items():
@@ -178,7 +178,8 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
     """
     rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
     if hasattr(error, "exit_code"):
-        # names from files may contain newlines; a DataError may draw the expected layout
+        # Escape line breaks, which may come from file names. Keep those of a DataError, because
+        # its message may show the expected folders.
         text = str(error) if isinstance(error, DataError) else printable(error)
         echo_error(f"{program}{rank}: {text}")
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Command-line flags that several commands share, and the config that they describe.
+"""Define the flags that several commands share, and make the config from the parsed arguments.
 
 The command lines of the original 2021 code still work. Flags can also be spelled as in Swin, timm
 and detectron2.
@@ -21,7 +21,8 @@ from vil.workflows import configure
 
 log = logging.getLogger(__name__)
 
-# Flags that set a key: {destination: key}. A flag wins over the file and over KEY VALUE.
+# {name of a parsed argument: config key that its flag sets}. These flags override the config file
+# and KEY VALUE pairs.
 FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED", "fast": "EVAL.FAST"}
 
 
@@ -41,7 +42,7 @@ def config_arguments(
     add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
     add("--seed", metavar="N", help="random seed (SEED)")
     import_argument(parser)
-    # Old launchers pass the rank as a flag; it is read from the environment instead.
+    # Old launchers pass the local rank as a flag. It is ignored: the environment has the rank.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
     text = "set config keys as KEY VALUE or KEY=VALUE; docs/reference/config.md lists all keys"
@@ -57,7 +58,7 @@ def import_argument(parser: argparse.ArgumentParser) -> None:
 
 def preset_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --preset, which names a set of config values. The config file and KEY VALUE
-    pairs take precedence over them."""
+    pairs take precedence over these values."""
     text = (
         "set and print the keys of a preset: finetune, small_data or scratch; "
         "keys in the config file and KEY VALUE pairs take precedence"
@@ -75,7 +76,7 @@ def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> 
     """Add the flags --run and --checkpoint, for commands that load the weights of a run. several:
     whether --run may be repeated, so that its value is a list."""
     add = parser.add_argument
-    # torchrun takes --run for an abbreviation of its own --run-path
+    # --run-dir is for torchrun, which reads --run as an abbreviation of its own flag --run-path
     text = "folder of a run, whose config and checkpoint are loaded"
     own = {}
     if several:
@@ -100,18 +101,21 @@ def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, s
     return found
 
 
-def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
+def with_weights(
+    args: argparse.Namespace, default: str | None = None
+) -> configure.ConfigWithClasses:
     """Return the config and the class names for a command that uses trained weights.
 
     The config comes from --run, --config-file, or the model card in a weight file that `vil
-    convert` wrote. The class names come from --classes or, by default, from the weights.
+    convert` wrote. If there is none of these, it comes from the config file `default`. The class
+    names come from --classes or, by default, from the weights.
     """
     if args.run and args.config_file:
-        raise ConfigError(f"--run {args.run}: leave --config-file out, the run's config is used")
+        raise ConfigError(f"--run {args.run}: the run's config is used, so leave --config-file out")
     if args.run:
         found = configure.run_config(args.run, options_of(args), checkpoint=args.checkpoint)
     else:
-        found = configure.weights_config(args.config_file, options_of(args))
+        found = configure.weights_config(args.config_file, options_of(args), default)
     check_task(args, found.cfg)
     if getattr(args, "classes", None):
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
@@ -149,8 +153,8 @@ def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
     """List the existing files that a command's arguments name, so that its output does not
     overwrite them.
 
-    If an argument is a folder that contains weights, all files in it are listed. outputs: names of
-    the arguments that set output paths, which are ignored.
+    If an argument is a folder with .safetensors files, all files in this folder are listed.
+    outputs: names of the arguments that set output paths, which are ignored.
     """
     values = [value for name, value in vars(args).items() if name not in outputs]
     words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)
@@ -164,7 +168,7 @@ def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
     return files
 
 
-# Parsers of one argument. As an argparse `type`, or by `convert`, which reports in one line.
+# Parsers of one argument, for argparse's `type` or for `convert`
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

@@ -31,7 +31,11 @@ LISTS = {
     "heads": ("3", at_least(1), "numbers of heads"),
     "dtype": ("float32", str, "dtypes: float32, bfloat16, float16, float64"),
     "masks": ("chunks", str, "masks: exact, chunks, cyclic"),
-    "modes": ("0", at_least(-1), "modes: 0 all 9 chunks, 1 to 8 self and one neighbor, -1 self"),
+    "modes": (
+        "0",
+        at_least(-1),
+        "modes: 0 all 9 chunks, -1 the query's chunk, 1 to 8 this chunk and a neighbor",
+    ),
 }
 NUMBERS = {
     "head-dim": ("32", at_least(1), "channels per head"),
@@ -46,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, (default, _, meaning) in {**LISTS, **NUMBERS}.items():
         metavar = "A,B" if flag in LISTS else "N"
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
-    add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns, instead of windows")
+    text = "patterns to measure instead of windows"
+    add("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     add(
         "--bias",
         action=argparse.BooleanOptionalAction,
@@ -63,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)",
     )
     import_argument(parser)
-    add("--plot", metavar="FILE", help="only plot FILE, an attention.json, in its folder or --out")
+    text = "only plot the results in FILE, an attention.json, to --out (the folder of FILE)"
+    add("--plot", metavar="FILE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@
   vil benchmark deploy --config-file imagenet/vil_tiny.yaml --beside timm/deit_tiny_patch16_224
 
 --paths lists ways to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized
-for inference, see --fast of vil evaluate), fast+bf16, any of these with +compile (torch.compile),
+for inference, see --fast of vil evaluate), compile (torch.compile), combinations such as fast+bf16,
 aoti (a package of AOTInductor), and in onnxruntime: onnx, onnx+int8 (dynamic quantization) and
 onnx+int8+static. For each batch size, the models and paths are timed alternately.
 
@@ -27,7 +27,6 @@ from vil.cli.arguments import (
     config_arguments,
     convert,
     listed,
-    resolve,
     run_arguments,
     with_weights,
 )
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="measurements of each model and path, after a warm-up (9)",
     )
-    add("--images", default="512", metavar="N", help="test images to compare predictions on (512)")
+    add("--images", default="512", metavar="N", help="test images to compare on (512)")
     text = "percentage of predictions that must agree with those of eager (97)"
     add("--agreement", type=float, default=97.0, metavar="P", help=text)
     add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
@@ -97,14 +96,12 @@ def run(args: argparse.Namespace) -> int:
 def find_model(args: argparse.Namespace):
     """Return (config, model name to show in results, class names) from the command line. The
     config has no weights if neither the command line nor the config file sets MODEL.MODEL_PATH."""
-    if not args.run and args.config_file is None:
-        args.config_file = DEFAULT
+    cfg, class_names = with_weights(args, DEFAULT)
     if args.run:
-        cfg, class_names = with_weights(args)
         return cfg, Path(args.run).resolve().name, class_names
-    cfg = resolve(args)
-    class_names = with_weights(args).class_names if cfg.MODEL.MODEL_PATH else ()
-    return cfg, Path(args.config_file).stem, class_names
+    file = args.config_file or cfg.MODEL.MODEL_PATH or DEFAULT
+    name = Path(file).stem if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
+    return cfg, name, class_names
 
 
 def say(text: str) -> None:

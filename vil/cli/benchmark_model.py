@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
     ways = "fp32,fp32+nhwc,bf16,bf16+nhwc,fp32+compile,bf16+compile"
-    add("--ways", default=ways, metavar="A,B", help=f"{WAYS}, joined by + ({ways})")
+    add("--ways", default=ways, metavar="A,B", help=f"combinations of {WAYS}, joined by + ({ways})")
     add("--backends", default="all", metavar="A,B", help="backends to measure: all, none or names")
     add("--beside", default=BESIDE, metavar="A,B", help=f"other models, or none ({BESIDE})")
     add("--rounds", default="9", metavar="N", help="measurements of each row, after a warm-up (9)")

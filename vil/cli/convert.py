@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a weight file, a checkpoint, or the folder of a run")
     add("target", metavar="TARGET", help="the .safetensors file or the folder to write")
     config_arguments(parser)
-    text = "the built-in model, or the published weights (as in the example), that SOURCE contains"
+    text = "name of the built-in model, or of the published weights, that SOURCE contains"
     add("--model", metavar="NAME", help=text)
     add(
         "--checkpoint",
@@ -46,13 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.model and (args.config_file or args.opts):
-        raise ConfigError(f"--model {args.model}: leave out --config-file and KEY VALUE pairs")
+        raise ConfigError(
+            f"--model {args.model} defines the model: leave out --config-file and KEY VALUE pairs"
+        )
     from vil.workflows.configure import find_run_config
     from vil.workflows.convert import convert
 
     cfg, class_names = None, ()
     if args.config_file and Path(args.source, "config.yaml").is_file():
-        raise ConfigError(f"{args.source}: leave --config-file out, the run's config is used")
+        raise ConfigError(f"{args.source}: the run's config is used, so leave --config-file out")
     found = None
     if not (args.model or args.config_file):
         found = find_run_config(args.source, options_of(args), checkpoint=args.checkpoint)

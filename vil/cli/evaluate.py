@@ -93,7 +93,7 @@ def evaluate(
     options = dict(num_worst=num_worst, part=part, calibrate=calibrate)
     result = evaluate_config(cfg, class_names, **options)
     label = part if cfg.DATA.VAL else "val"
-    if result.folder is None:  # of rank 0 alone
+    if result.folder is None:  # only rank 0 prints
         return 0
     print(result.report)
     for line in result.calibration:

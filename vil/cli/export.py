@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from vil.workflows import export
 
     choose_format(args)
-    # the file is float32 for CPUs; a file of one image is evaluated image by image
+    # The exported model computes in float32 on the CPU. With a fixed batch of one image, the test
+    # sets are evaluated image by image.
     args.opts = [*(args.opts or ()), "DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
     args.opts += [] if "batch" in args.dynamic else ["DATALOADER.BSZ=1"]
     cfg, class_names = with_weights(args)

@@ -13,7 +13,7 @@
   vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
   vil predict --run runs/nano photos/ --tta hflip              averaged with the mirror images
   vil predict --run 'runs/fold*' photos/                       averaged over several runs
-  vil predict --run runs/nano photos/ --threshold 0.8          no class if none is that probable
+  vil predict --run runs/nano photos/ --threshold 0.8          only classes with 80 % or more
   vil predict --run runs/nano photos/ --format probabilities --output-file all.csv
   vil predict --run 'runs/fold*' --out-of-fold --format csv --output-file oof.csv
   vil predict --run runs/slides slide.tif --stream --memory 2GiB --scratch /data/scratch
@@ -26,7 +26,8 @@ Images may also follow --images, which takes all arguments up to the next flag. 
 all images in it and its subfolders. Standard input is one image, or a list of paths, one per line.
 Without --run or a config, the weights of vil_nano that ship with the package are used, which
 recognize only the ten digits. --output is a folder for copies of the images with the predictions
-drawn on them: NAME.png, or NAME-2.png for a second image called NAME.
+drawn on them: NAME.png, or NAME-2.png and so on for a second image called NAME. Copies of an
+earlier command are replaced; any other file keeps its name and content.
 
 Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}. csv
 has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
@@ -336,7 +337,7 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
         )
     args.config_file, own = shipped_weights()
     args.opts = [*own, *opts]
-    print("the shipped vil_nano, which recognizes the digits 0 to 9", file=sys.stderr)
+    print("using the shipped vil_nano, which recognizes the digits 0 to 9", file=sys.stderr)
 
 
 def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:

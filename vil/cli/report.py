@@ -5,10 +5,11 @@
   vil report runs/nano --no-eval                only what the run has logged; also during training
   vil report runs/nano --data /mnt/flowers DEVICE cpu
 
-Evaluates the best checkpoint on the run's first test set, to show the confusion matrix, the
-accuracy of each class, and the most confident errors and correct predictions. KEY VALUE pairs and
-flags change this evaluation, not the config that the page shows. For a detector, the page only
-shows what training logged; vil evaluate --pictures draws a detector's errors.
+Evaluates the best checkpoint on the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST.
+The page shows the confusion matrix, the accuracy of each class, and the most confident errors and
+correct predictions. KEY VALUE pairs and flags change this evaluation, not the config that the page
+shows. For a detector, the page only shows what training logged; vil evaluate --pictures draws a
+detector's errors.
 
 The page is a single file of less than 3 MB, with all images and without scripts or external links.
 Class and file names are escaped. With --no-eval, neither weights nor data are read.

@@ -19,9 +19,9 @@ UNUSED = (
     "fast",
 )  # flags that cannot be combined with --stream
 MEMORY = "1GiB"
-REPORT_SECONDS = 5.0  # between two lines of progress in a file
-CHECK_TOLERANCE = 1e-3  # of the largest logit; autocast to bfloat16 allows more
-CHECK_TOLERANCE_AMP = 5e-2
+REPORT_SECONDS = 5.0  # between two lines of progress, if stderr is not a terminal
+CHECK_TOLERANCE = 1e-3  # as a fraction of the largest absolute logit
+CHECK_TOLERANCE_AMP = 5e-2  # with autocast
 
 
 def stream_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scratch", metavar="DIR", help=text)
     text = "--stream: save a stage's output, such as stages.2=map.npy, .zarr or .tif; repeatable"
     add("--save", action="append", default=[], metavar="OUTPUT=FILE", help=text)
-    add("--dry-run", action="store_true", help="--stream: only print memory and work")
+    add("--dry-run", action="store_true", help="--stream: only print memory and MACs needed")
     text = "--stream: first check on a crop that streaming does not change the model's output"
     add("--check", action="store_true", help=text)
 
@@ -103,7 +103,10 @@ def check_against_plain(stream: Any) -> None:
 
     amp = stream.source.task.amp_dtype is not None
     difference, limit = stream.check_crop(), CHECK_TOLERANCE_AMP if amp else CHECK_TOLERANCE
-    text = f"a streamed crop differs from a plain forward by {difference:.1e} of the largest logit"
+    text = (
+        "the logits of a streamed crop differ from those of a normal forward pass by "
+        f"{difference:.1e} of the largest absolute logit"
+    )
     print(text, file=sys.stderr)
     if not difference <= limit:
-        raise ExportError(f"{text}, more than {limit:.0e}")
+        raise ExportError(f"{text}, more than the allowed {limit:.0e}")

@@ -169,7 +169,7 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     script = slurm.write_script(plan.folder, text)
     job = slurm.submit(script)
     if job is None:
-        print(f"this machine has no sbatch; on the cluster: sbatch {script}")
+        print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {script}")
     else:
         print(f"job {job}: {len(tasks)} runs; vil sweep --output {plan.folder} --list shows them")
     return 0

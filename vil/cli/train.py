@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("all", "example"):
         if getattr(args, flag):
             raise ConfigError(f"--{flag} needs --dry-run")
-    if cfg.EVALUATE:  # as the 2021 code had it
+    if cfg.EVALUATE:  # a key of the 2021 code
         from vil.cli.evaluate import evaluate
 
         return evaluate(cfg)
@@ -98,7 +98,7 @@ def print_dry_run(cfg: CfgNode, args: argparse.Namespace) -> int:
             loss = "the first step is skipped, because its loss or gradient is not finite"
         print(f"the model has {done.num_parameters:,} parameters; {loss}")
         images = f"{done.num_images} synthetic images"
-        print(f"dry run: one step of {images} took {done.memory_mb:.0f} MB at its peak")
+        print(f"dry run: one step of {images} needed at most {done.memory_mb:.0f} MiB")
     return 0
 
 
@@ -113,7 +113,7 @@ def describe_data(data: "DataSummary") -> list[str]:
             (small, fewest), (large, most) = counts[0], counts[-1]
             ratio = f", a ratio of {most / fewest:.3g}" if fewest else ""
             lines.append(
-                f"  {data.counted} of a class: {fewest} ({printable(small)}) to {most} "
+                f"  {data.counted} per class: {fewest} ({printable(small)}) to {most} "
                 f"({printable(large)}){ratio}"
             )
         if found.sizes:
@@ -141,7 +141,7 @@ def changed_keys(cfg: CfgNode) -> list[str]:
     lines of at most 100 columns. A line may be longer if it has a single word."""
     found = diff(cfg, defaults.tree())
     words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
-    lines = ["keys that differ from the defaults (all: --all):"]
+    lines = ["keys that differ from the defaults (--all prints all keys):"]
     for word in words:
         if len(lines) > 1 and len(lines[-1]) + len(word) < WIDTH:
             lines[-1] += f" {word}"

@@ -25,7 +25,7 @@ def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
     """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
     value cannot be converted.
 
-    element: if `default` is an empty list, any value of the type that its elements have.
+    element: if `default` is an empty list, an example of an element, which gives the type.
     """
     if isinstance(default, tuple | list):
         if not default and value == "auto":
@@ -58,7 +58,7 @@ def free(value: Any) -> Any:
 
 def kind(default: Any, element: Any = 0.0) -> str:
     """Describe the type of a key's default value, such as "tuple of float". element: if `default`
-    is an empty list, any value of the type that its elements have."""
+    is an empty list, an example of an element, which gives the type."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else element)}"
     return type(default).__name__

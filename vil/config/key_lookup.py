@@ -4,7 +4,7 @@ import difflib
 
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 
-# The same keys in Swin's and detectron2's trees, by the last name.
+# {last name of a key in the configs of Swin or detectron2: vil's key with the same meaning}
 ALIASES = {
     "BASE_LR": "OPTIM.LR",
     "WEIGHT_DECAY": "OPTIM.WD",

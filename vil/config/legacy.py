@@ -58,8 +58,8 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config of the 2021 code sets LN_EPS, which that code ignored and vil
-    applies.
+    """Log a warning if a config without VERSION, as of the 2021 code, sets LN_EPS to another value
+    than 1e-6. That code ignored LN_EPS, and vil applies it.
 
     sources: {key: source of its value} for all keys that are set.
     """

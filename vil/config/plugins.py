@@ -20,7 +20,7 @@ from vil.utils.atomic_write import replace_text
 from vil.utils.cache_dir import cache_dir
 from vil.utils.errors import ConfigError, one_line
 
-API_VERSION = 1  # of the plug-in interface; a plug-in has the one it was written for
+API_VERSION = 1  # of the plug-in interface; plug-ins state it as VIL_PLUGIN_API
 GROUP = "vil.plugins"  # of Python entry points
 PREFIX = "plugin:"  # of an installed plug-in in IMPORTS
 _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
@@ -59,7 +59,8 @@ def load_entry_points() -> list[str]:
     """Load the installed plug-ins, once per process. Returns their names, as in "plugin:name".
 
     An entry point names a module that registers components when imported, or a function without
-    arguments that registers them. The module must have VIL_PLUGIN_API = 1.
+    arguments that registers them. The module must have VIL_PLUGIN_API = 1. Raises ConfigError if it
+    does not, or if a plug-in cannot be imported.
     """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):
@@ -75,17 +76,14 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
     """Load a plug-in's entry point. Returns an error message, or "" on success."""
     try:
         loaded = point.load()
-    except (ValueError, ImportError, SyntaxError, AttributeError) as error:
-        return str(error)
-    module = sys.modules.get(getattr(loaded, "__module__", None) or loaded.__name__, loaded)
-    version = getattr(module, "VIL_PLUGIN_API", None)
-    if version != API_VERSION:
-        return f"it has VIL_PLUGIN_API {version}, but this version of vil needs {API_VERSION}"
-    try:
+        module = sys.modules.get(getattr(loaded, "__module__", None) or loaded.__name__, loaded)
+        version = getattr(module, "VIL_PLUGIN_API", None)
+        if version != API_VERSION:
+            return f"it has VIL_PLUGIN_API {version}, but this version of vil needs {API_VERSION}"
         if callable(loaded):
             loaded()
-    except (ValueError, ImportError) as error:
-        return str(error)
+    except Exception as error:  # code of the plug-in raises anything
+        return str(error) if isinstance(error, ValueError) else one_line(error)
     return ""
 
 

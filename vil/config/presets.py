@@ -13,8 +13,8 @@ from vil.config.yaml_source import ConfigError, Setting, from_file, packaged_roo
 from vil.utils.lookup import lookup
 
 FOLDER = "_presets_"
-# {key: keys without a meaning of their own}. If a file or the command line sets the key, a preset
-# does not set the others: the learning rate of a recipe must not be scaled as that of a preset.
+# {key: keys that depend on it}. If a file or the command line sets the key, the preset's values of
+# the dependent keys are dropped: they belong to the preset's learning rate, not to the recipe's.
 DEPENDENT = {"OPTIM.LR": ("OPTIM.LR_REFERENCE_BATCH", "OPTIM.LR_SCALING", "SOLVER.MIN_LR")}
 
 

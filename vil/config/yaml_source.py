@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 20  # of one file
 MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
 COMMAND_LINE = "command line"
-EMPTY: dict = {}  # the value of an extensible section written as {}: back to the defaults
+EMPTY: dict = {}  # the value of an extensible section written as {}: resets it to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -132,7 +132,7 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{shown(path)}: larger than a config may be ({MAX_BYTES} bytes)")
+        raise ConfigError(f"{shown(path)}: has more than {MAX_BYTES} bytes, the limit of a config")
     return text
 
 

@@ -101,7 +101,7 @@ def from_pages(
 def to_bands(
     array: np.ndarray, channels: int, value_range: Sequence[float], source: str
 ) -> BandImage:
-    """Convert an array (H, W, C) of numbers to a BandImage.
+    """Convert an array (H, W, C) of numbers or bools to a BandImage.
 
     8-bit values are not changed. Other values are scaled from value_range (low, high) to float32 in
     0..1. An empty value_range means 0..65535 for 16 bits and 0..1 for floats. NaN and Inf become 0.
@@ -152,8 +152,8 @@ def rgb_channels(image: torch.Tensor) -> torch.Tensor:
 
 @functools.singledispatch
 def to_display(image: Image.Image) -> Image.Image:
-    """Convert an image to PIL RGB for display. A BandImage with more than three channels shows the
-    first three. One with two channels shows the first, in gray."""
+    """Convert an image to PIL RGB for display. For a BandImage with more than three channels, the
+    first three are displayed. For a BandImage with two, the first is displayed in gray."""
     return image.convert("RGB")
 
 

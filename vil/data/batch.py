@@ -1,4 +1,4 @@
-"""A batch of classification samples, with reports of the images that could not be read."""
+"""A batch of images and targets, with reports of the images that could not be read."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,11 +18,11 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of B classification samples. `indices` are the dataset indices of the samples, for
-    looking up their names. They stay on the CPU when the batch is moved to a device."""
+    """A batch of B samples. `indices` are the dataset indices of the samples, for looking up their
+    names. The indices stay on the CPU when the batch is moved to a device."""
 
     images: Tensor  # (B, c, H, W) float32, c channels
-    targets: Tensor  # (B,) int64, or (B, K) float32 after mixing
+    targets: Tensor  # (B,) int64; (B, K) float32 for labels, numbers and mixed classes
     indices: Tensor  # (B,) int64: dataset indices, also of substitutes for bad samples
     epoch: int = 0
     step: int = 0

@@ -85,11 +85,10 @@ def match_classes(
 
 
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
-    """Add the model's classes that a dataset lacks to the dataset, in place, as classes without
-    images.
+    """Add classes without images to a dataset, in place: those classes of the model that it lacks.
 
-    Logs a warning if any are added. Does nothing if the targets are numbers, or if the dataset has
-    a class that the model lacks. learned: the model's classes. name: the dataset's name.
+    Logs a warning if any class is added. Does nothing if the targets are numbers, or if the dataset
+    has a class that the model lacks. learned: the model's classes. name: the dataset's name.
     """
     here = set(dataset.classes)
     missing = [each for each in learned if each not in here]

@@ -16,10 +16,10 @@ from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
 
 Root = str | Path
-Transform = Callable | None  # takes a PIL image; the result replaces it in a sample
-# Part of the random key of generated datasets, so that their splits differ.
+Transform = Callable | None  # takes an image; the result replaces the image in a sample
+# Part of the random seed of generated datasets, so that their splits differ.
 SPLITS = {"train": 0, "val": 1, "test": 2}
-MAX_NAMES = 10_000  # hashed by `fingerprint`
+MAX_NAMES = 10_000  # names that `fingerprint` hashes
 
 
 class LoadableDataset(Protocol):

@@ -13,7 +13,7 @@ from vil.data.bands import PIL_CHANNELS, BandImage, from_pages, is_npy, read_npy
 from vil.utils.errors import StoppedError
 from vil.utils.rgb import ValueRangeError, to_rgb
 
-ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)  # the EXIF tag; its values that swap width and height
+ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)  # EXIF tag, and its values that swap width and height
 
 
 class UnreadableImage(OSError):
@@ -76,8 +76,8 @@ def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1 is upright. Never decodes pixels. So if a PNG stores its EXIF
-    data after the pixels, and the image is not loaded yet, the function returns 1."""
+    """Return the EXIF orientation; 1 is upright. Does not decode pixels, so the result is also 1
+    for a PNG that is not loaded yet and stores its EXIF data after the pixels."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1
     try:

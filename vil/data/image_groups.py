@@ -32,8 +32,8 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
         keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
     elif group_by == "auto":
-        text = "%s has %d images, more than %d, so they were not compared, and identical ones may "
-        text += "be in different splits: set DATA.GROUP_BY content to compare all"
+        text = "%s has %d images. More than %d images are not compared, so identical images may be "
+        text += "in different splits: set DATA.GROUP_BY content to compare all images"
         logger.warning(text, name, count, MAX_COMPARED)
     return join_groups(*keys) if keys else np.arange(count)
 

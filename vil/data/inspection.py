@@ -1,4 +1,4 @@
-"""Read every image of a dataset to collect sizes, colors, content hashes and unreadable images.
+"""Read the images of a dataset to collect sizes, colors, content hashes and unreadable images.
 
 The results for a million images take about 50 MB of memory. Shapes: N images that were read, C
 channels.
@@ -21,8 +21,8 @@ from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.data.workers import build_data_loader, iter_batches
 
-BATCH = 64  # images that a worker hands over at once
-DIGEST = 16  # bytes of a hash: two different images of a billion agree by chance once in 10**20
+BATCH = 64  # images per batch of a worker
+DIGEST = 16  # bytes of a hash; among a billion different images, the risk of equal hashes is 1e-21
 BLANK_STD = 0.01  # standard deviation below which an image counts as blank, for values in 0..1
 LISTED = 10  # images of each kind that are listed by name
 

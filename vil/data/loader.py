@@ -56,8 +56,8 @@ class TrainLoader:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
-            needed = f"a step of {batch_size} x {world} processes needs {batch_size * world}"
-            raise DataError(f"{needed} samples, but the training set has {len(dataset)}")
+            step = f"a step of {batch_size} samples x {world} processes needs {batch_size * world}"
+            raise DataError(f"{step} samples, but the training set has {len(dataset)}")
         self.classes = dataset.classes
         self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
@@ -85,9 +85,9 @@ class TrainLoader:
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
 
     def load_example(self, count: int) -> Batch:
-        """Load the first `count` images of step 0, at most a batch, without worker processes.
+        """Load the first `count` images of step 0, but at most one batch, without worker processes.
 
-        Raises DataError if none of them can be read.
+        Raises DataError if none of these images can be read.
         """
         order = next(train_batches(len(self.samples.dataset), start=0, stop=1, **self.order))
         batch = self.samples.collate([self.samples[position] for position in order[:count]])

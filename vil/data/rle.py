@@ -2,8 +2,8 @@
 
 Runs count pixels column by column, starting with a run of zeros. In the string, each number from
 the fourth on is stored as its difference from the number two places earlier. A number is split into
-groups of five bits, lowest first. Bit 5 of a group is set if another group follows. Bit 4 of the
-last group is the sign. The ASCII code of a character is its group plus 48.
+groups of five bits (0 to 4), lowest first. Bit 4 of the last group is the sign. Bit 5 is added to a
+group if another group follows. The ASCII code of a character is its group plus 48.
 
 `decompress_runs` rejects invalid strings. pycocotools and faster-coco-eval, which are optional,
 accept them. pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.

@@ -20,8 +20,8 @@ class RobustDataset(Dataset):
     """A dataset wrapper that replaces unreadable images and seeds the random augmentation.
 
     robust[position] returns (sample, reports). The wrapper tries up to `tries` consecutive indices
-    until one image can be read. sample is (image, target, index) of that image, or None if all
-    tries fail. reports has a BadSample for each failure. The augmentation is seeded by (seed,
+    until an image can be read. `sample` is (image, target, index) of this image, or None if all
+    tries fail. `reports` has a BadSample for each failure. The augmentation is seeded by (seed,
     epoch, position).
     """
 

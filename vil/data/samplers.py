@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# SeedSequence pads a short key with zeros. Without a stream number the order of an epoch
-# (seed, epoch) and its first sample (seed, epoch, 0) would get the same random numbers.
+# SeedSequence pads a short key with zeros. Without a stream number, the order of an epoch, with the
+# key (seed, epoch), and its first sample, with (seed, epoch, 0), would get the same random numbers.
 STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
@@ -83,7 +83,7 @@ def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1)
     repeats: see `epoch_order`.
     """
     generator, parts = order_generator(seed, epoch), []
-    present = generator.permutation(np.unique(classes))  # the first ones get one more position
+    present = generator.permutation(np.unique(classes))  # the first classes get one more position
     for number, name in enumerate(present):
         members = np.flatnonzero(classes == name)
         share = len(classes) // len(present) + (number < len(classes) % len(present))

@@ -39,7 +39,7 @@ def assign_parts(
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     groups = groups.reshape(-1)
     shares = np.asarray(fractions, np.float64)
-    # with more bins than samples in the smallest part, its share of each bin may be below 1
+    # with more bins than samples in the smallest part, its share of a bin may be below 1 sample
     fewer = min(NUM_BINS, max(1, round(count * shares.min())))
     for num_bins in (NUM_BINS, fewer, 1):
         labels = sample_labels(targets, target_type, num_bins)

@@ -28,7 +28,7 @@ BLUR_KERNEL = 13  # three times the largest sigma on each side
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
-    """Apply timm's posterize to an image. For 0 bits, where Pillow 13 raises an error, return a
+    """Apply timm's posterize to an image. For 0 bits, for which Pillow 13 raises an error, return a
     black image."""
     if bits == 0:
         return Image.new(image.mode, image.size)
@@ -128,11 +128,13 @@ def train_transform(
 
 def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any) -> Any:
     """Build timm's training transform. settings: other arguments of timm's `create_transform`.
-    Raises ValueError if timm refuses the policy `auto_augment`."""
+    Raises ValueError if timm refuses an argument, such as the policy `auto_augment`."""
     try:
         return create_transform(image_size, is_training=True, auto_augment=auto_augment, **settings)
     except (AssertionError, ValueError) as error:  # timm asserts what it expects of a policy
-        raise ValueError(f"timm refuses the policy {auto_augment!r}: {error}") from error
+        raise ValueError(
+            f"timm refuses the training transform (auto_augment {auto_augment!r}): {error}"
+        ) from error
 
 
 def eval_transform(

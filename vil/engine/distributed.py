@@ -67,10 +67,17 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     """Read the rank of this process, select its GPU, and initialize the process group if there are
     several processes.
 
-    backend: backend of the process group; None selects gloo on CPUs and nccl on CUDA. device: the
-    type of device to use. Raises ValueError for invalid ranks, or if this process has no GPU.
+    backend: backend of the process group; None selects gloo on CPUs and nccl on CUDA. device:
+    device to use. Raises ValueError for invalid ranks, if this process has no GPU, or if `device`
+    is one GPU for several processes of this machine.
     """
     dist = read_environment(os.environ)
+    local_world = max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), dist.local_rank + 1)
+    if device.index is not None and min(dist.world, local_world) > 1:
+        raise ValueError(
+            f"DEVICE {device} would put all {local_world} processes of this machine on one GPU: "
+            "set DEVICE cuda, which selects a GPU for each process"
+        )
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():
             raise ValueError(
@@ -80,10 +87,16 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
     if dist.world > 1:
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-        if backend == "nccl":  # collectives of host numbers need not wait for the device
+        if backend == "nccl":  # gloo for CPU tensors: these collectives do not wait for the GPU
             backend = "cpu:gloo,cuda:nccl"
         torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world)
     return dist
+
+
+def current() -> DistInfo:
+    """Return the rank of this process in the process group that a script initialized."""
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    return DistInfo(torch_dist.get_rank(), torch_dist.get_world_size(), local_rank)
 
 
 def stop() -> None:
@@ -91,9 +104,10 @@ def stop() -> None:
     if not torch_dist.is_initialized():
         return
     if "gloo" in torch_dist.get_backend():
-        # gloo's threads outlive the group (DDP holds it). One that frees the tensor of the last
-        # collective during Python's shutdown aborts the process (measured: 1 run of 15 with torch
-        # 2.11 on two busy cores). Sleeping gives them the GIL.
+        # gloo's threads outlive the group, because DDP holds a reference to it. If such a thread
+        # frees the tensor of the last collective during Python's shutdown, the process aborts
+        # (measured: 1 run of 15 with torch 2.11 on two busy cores). Sleeping gives the threads the
+        # GIL, so that they free it before.
         time.sleep(GLOO_GRACE_SECONDS)
     torch_dist.destroy_process_group()
 

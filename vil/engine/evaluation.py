@@ -40,10 +40,11 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """
     was_training = model.training
     model.eval()
-    # autocast keeps converted weights until the outermost context ends; this one changes nothing
+    # autocast caches converted weights until its outermost context ends. This context keeps the
+    # cache for the whole evaluation. It changes no setting.
     keep_converted = torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"))
     try:
-        # not inference_mode: training could not use the masks that modules cache inside
+        # not inference_mode: modules cache masks, and training could not use inference tensors
         with torch.no_grad(), unsharded(model), keep_converted:
             yield model
     finally:

@@ -27,7 +27,7 @@ from vil.utils.metric_format import format_pairs
 
 REDRAW_SECONDS = 0.2
 FIRST_SECONDS = 10.0  # until `first_progress` logs a line
-SLOW_DATA = 0.2  # share of a step's time
+SLOW_DATA = 0.2  # share of a step's time above which waiting for data is reported
 
 
 class RunLogger:
@@ -171,7 +171,7 @@ class RunLogger:
         per_step = spent / max(steps - 1, 1)
         times = {"time": per_step, "img/s": self.batch_size / per_step}
         left = as_time((self.end - step) * per_step)
-        about = "" if steps > 1 else " (too long: the first step includes startup)"
+        about = "" if steps > 1 else " (overestimated: the first step includes startup)"
         self.say(f"train {self.position(step)} eta {left}{about} {format_pairs(times)}")
         if steps > 1:
             self.first_step_time = math.inf
@@ -272,7 +272,7 @@ def open_bar(step: int, end: int):
     from rich.console import Console
 
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
-    # not through a StandardStream, which escapes control characters
+    # bypass a StandardStream, because it escapes the bar's control characters
     console = Console(file=getattr(sys.stdout, "stream", sys.stdout))
     bar = progress.Progress(*columns, console=console, transient=True, auto_refresh=False)
     bar.add_task("train", completed=step, total=end)

@@ -1,4 +1,4 @@
-"""The training loop, in one function to be read from top to bottom.
+"""The training loop, as a single function, `train`.
 
 A step depends only on the state before it and on its number. torch's generators, from which dropout
 and drop path sample, are seeded at every step from (seed, step, rank). So a resumed run is
@@ -129,7 +129,7 @@ def train(
     accumulate: number of equal micro-batches into which a step's batch is split.
     clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
     drop_on_plateau: divisor of the learning rate after each evaluation without a new best; 0: none.
-    patience: see above; 0 to never end early.
+    patience: number of evaluations, see above; 0 to never end early.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
     max_bad_steps: how many steps in a row with a non-finite loss or gradient are skipped before the
     run fails; without float16, at most half an epoch.
@@ -155,7 +155,7 @@ def train(
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
-    if not scaler.is_enabled():  # in float16, overflows lower the scale until there are none
+    if not scaler.is_enabled():  # float16 skips steps until the gradient scale is low enough
         max_bad_steps = min(max_bad_steps, max(per_epoch // 2, 1))
     bad_steps = NonFiniteSteps(max_bad_steps, run.folder, dist.rank)
     checkpoints = CheckpointManager(run, objects, policy, state)
@@ -202,9 +202,9 @@ def train(
             if ema:
                 ema.update(flags[0])
             meter.add(metrics, flags[0])
-            previous = delayed_flags.read(flags)
             record = dict(step=state.step + 1, lr=lr, scale=scaler.get_scale, samples=batch.indices)
-            bad = bad_steps.count(previous, plain, **record)
+            previous = delayed_flags.read(flags, record)
+            bad = bad_steps.count(previous, plain, state.step + 1)
             state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
             run.tick(state.step)
 
@@ -242,7 +242,7 @@ def read_metrics(meter: Meter, scaler: GradScaler, state: TrainState) -> dict[st
     """Return the metrics to log: the averages of `meter`, the scale of the gradient scaler, and the
     number of skipped steps. The loop waits for the device only here."""
     metrics = meter.read()
-    if scaler.is_enabled():  # it decreases with every overflow of float16
+    if scaler.is_enabled():  # each float16 overflow lowers the scale
         metrics["scale"] = scaler.get_scale()
     if state.skipped:
         metrics["skipped"] = state.skipped

@@ -64,7 +64,7 @@ class Meter:
                 self.waited += time.perf_counter() - requested
                 yield batch
         finally:
-            if hasattr(iterator, "close"):  # at once, not when the last traceback is released
+            if hasattr(iterator, "close"):  # now, because a traceback may keep the iterator alive
                 iterator.close()
 
     def add(self, metrics: dict[str, Tensor], bad: Tensor) -> None:

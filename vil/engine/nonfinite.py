@@ -7,6 +7,7 @@ A skipped step leaves weights, optimizer state and averages unchanged. Data and 
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Flags(NamedTuple):
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
+    record: Mapping[str, Any] = {}  # values that describe the step
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
@@ -99,20 +101,25 @@ class DelayedFlags:
 
     def __init__(self, device: torch.device):
         self.is_delayed = device.type == "cuda"
-        self.copied: tuple[Tensor, Any] | None = None
+        self.copied: tuple[Tensor, Any, Mapping[str, Any]] | None = None
 
-    def read(self, flags: Tensor) -> Flags:
+    def read(self, flags: Tensor, record: Mapping[str, Any]) -> Flags:
+        """Return the flags of this step or, on a GPU, of the previous step.
+
+        flags: result of `all_reduce_flags` for this step. record: values that describe this step,
+        which are returned with its flags.
+        """
         if self.is_delayed:
             previous, host, done = self.copied, torch.empty(2, pin_memory=True), torch.cuda.Event()
             host.copy_(flags, non_blocking=True)
             done.record()
-            self.copied = host, done
+            self.copied = host, done, record
             if previous is None:
                 return Flags()
-            flags, done = previous
+            flags, done, record = previous
             done.synchronize()
         bad, signal = flags.tolist()
-        return Flags(bool(bad), int(signal))
+        return Flags(bool(bad), int(signal), record)
 
 
 class NonFiniteSteps:
@@ -123,23 +130,25 @@ class NonFiniteSteps:
         self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"
         self.in_a_row = 0
 
-    def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
+    def count(self, flags: Flags, model: nn.Module, step: int) -> int:
         """Count a step. Returns 1 if the flags mark the step as skipped, else 0.
 
-        After more than `limit` skipped steps in a row, writes `record` and the largest gradients to
-        a file in <run>/crash/, and raises DivergedError. record: values that describe the step,
-        such as its number, learning rate and sample indices.
+        After more than `limit` skipped steps in a row, writes `flags.record` and the largest
+        gradients to a file in <run>/crash/, and raises DivergedError. The record has the number of
+        the step, its learning rate and its sample indices. step: number of the step that the model
+        has gradients of. On a GPU, it is the step after that of the flags.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
-            details = f"see {self.file}"
+            record, details = dict(flags.record), f"{self.file} lists the largest gradients"
+            record |= {"samples": record["samples"].tolist(), "gradients_of_step": step}
             try:
-                dump(self.file, model, record | {"samples": record["samples"].tolist()})
+                dump(self.file, model, record)
             except OSError as error:
                 details = f"{self.file} cannot be written: {error.strerror or error}"
             raise DivergedError(
                 f"loss or gradient not finite in {self.in_a_row} steps in a row, up to step "
-                f"{record['step']}; {details}"
+                f"{record['step']}: lower OPTIM.LR, or set OPTIM.CLIP_GRAD; {details}"
             )
         return int(flags.bad)
 

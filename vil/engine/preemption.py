@@ -29,11 +29,13 @@ from vil.utils.console import echo_error
 from vil.utils.errors import HUNG, StoppedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-REPEAT_SECONDS = 2.0  # launcher and process group may both deliver one signal
+REPEAT_SECONDS = 2.0  # the launcher and the process group may both deliver the same signal
 BACKSTOP_SECONDS = 2.0
-EXIT_SECONDS = 2.0  # a rank that exits breaks its peers' collectives: let them report first
+# Delay before a hanging rank other than 0 exits. The exit breaks the collectives of all ranks, so
+# rank 0 must have reported before.
+EXIT_SECONDS = 2.0
 POLL_SECONDS = 0.2
-STOPPED_SECONDS = 2.0  # a poll that is later than this was stopped, not just slow
+STOPPED_SECONDS = 2.0  # if a poll is later than this, the process was stopped, not just slow
 LAUNCHER_PID = "VIL_LAUNCHER_PID"  # process of a sweep that started this run
 COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
@@ -42,8 +44,8 @@ class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
     Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: time without progress (see
-    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the limit of this time
-    after a signal was received.
+    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the limit that is used
+    instead once a signal has been received.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -177,7 +179,7 @@ class PreemptionGuard:
                     faulthandler.dump_traceback(file=stream)
             self.status(state, code, reason)
             if hung and not self.dist.is_main:
-                time.sleep(EXIT_SECONDS)  # rank 0 reports it too, before its collectives break
+                time.sleep(EXIT_SECONDS)  # rank 0 reports the hang before its collectives break
         os._exit(code)
 
 
@@ -190,11 +192,11 @@ def launcher_pid() -> int:
 
 
 def describe_position() -> str:
-    """Return text on the main thread's innermost frame outside torch, and on whether the thread
-    waits for other ranks."""
+    """Describe where the main thread is, for a message: its innermost frame outside torch, and
+    whether the thread waits for other ranks."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     stack = traceback.extract_stack(frame)
     waits = any(part in line.filename for line in stack for part in COLLECTIVES)
     line = next((x for x in reversed(stack) if "/torch/" not in x.filename), stack[-1])
     verb = "waits for other ranks" if waits else "is"
-    return f"it {verb} in {line.name} ({line.filename}:{line.lineno})"
+    return f"its main thread {verb} in {line.name} ({line.filename}:{line.lineno})"

@@ -4,7 +4,7 @@ run.lock      locked by the process that writes to the folder; a second process 
 command.txt   each command that was run with this folder
 env.txt       versions, device and git commit for each of these commands
 status.json   {state, code, step, checkpoint, reason, time}, for users and schedulers. code is
-              the exit code, because torchrun itself returns 1 for every failure
+              the run's exit code; torchrun itself returns 1 for every failure
 log.txt, metrics.jsonl, tb/, checkpoints/
               described in logger.py and checkpoint/save_load.py
 """
@@ -63,7 +63,7 @@ class RunDir:
             raise
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
         self.reason = ""  # why a finished run ended before its last epoch, for status.json
-        self.last_error = ""  # of status.json
+        self.last_error = ""  # the last error in writing status.json
 
     def begin(self) -> None:
         """Record the start of training in command.txt, env.txt and status.json. Until this call,
@@ -88,11 +88,11 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. On exit, this is written to status.json.
+        """Record that training is finished. On exit, status.json is updated.
 
-        If `begin` was not called, because no step was left, status.json is changed only if it does
-        not say that the run is finished. This is the case if an earlier attempt was stopped after
-        its last step, such as in the final test.
+        If `begin` was not called, because no step was left, status.json is updated only if its
+        state is not "finished". Its state is another one if an earlier attempt was stopped after
+        the last step, for example in the final test.
 
         reason: why training ended before the last epoch, for the log and status.json; "" if it
         ended with the last epoch.
@@ -114,7 +114,7 @@ class RunDir:
         try:
             self.write("status.json", json.dumps(status, indent=1) + "\n")
         except RunFolderError as error:
-            if str(error) != self.last_error:  # not at every change
+            if str(error) != self.last_error:  # print the same error only once
                 echo_error(f"vil: {error}")
             self.last_error = str(error)
 
@@ -194,7 +194,7 @@ def lock(file: Path) -> TextIO:
         acquire(stream)
     except OSError as error:
         stream.seek(0)
-        holder = stream.read().strip() or "another process"  # which did not write its name yet
+        holder = stream.read().strip() or "another process"  # empty if it just took the lock
         message = f"{file.parent} is in use by {holder}: choose another --output_dir"
         raise RunInUseError(message) from error
     stream.truncate(0)
@@ -274,7 +274,7 @@ def append(file: Path, text: str) -> None:
 
 
 def environment(dist: DistInfo, device: torch.device) -> str:
-    """Return a description of everything that may affect results, one item per line."""
+    """Return the text for env.txt: versions, host, device, ranks, threads, cores and git commit."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     versions = "\n".join(f"{package} {version(package)}" for package in PACKAGES)
     return (

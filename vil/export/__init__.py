@@ -1,8 +1,10 @@
-"""Export models as ONNX files, torch.export programs or packages of AOTInductor.
+"""Export models as ONNX files, torch.export programs or AOTInductor packages.
 
-export_model(model, "vil.onnx", size=(224, 224))       images (B, c, H, W) -> logits (B, K)
-load_exported("vil.onnx")(images)
-quantize_linears("vil.onnx", "vil.int8.onnx")          dynamic, or static with calibration images
+export_model(model, "vil.onnx", size=(224, 224))
+load_exported("vil.onnx")(images)                      images (B, c, H, W) -> logits (B, K)
+quantize_linears("vil.onnx", "vil.int8.onnx")          dynamic; static with calibration images
+
+Shapes: B batch, c input channels, H W image size, K classes.
 """
 
 from vil.utils.lazy import lazy_exports

@@ -1,7 +1,7 @@
 """Compile models ahead of time with AOTInductor.
 
 A package contains the weights and machine code. It runs in C++ and in Python, without the model's
-code, on CPUs with the same vector instructions as the CPU that compiled it.
+code, on CPUs with the vector instructions of the CPU on which it was compiled.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def write_package(
     """
     program = trace_model(model, spec)
     options = {"aot_inductor.metadata": dict(metadata), "freezing": True}
-    with torch.no_grad(), as_export_error("a package of AOTInductor"):
+    with torch.no_grad(), as_export_error("an AOTInductor package"):
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs=options
         )

@@ -1,10 +1,11 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend that uses only standard operators. Models trained with random shift, where a
-token attends to its chunk and one sampled neighbor chunk, attend to all 3x3 chunks in evaluation.
-Batch size and image size stay dynamic unless they are fixed. The file is written under a temporary
-name. It gets its final name after it has been loaded and its logits agree with the model's.
+computed by a backend that uses only standard operators. Random shift, in which a token attends to
+its chunk and one sampled neighbor chunk, applies in training only: an exported model attends to all
+3x3 chunks. Batch size and image size stay dynamic unless they are fixed. The file is written under
+a temporary name. It is renamed after it was loaded and its logits were found to agree with the
+model's.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -36,10 +37,10 @@ from vil.utils.errors import ExportError, one_line
 from vil.utils.lookup import lookup
 
 DYNAMIC = ("batch", "size")  # dimensions that may stay dynamic
-TOLERANCE = 1e-4  # on logits, relative to the largest one if that is above 1
+TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit if that is above 1
 WRITERS = {"onnx": write_onnx, "torch": write_program, "aoti": write_package}
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
-# what external models raise for image sizes that they do not take
+# exceptions that external models raise for image sizes that they do not support
 SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 
 
@@ -66,24 +67,25 @@ def export_model(
     path: file to write.
     size: height and width of the images. The file accepts only this size unless `dynamic`
       contains "size".
-    format: "onnx", "torch" or "aoti" (a package of AOTInductor, whose name must end with .pt2). By
-      default "onnx" or "torch", from the file's suffix (.onnx, .pt2).
+    format: "onnx", "torch" or "aoti" (an AOTInductor package, whose name must end with .pt2). By
+      default, the file's suffix selects "onnx" (.onnx) or "torch" (.pt2).
     dynamic: which of the dimensions "batch" and "size" stay dynamic. A fixed batch is one image.
     opset: ONNX opset, at least 18; None for torch's default.
-    metadata: stored in the file in addition to vil's version, the architecture and the size.
+    metadata: entries to store in addition to vil's version, the architecture, the image size and
+      the dynamic dimensions.
 
     Returns a Difference for each image shape on which file and model were compared.
 
     Raises ValueError for settings that contradict each other or that the model does not support;
-    ExportError if the file's logits differ from the model's; OSError if the file
-    cannot be written; ImportError, naming the extra to install, if a package is missing.
+    ExportError if the file's logits differ from the model's; OSError if the file cannot be written;
+    ImportError, with the pip command to run, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
     spec = ExportSpec(size, dynamic, opset)
     format = format or lookup(SUFFIXES, path.suffix, "ending")
     write = lookup(WRITERS, format, "format")
     if format == "aoti" and path.suffix != ".pt2":
-        raise ValueError(f"{path}: the name of a package of AOTInductor must end with .pt2")
+        raise ValueError(f"{path}: the name of an AOTInductor package must end with .pt2")
     for name in dynamic:
         lookup(dict.fromkeys(DYNAMIC), name, "dimension to keep dynamic")
     _check_settings(model, format, spec)
@@ -105,11 +107,11 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
         check_opset(spec.opset)
         return
     if spec.opset is not None:
-        raise ValueError("opset is only for ONNX: leave it out for other formats")
+        raise ValueError(f"opset {spec.opset} can be set only for ONNX, not for format {format!r}")
     if "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
             f"a torch.export program of dynamic size takes sides of at least {least} pixels, "
-            f"not {size}: fix the size, or write ONNX"
+            f"not {size}: fix the size (leave 'size' out of `dynamic`), or write ONNX"
         )
     if format == "aoti":
         check_compiler()
@@ -133,7 +135,10 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
             if shape[2:] == spec.size:
                 raise ValueError(f"the model does not accept images of {size}: {reason}") from error
     if reason and {images.shape[2:] for images, _ in results} == {spec.size}:
-        raise ValueError(f"the model accepts only images of {size}, so fix the size: {reason}")
+        raise ValueError(
+            f"the model accepts only images of {size}, so fix the size (leave 'size' out of "
+            f"`dynamic`): {reason}"
+        )
     return results
 
 
@@ -172,7 +177,8 @@ def _compare(
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
                 f"{path} was not written: its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}, more than {TOLERANCE:.0e} of the largest logit"
+                f"{largest:.1e}, more than the tolerance of {TOLERANCE:.0e} (relative to the "
+                "largest logit if that is above 1)"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences

@@ -9,10 +9,12 @@ from torch import nn
 from vil.export.runtime import require
 from vil.export.trace import ExportSpec, as_export_error, trace_model
 
-FIRST_OPSET = 18  # the lowest that torch writes; it cannot convert MsViT to lower ones
-# metadata of nodes that quantization reads; torch's other metadata has paths of source files
+FIRST_OPSET = 18  # the lowest opset that torch writes; it cannot convert MsViT to a lower one
+# ends of the names of node metadata to keep, because quantization reads them; torch's other
+# metadata contains paths of source files
 KEPT = ("class_hierarchy", "name_scopes")
-# of weights; with more, torch writes a second file, which `write_aside` would leave behind
+# limit on the size of the weights; for larger ones, torch writes a second file, which `write_aside`
+# would leave behind
 MAX_BYTES = 1536 * 2**20
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -34,8 +36,8 @@ def check_opset(opset: int | None) -> None:
 
 def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a model as an ONNX file that maps images (B, channels, H, W) to logits (B, classes).
-    Raises ValueError if the model or the opset is not supported, and for more than MAX_BYTES of
-    weights."""
+    Raises ValueError if the model or the opset is not supported, or if the weights are larger than
+    MAX_BYTES (1.5 GiB)."""
     traced = trace_model(model, spec)
     with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(
@@ -63,7 +65,7 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
     if size > MAX_BYTES:
         raise ValueError(
             f"an ONNX file can have {MAX_BYTES >> 20} MiB of weights, but the model has "
-            f"{size >> 20} MiB: use --format torch"
+            f"{size >> 20} MiB: use the format torch"
         )
     program.save(path)
 

@@ -10,7 +10,7 @@ from vil.export.runtime import quiet, require
 from vil.utils.atomic_write import write_aside
 
 LINEAR = ("MatMul", "Gemm")
-MAX_CHUNK = 8  # images that are calibrated in one call
+MAX_CHUNK = 8  # images per call in calibration
 
 
 def quantize_linears(
@@ -19,17 +19,17 @@ def quantize_linears(
     """Write a copy of an ONNX file with int8 linear layers. Returns the number of these layers.
 
     path: a file written by `export_model`. out: the new file. calibration: batches of images
-    (B, channels, H, W), normalized as the model takes them.
+    (B, channels, H, W), normalized as for the model.
 
-    Weights are stored as int8 with one scale per output channel. They only use 7 of the 8 bits,
+    Weights are stored as int8 with one scale per output channel. They use only 7 of the 8 bits,
     because sums of products of 8-bit values would overflow on processors without VNNI. The input of
     a linear layer is quantized with the range of its values. Without `calibration`, the range is
     computed in each call (dynamic quantization). With `calibration`, the range over these images is
     used in all calls, and values outside of it are clipped (static quantization). All other
     operations (softmax, norms, convolutions, random features) stay in float32.
 
-    Raises ValueError if the file has no linear layers with the marks that `export_model` writes, or
-    if `calibration` has no images.
+    Raises ValueError if the file has no linear layers with the metadata that `export_model` writes,
+    or if `calibration` has no images.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load(path)
@@ -37,7 +37,7 @@ def quantize_linears(
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
         raise ValueError(
-            f"{path} has no linear layers marked by vil export: export the model again"
+            f"{path} has no linear layers with the metadata of vil export: export the model again"
         )
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     options = dict(

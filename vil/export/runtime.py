@@ -13,8 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-METADATA = "metadata.json"  # entry of a torch.export program
-PACKAGE = "/data/aotinductor/"  # part of the names of entries of a package of AOTInductor
+METADATA = "metadata.json"  # entry of a torch.export program that stores vil's metadata
+PACKAGE = "/data/aotinductor/"  # part of the names of the entries of an AOTInductor package
 
 
 class ExportedModel(nn.Module):
@@ -49,7 +49,7 @@ def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
 
 
 def _is_package(path: Path) -> bool:
-    """Return whether a file is a package of AOTInductor."""
+    """Return whether a file is an AOTInductor package."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -73,8 +73,8 @@ def _load_onnx(path: Path) -> ExportedModel:
     runtime = require("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors only: its warnings are about its own optimizer
-    # between calls its threads must not compete with torch's
+    options.log_severity_level = 3  # only errors: warnings are about onnxruntime's optimizer
+    # between calls, onnxruntime's threads must not compete with torch's
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

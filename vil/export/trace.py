@@ -18,8 +18,8 @@ from vil.layers.attention.base import Attention
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import one_line
 
-EXTERNAL_STRIDE = 32  # assumed for external models
-MAX_STEPS = 1000  # sides to try
+EXTERNAL_STRIDE = 32  # pixels; assumed for models of other libraries
+MAX_STEPS = 1000  # steps by which `_open_side` changes the side in each direction
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ExportSpec:
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
         """Return the argument `dynamic_shapes` of torch's exporters.
 
-        batch, height, width: values that mark the axes as dynamic, such as their names. The result
-        has only those of dynamic axes.
+        batch, height, width: values that mark an axis as dynamic, such as its name. The result has
+        the values of dynamic axes only.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)

@@ -7,7 +7,7 @@ import torchvision
 from timm.models import group_parameters
 from torch import nn
 
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, one_line
 from vil.utils.lookup import lookup
 
 PREFIX = "timm/"
@@ -39,8 +39,9 @@ def build_external(
       them.
     grad_checkpoint: whether to use gradient checkpointing.
 
-    Raises ValueError for an unknown name, or if the model does not support grad_checkpoint. Raises
-    CheckpointError if the weights cannot be downloaded.
+    Raises ValueError for an unknown name, or if the model does not support img_size,
+    grad_checkpoint or, because it has no published weights, pretrained. Raises CheckpointError if
+    the weights cannot be downloaded.
     """
     try:
         if name.startswith(PREFIX):
@@ -49,19 +50,20 @@ def build_external(
         elif in_chans != 3:
             raise ValueError(
                 f"{name}: torchvision's models need images with 3 channels, got {in_chans}: set "
-                "INPUT.CHANNELS to 3, or use msvit or a timm model"
+                "INPUT.CHANNELS to 3, or MODEL.ARCH to msvit or a timm model"
             )
         else:
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
         raise CheckpointError(f"the weights of {name} cannot be downloaded: {error}") from error
     if grad_checkpoint:
-        if not hasattr(model, "set_grad_checkpointing"):
+        try:
+            model.set_grad_checkpointing()
+        except (AttributeError, AssertionError):  # no such method, or timm's `assert not enable`
             raise ValueError(
                 f"{name} has no gradient checkpointing: set grad_checkpoint (the config key "
                 "MODEL.GRAD_CHECKPOINT) to False"
-            )
-        model.set_grad_checkpointing()
+            ) from None
     return model
 
 
@@ -78,6 +80,11 @@ def _build_timm(
     known = dict.fromkeys(timm.list_models() + timm.list_pretrained())
     lookup(known, short, "timm model")
     cfg = timm.get_pretrained_cfg(short)
+    if pretrained and not (cfg and cfg.has_weights):
+        raise ValueError(
+            f"{name} has no published weights: set pretrained (the config key MODEL.PRETRAINED) to "
+            "False, or use a model of timm.list_models(pretrained=True)"
+        )
     own = {"img_size": img_size} if cfg and cfg.fixed_input_size else {}
     own |= {"in_chans": in_chans} if in_chans != 3 else {}
     settings = {"num_classes": num_classes, "drop_rate": drop, **own}
@@ -85,7 +92,7 @@ def _build_timm(
         return timm.create_model(short, pretrained, drop_path_rate=drop_path, **settings)
     except TypeError:
         if drop_path:
-            log.warning("%s has no stochastic depth: drop path %g has no effect", name, drop_path)
+            log.warning("%s has no stochastic depth: drop_path_rate %g is ignored", name, drop_path)
         return timm.create_model(short, pretrained, **settings)
 
 
@@ -96,7 +103,15 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
     builder = torchvision.models.get_model_builder(name)
     if name.startswith("vit_"):
         settings["image_size"] = img_size
-    model = builder(num_classes=num_classes, **settings)
+    if name.startswith("maxvit_"):
+        settings["input_size"] = (img_size, img_size)
+    try:
+        model = builder(num_classes=num_classes, **settings)
+    except (AssertionError, ValueError) as error:  # the side is not a multiple of patch or window
+        raise ValueError(
+            f"{name} does not support images of {img_size} x {img_size} pixels: set img_size (the "
+            f"config key INPUT.IMAGE_SIZE) to another number ({one_line(error)})"
+        ) from None
     if pretrained:
         state = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
         target = model.state_dict()
@@ -104,8 +119,8 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
         head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
             log.warning(
-                "%s: the published weights of these parameters have other shapes, so they "
-                "are initialized randomly: %s",
+                "%s: these parameters are initialized randomly, because their shapes differ from "
+                "those of the published weights: %s",
                 name,
                 ", ".join(head),
             )

@@ -14,7 +14,7 @@ from vil.layers.fused_attention import PackedProjections, can_fuse
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack, has_hooks
 from vil.ops.linear_case import MLP, NORM_LINEAR, is_tuned_native
 
-FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
+FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a PackedLinear can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
 
 
@@ -58,13 +58,13 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. MLPs and projections of attention for which `vil tune` found compiled code
-    to be faster use that code, with packed weights. Modules with forward hooks are not replaced. Up
-    to rounding, the outputs are the same as those of the model in `dtype`.
+    the tokens in parts. MLPs and attention projections use compiled code with packed weights if
+    `vil tune` found this code to be faster. Modules with forward hooks are not replaced. Up to
+    rounding, the outputs are the same as those of the model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
-    and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`,
-    which then reorders the weights and fuses the activations.
+    and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`.
+    It then reorders the weights and fuses the activations, so these modules are not replaced.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -128,8 +128,8 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
 
 
 def _fused_activation(module: nn.Module) -> str:
-    """Return the activation of an MLP, "gelu" or "relu", that its first linear layer can compute
-    too. Returns "" for other activations, and if `module` is not an MLP."""
+    """Return the activation of an MLP, "gelu" or "relu", if the first linear layer can also compute
+    it. Returns "" for other activations, and if `module` is not an MLP."""
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act

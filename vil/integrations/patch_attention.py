@@ -5,7 +5,7 @@ The weights of the model do not change.
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
 vil.patch_attention(model, pattern="axial | local:3")     # a pattern instead of a window
-vil.patch_attention(model, "full", blocks=[-2, -1])       # restore the last two
+vil.patch_attention(model, "full", blocks=[-2, -1])       # restore timm's in the last two
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,8 @@ DEFAULTS = {"longformer": {"window": 7}}
 REPLACEABLE = (Attention, AttentionRope, EvaAttention)
 WHAT = "attention to patch in"
 REQUIRED = ("blocks", "patch_embed", "num_prefix_tokens")
-# timm's attention has one set of projections, and its own relative position bias
+# arguments that are not accepted: timm's attention has one set of projections, and the timm model
+# has its own position embeddings
 FIXED = {"share_weights", "max_reach"}
 
 
@@ -136,7 +137,7 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
         lookup(allowed, name, f"argument of {attention} attention in a patched model")
     pattern = kwargs.get("pattern", "")
     if not isinstance(pattern, str | Pattern):
-        raise ValueError(f"pattern must be a text such as 'axial | local:2', got {pattern!r}")
+        raise ValueError(f"pattern must be a string such as 'axial | local:2', got {pattern!r}")
     window = kwargs.get("window", 1)
     if not isinstance(window, int) or window < 1:
         raise ValueError(f"window must be an integer of at least 1, got {window!r}")
@@ -155,7 +156,8 @@ def check_model(model: nn.Module) -> None:
         hint = describe_unsupported(model)
         for name, part in model.named_modules():
             if all(hasattr(part, needed) for needed in REQUIRED):
-                hint = f"; its submodule {name} ({type(part).__name__}) has them, so patch that one"
+                hint = f"; its submodule {name} ({type(part).__name__}) has these attributes"
+                hint += ", so patch the submodule"
                 break
         raise ValueError(f"cannot patch {cls}: it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
@@ -214,7 +216,7 @@ def find_attentions(
             place, names = f"blocks.{number}", ", ".join(map(qualified_name, REPLACEABLE))
             raise ValueError(
                 f"cannot patch {type(model).__name__}: {place} ({type(block).__name__}) has no "
-                f"attention that can be replaced ({names}){describe_unsupported(block, place)}"
+                f"attention of a supported class ({names}){describe_unsupported(block, place)}"
             )
         yield from attentions
 

@@ -140,7 +140,7 @@ class PatchedAttention(GlobalLocalAttention):
             if getattr(plain, name, None) is None:
                 setattr(self, name, None)
         for name, part in plain.named_children():
-            if name != "attn_drop":  # a rate in this class
+            if name != "attn_drop":  # this class stores its rate instead
                 self.add_module(name, part)
         for name, weight in plain.named_parameters(recurse=False):
             self.register_parameter(name, weight)
@@ -181,8 +181,9 @@ class PatchedAttention(GlobalLocalAttention):
         """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "a module of vil.patch_attention takes neither attn_mask nor is_causal: its window "
-                "or pattern determines which keys are attended to"
+                "patched attention takes neither attn_mask nor is_causal, because its window or "
+                "pattern determines the keys: restore timm's attention with "
+                "vil.patch_attention(model, 'full') to use them"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])

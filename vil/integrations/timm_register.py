@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from timm.layers import to_2tuple
 from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
@@ -25,7 +26,9 @@ from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import IMAGENET, get_notes, weight_classes_by_model
+from vil.pretrained.convert_2021 import extract_backbone, has_2021_names, use_2021_rules
 from vil.pretrained.load_weights import translate
+from vil.pretrained.model_card import get_model_args, read_card
 from vil.pretrained.state_dict_io import find_weights, read_weights, unwrap
 
 __all__: list[str] = []  # register_model adds the names
@@ -62,7 +65,7 @@ def _cfg(stride: int, settings: Mapping, **more) -> dict:
     """Return timm's pretrained config of a model, as a dict.
 
     stride: downsampling factor of the last stage. settings: arguments of MsViT that differ from its
-    defaults. more: fields that are added to the config or replaced in it.
+    defaults. more: fields to add to the config, or to replace in it.
     """
     size, num_classes = settings.get("img_size", 224), settings.get("num_classes", 1000)
     return {
@@ -106,7 +109,7 @@ default_cfgs = generate_default_cfgs(_default_cfgs())
 def _create(
     name: str,
     pretrained: bool,
-    attention: str = "longformer",
+    attention: str | None = None,
     windows: int | Sequence[int] | None = None,
     pretrained_cfg: object = None,
     pretrained_cfg_overlay: Mapping | None = None,
@@ -116,34 +119,46 @@ def _create(
 
     pretrained, pretrained_cfg, pretrained_cfg_overlay: see `timm.create_model`. attention: see
     `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
-    `build_model_with_cfg`.
+    `build_model_with_cfg`. Settings that are not given are those of the weights, if these have a
+    model card or are named weights.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
     cfg = resolve(pretrained_cfg_overlay=overlay)
     members = weight_classes_by_model().get(name, ())
     weights = next((each for each in members if TAGS[each.name] == cfg.tag), None)
-    # Read here: timm verifies no hash, and its cache mistakes files of the same name for each other
+    settings = {"attention": "longformer", **DEFAULTS.get(name, {})}
+    is_described = pretrained or pretrained_cfg is not None
+    if is_described and weights:
+        settings |= weights.meta["build"]
+    # read the weights here: timm verifies no hash, and its cache confuses files of the same name
     if pretrained and cfg.file and not cfg.state_dict:
-        overlay = _read_file(cfg.file) | overlay
+        fields = _read_file(cfg.file)
+        if card := read_card(name, Path(cfg.file)):
+            settings |= get_model_args(card)
+            if not isinstance(pretrained_cfg, Mapping):  # such as config.json, which users may edit
+                size = (cfg.input_size[0], *to_2tuple(card["model"]["img_size"]))
+                fields |= {"input_size": size, **(card["transform"] or {})}
+        overlay = fields | overlay
         cfg = resolve(pretrained_cfg_overlay=overlay)
     elif pretrained and weights and cfg.url == weights.url and not cfg.state_dict:
         overlay["state_dict"] = weights.get_state_dict()
-    stages = parse_arch(ARCHS[name], attention)
-    cfg_settings = {"num_classes": cfg.num_classes}
-    if pretrained or pretrained_cfg is not None:  # the sizes of those weights
-        cfg_settings["img_size"] = cfg.input_size[-2:]
-        windows = windows or (weights and weights.meta["build"].get("windows"))
+    settings["num_classes"] = cfg.num_classes
+    if is_described:
+        settings["img_size"] = cfg.input_size[-2:]
+    given = {"attention": attention, "windows": windows}
+    settings |= {key: value for key, value in given.items() if value is not None} | kwargs
+    stages = parse_arch(ARCHS[name], settings.pop("attention"))
     return build_model_with_cfg(
         build,
         name,
         pretrained,
         pretrained_cfg=pretrained_cfg,
         pretrained_cfg_overlay=overlay,
-        pretrained_filter_fn=lambda state, model: translate(model, unwrap(state)),
+        pretrained_filter_fn=_fit_weights,
         feature_cfg={"out_indices": tuple(range(len(stages))), "feature_cls": "getter"},
-        stages=replace_windows(name, stages, windows),
-        **{**DEFAULTS.get(name, {}), **cfg_settings, **kwargs},
+        stages=replace_windows(name, stages, settings.pop("windows", None)),
+        **settings,
     )
 
 
@@ -155,6 +170,15 @@ def _read_file(file: str) -> dict[str, object]:
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
+
+
+def _fit_weights(state_dict: Mapping[str, object], model: MsViT) -> dict[str, torch.Tensor]:
+    """Convert a state dict for a model, see `translate`. For weights of the 2021 reference, the
+    model is set to compute like the reference."""
+    state, _ = extract_backbone(unwrap(state_dict))
+    if has_2021_names(state):
+        use_2021_rules(model)
+    return translate(model, state)
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:

@@ -21,13 +21,16 @@ from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, compute_dt
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
-FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)  # that `attend_fused` replaces
+# methods that `attend_fused` replaces
+FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
 
 
 def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
-    """Whether to compute attn(norm(x)), plus x if `residual`, by `attend_fused`, for x (B, T, C).
+    """Return whether `attend_fused` should compute attn(norm(x)), plus x if `residual`.
 
-    It is used where tuning found compiled code faster for one of its two calls, if `can_fuse`.
+    x is (B, T, C). Returns True if `can_fuse`, and tuning found compiled code faster for the norm
+    and projections or for the output projection. With packed weights (`PackedProjections`), returns
+    whether they can be used for x.
     """
     if packed := getattr(attn, "packed", None):
         return packed.can_run(x) and not any(map(has_hooks, (norm, *attn.modules())))
@@ -37,9 +40,9 @@ def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = Fa
 
 
 def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
-    """Whether `attend_fused` computes what a block's modules compute.
+    """Return whether `attend_fused` computes the same result as a block's modules.
 
-    It does not if a module was replaced, has hooks or drops outputs, or if a subclass overrides
+    Returns False if a module was replaced, has hooks or drops outputs, and if a subclass overrides
     `forward`.
     """
     if type(attn).forward not in FORWARDS or getattr(attn, "separate", False):
@@ -78,7 +81,7 @@ class PackedProjections(nn.Module):
         ready = not library.prepare()
         self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
 
-    def __getstate__(self) -> dict[str, Any]:  # another machine may need another layout
+    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
         return {name: x for name, x in super().__getstate__().items() if name != "packed"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,7 +89,7 @@ class PackedProjections(nn.Module):
         self.pack()
 
     def can_run(self, x: Tensor) -> bool:
-        """Whether the compiled code can compute a call for x (B, T, C)."""
+        """Return whether the compiled code can compute a call for x (B, T, C)."""
         traced = torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
         if x.device.type != "cpu" or traced:
             return False
@@ -95,8 +98,10 @@ class PackedProjections(nn.Module):
 
 
 def join_projections(attn: Attention) -> tuple[Tensor, Tensor | None]:
-    """Return weight (3C, C) and bias (3C,) or None of the projections to queries, keys and
-    values."""
+    """Return the joined weight (3C, C) and bias (3C,) of the projections to q, k and v.
+
+    The bias is None if the projections have none.
+    """
     layers = [getattr(attn, name) for name in attn.projections]
     weight = _join([layer.weight for layer in layers])
     return weight, None if layers[0].bias is None else _join([layer.bias for layer in layers])

@@ -21,17 +21,17 @@ def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a module is an nn.Linear without hooks, whose parameters are plain tensors."""
+    """Return whether a module is an nn.Linear without hooks, with plain tensors as parameters."""
     if type(layer) is not nn.Linear or has_hooks(layer):
         return False
     return all(has_plain_type(x) for x in (layer.weight, layer.bias) if x is not None)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks."""
+    """Return whether a module has forward or backward hooks."""
     return any(getattr(module, name) for name in HOOKS)
 
 
 def has_plain_type(x: Tensor | None) -> bool:
-    """Whether a parameter is a tensor of no subclass, such as a sharded tensor."""
+    """Return whether x is a plain tensor or parameter, and not None or of a tensor subclass."""
     return type(x) in (Tensor, nn.Parameter)

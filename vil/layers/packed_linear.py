@@ -13,8 +13,9 @@ from vil.ops.native import library
 from vil.utils.transforms import is_exporting
 
 DTYPES = (torch.float32, torch.bfloat16)
-PART_BYTES = 6 * 2**20  # of the hidden activations of a part of the tokens
-ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}  # with algorithm
+PART_BYTES = 6 * 2**20  # hidden activations of the tokens that are processed at a time
+# {activation: oneDNN's (activation, algorithm)}
+ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 
 
 class PackedLinear(nn.Module):
@@ -71,7 +72,7 @@ class PackedMlp(nn.Module):
         half = self.weights.weight1.dtype == torch.bfloat16
         self.packed = None if library.prepare() else pack_weights(self.weights, half=half)
 
-    def __getstate__(self) -> dict[str, Any]:  # another machine may need another layout
+    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
         return {name: x for name, x in super().__getstate__().items() if name != "packed"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def can_pack(linear: nn.Module) -> bool:
-    """Whether oneDNN can compute a module: an nn.Linear on a CPU with a supported dtype."""
+    """Return whether oneDNN can compute a module: an nn.Linear on a CPU with a supported dtype."""
     return (
         type(linear) is nn.Linear
         and not has_hooks(linear)
@@ -129,5 +130,5 @@ def can_pack(linear: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks may change the inputs or outputs of a module, or compute its weights."""
+    """Return whether hooks may change the inputs, outputs or weights of a module."""
     return bool(module._forward_pre_hooks or module._forward_hooks)

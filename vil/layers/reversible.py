@@ -33,7 +33,7 @@ from vil.layers.padding import Grid, Valid
 from vil.utils.precision import has_autocast
 from vil.utils.transforms import is_exporting, is_transformed
 
-Autocast = Callable[[], AbstractContextManager]  # makes a context
+Autocast = Callable[[], AbstractContextManager]  # returns an autocast context
 
 NO_SECOND = (
     "reversible blocks have no second derivative, and no backward pass inside a torch.func "
@@ -98,11 +98,11 @@ class Call:
 
     def branch(self, block: nn.Module, step: int, x: Tensor) -> Tensor:
         """Apply the block's attention branch (even steps) or MLP branch (odd steps) to x."""
-        x = x.to(block.norm1.weight.dtype)  # of a model in bfloat16
+        x = x.to(block.norm1.weight.dtype)  # may be bfloat16, unlike the streams
         return block.mlp_branch(x) if step % 2 else block.attn_branch(x, self.grid, self.valid_hw)
 
 
-# torch.compile cannot trace the generators' states: it leaves the blocks out
+# torch.compile cannot trace the states of random generators, so it skips this function
 @torch.compiler.disable
 def _recompute(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
     trainable = [list_trainable(block) for block in call.blocks]

@@ -41,9 +41,9 @@ class StageSpec:
     attention: the name of each block's attention.
     num_global: number of global tokens.
     patch: side of a patch, in pixels in the first stage, and in tokens of the previous stage in
-    other stages.
+      other stages.
     attn_size: window size of longformer, number of features of linformer and performer, or
-    reduction ratio of srformer.
+      reduction ratio of srformer.
     absolute: use an absolute position embedding instead of a relative position bias.
     """
 
@@ -106,7 +106,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
     """Convert stages to an attention string, the second argument of `parse_arch`."""
-    # a stage with full attention only needs no part of its own, and repeats its neighbor's part
+    # a stage that has only full attention does not use its part, and gets that of a neighbor
     needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
     part, parts = next(filter(None, needed), "full"), []
     for names in needed:
@@ -149,8 +149,8 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
 
 
 def _split_unquoted(text: str, sign: str) -> list[str]:
-    """Split a text at the character `sign`, except in quotes, and strip spaces from the parts."""
-    to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # the quotes that follow are complete
+    """Split a text at the character `sign`, except in quotes. The parts are stripped of spaces."""
+    to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # all later quotes are closed
     return [part.strip() for part in re.split(sign + to_end, text)]
 
 

@@ -39,7 +39,7 @@ def attention_maps(
     module, calls = attention_at(model, stage, block), []
     hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     try:
-        with store_activations(model):  # else the hook's tensors have no gradient
+        with store_activations(model):  # otherwise x would have no gradient
             model.forward_intermediates(images, intermediates_only=True, valid=valid)
     finally:
         hook.remove()

@@ -1,8 +1,8 @@
 """Named architectures of MsViT.
 
 Most are from arXiv:2103.15358, tables 1 and 9. The same authors later published the two vil_swin
-models, which have the depths and widths of Swin. vil_nano is for images of digits of 64 x 64
-pixels.
+models, which have the depths and widths of Swin. vil_nano is for scanned digits, in images of
+64 x 64 pixels.
 """
 
 import fnmatch

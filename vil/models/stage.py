@@ -103,11 +103,11 @@ class Stage(nn.Module):
 
 @contextmanager
 def store_activations(model: nn.Module) -> Iterator[None]:
-    """Context manager in which a model's reversible stages store their activations.
+    """Make a model's reversible stages store their activations in a `with` block.
 
     The outputs do not change, but a forward pass needs as much memory as in a model that is not
-    reversible. Autograd records every operation, so second derivatives, and gradients of
-    tensors that hooks see, are available.
+    reversible. Autograd then records every operation, so that second derivatives, and gradients of
+    the tensors that hooks receive, are available.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]

@@ -153,15 +153,14 @@ class MsViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head with a new one for `num_classes` classes. If this is 0, remove the head.
 
+        The class names of the old head are removed from `notes`.
         global_pool: pooling, see `pool`; None: unchanged. Raises ValueError if not supported.
         """
-        like = next(self.parameters())
-        self.num_classes = num_classes
-        self.head = nn.Identity()
+        p = next(self.parameters())
+        self.num_classes, self.head = num_classes, nn.Identity()
+        self.notes.pop("classes", None)
         if num_classes:
-            self.head = nn.Linear(
-                self.num_features, num_classes, device=like.device, dtype=like.dtype
-            )
+            self.head = nn.Linear(self.num_features, num_classes, device=p.device, dtype=p.dtype)
             _init_linear(self.head)
         self.head.train(self.training)
         if global_pool is not None:
@@ -307,7 +306,7 @@ class MsViT(nn.Module):
     def freeze_stages(self, count: int) -> None:
         """Freeze the first `count` stages. Raises ValueError if the model has fewer stages."""
         if not 0 <= count <= len(self.stages):
-            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
+            raise ValueError(f"cannot freeze {count} stages: there are {len(self.stages)}")
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
@@ -366,11 +365,11 @@ class MsViT(nn.Module):
         """Resize the position embeddings and bias tables for another image size.
 
         img_size: image side, or (height, width), in pixels. rule: "linear", "bicubic" or "extend",
-        see `vil.layers.pos_embed.resize_table`. Raises ValueError for less than one token per side.
+        see `vil.layers.pos_embed.resize_table`. Raises ValueError if the image is too small.
         """
         grids = self.grids(to_2tuple(img_size))
         if min(map(min, grids)) < 1:
-            raise ValueError(f"images must have at least {self.strides[-1]} pixels per side")
+            raise ValueError(f"image sides need {self.strides[-1]} pixels or more, got {img_size}")
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, grids):
             if stage.embed.position is not None:

@@ -10,9 +10,9 @@ from vil.ops.layout import Layout
 from vil.ops.patterns.base import BY_NUMBER, Pattern
 from vil.ops.window import Mask, Window
 
-PATTERN = 2  # instead of a mask in the numbers of a layout
+PATTERN = 2  # stands in `to_numbers` for a layout, where a window has the value of its mask
 
-Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
+Gradients = tuple[Tensor | None, ...]  # gradients of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):

@@ -181,7 +181,7 @@ def no_second_derivative(backend: str) -> RuntimeError:
     """Return the error to raise if a backward pass is itself differentiated."""
     return RuntimeError(
         f"the attention backend {backend} has no second derivative: "
-        "select the backend chunk_autograd"
+        "select the backend chunk_autograd, or masked for a pattern"
     )
 
 

@@ -16,22 +16,25 @@ from vil.utils.transforms import is_exporting
 for _backend in BACKENDS.values():
     _backend.resolve()
 
-# Backends for a case that is not tuned, by device (cpu for any other): the first that can run. One
-# that compiles on its first call (flex, native), or that a user registered, is selected only if
-# tuned or pinned.
+# {device: backends in order of preference} for a case that is not tuned: the first backend that
+# supports the case is selected. Devices that are not listed use those of cpu. Backends that compile
+# on their first call (flex, native), and those that a user registered, are selected only if tuned
+# or pinned.
 PREFERENCE = {
     "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
     # triton becomes the first once scripts/gpu_check.sh has passed on a device
     "cuda": ("chunk_handgrad", "gathered", "chunk_autograd"),
 }
-# An exported file must not need the operators of this package.
+# Backends for export, because an exported file must not need the operators of this package.
 EXPORTABLE = ("gathered", "chunk_autograd")
-# (most tokens of a grid, least share of all pairs that chunks would multiply) for full attention
-# under a mask. On larger grids the scores of a batch would take too much memory.
+# (largest number of tokens, share of pairs): on grids of at most this many tokens, full attention
+# with a dense mask is preferred if the chunks of the window would multiply more than this share of
+# all token pairs. On larger grids, the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
-# {dense backend: (most tokens of a grid, density of chunk pairs)} up to which a layout is computed
-# in chunks on a CPU instead, as benchmarks/layouts.py measures. Where CPUs differ, a step is such
-# that the choice takes at most 1.25 times as long as the other on an AMD EPYC and on an Intel Xeon.
+# {dense backend: (largest number of tokens, density of chunk pairs), ...}: on grids of at most this
+# many tokens, a layout of at most this density is computed in chunks on a CPU, not by the dense
+# backend. The limits are from benchmarks/layouts.py. On an AMD EPYC and on an Intel Xeon, the
+# selected method takes at most 1.25 times as long as the other one.
 SPARSE = {
     "masked_sdpa": ((200, 0.28), (1024, 0.45), (math.inf, 0.7)),
     "masked": ((256, 0.65), (math.inf, 1.0)),
@@ -43,8 +46,8 @@ def preferred(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a case that is not tuned, best first.
 
     If the window covers much of a small grid, full attention with a dense mask comes first on a
-    CPU, where it is up to 3 times as fast as the other backends. If the window covers all of the
-    grid, no mask is needed.
+    CPU, where it is up to 3 times as fast as the other backends. If the window covers the whole
+    grid, `masked_sdpa` comes first, because no mask is needed.
     """
     if is_exporting():
         return ("masked",) if case.is_layout else EXPORTABLE
@@ -119,13 +122,18 @@ def choose(case: Case, backend: str = "auto") -> str:
         if reasons:
             raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
         return backend
-    if name := tuned(case):
+    if name := tuned(case) or _choose_untuned(case):
         return name
+    reasons = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
+    raise ValueError(f"no backend can run here: {reasons}")
+
+
+def _choose_untuned(case: Case) -> str | None:
+    """Return the first preferred backend that supports a case; None if none does."""
     for name in preferred(case):
         if not BACKENDS[name].unsupported(case):
             return name
-    reasons = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
-    raise ValueError(f"no backend can run here: {reasons}")
+    return None
 
 
 def tuned(case: Case) -> str | None:
@@ -144,17 +152,20 @@ def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """Return {backend: verdict} for all backends.
 
     A verdict is "chosen", "chosen, tuned", "chosen, pinned" (requested with `backend`), "could
-    run", or the reasons why the backend does not support the case.
+    run", or the reasons why the backend does not support the case. A pinned backend is prepared,
+    for example compiled, to find out whether it can run.
     """
     if backend == "auto":
         chosen = tuned(case)
         word = "chosen, tuned" if chosen else "chosen"
-        chosen = chosen or choose(case)
+        chosen = chosen or _choose_untuned(case)
     else:
         chosen, word = backend, "chosen, pinned"
     verdicts = {}
     for name, entry in BACKENDS.items():
-        reasons = "; ".join(entry.unsupported(case))
-        pinned = f"pinned, but cannot run: {reasons}" if name == backend and reasons else ""
-        verdicts[name] = pinned or reasons or (word if name == chosen else "could run")
+        if name == backend and (reasons := entry.reasons_against(case)):
+            verdicts[name] = f"pinned, but cannot run: {'; '.join(reasons)}"
+        else:
+            able = word if name == chosen else "could run"
+            verdicts[name] = "; ".join(entry.unsupported(case)) or able
     return verdicts

@@ -19,7 +19,7 @@ from vil.utils.precision import autocast_off
 from vil.utils.transforms import is_transformed
 
 BUILT_IN = frozenset(BACKENDS)
-TRANSFORMABLE = "chunk_autograd"  # only differentiable tensor operations
+TRANSFORMABLE = "chunk_autograd"  # consists of differentiable tensor operations only
 
 
 def local_attention(
@@ -51,7 +51,8 @@ def local_attention(
     scale: factor of q @ k^T, D**-0.5 by default.
     dropout_p: dropout probability of the attention weights.
     backend: "auto" or a name in `vil.ops.BACKENDS`. All backends compute the same result, which
-    `vil.ops.reference` defines.
+    `vil.ops.reference` defines. Under torch.func transforms and in forward-mode AD, a built-in
+    backend is replaced by `chunk_autograd`, or by `masked` for a layout.
     valid: deprecated name of `valid_hw`.
 
     Returns (B, N, L, D) in the dtype of q. The output of a query without any key is 0. The softmax

@@ -25,7 +25,7 @@ from vil.ops.patterns.base import Grid, Pairs, Pattern, Reach
 from vil.ops.window import ChunkGrid
 from vil.utils.transforms import untraced
 
-PAIRS_AT_ONCE = 1 << 21  # of tokens, while a layout is built
+PAIRS_AT_ONCE = 1 << 21  # pairs of tokens that are evaluated at a time
 MAX_MASK_BYTES = 1 << 30
 FULL, ABSENT = -1, -2  # indices that stand for a mask: all pairs visible, none visible
 
@@ -43,8 +43,8 @@ class Layout(ChunkGrid):
     Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default,
     it is the pattern's reach, or the largest displacement in the grid if the pattern has no reach.
 
-    Raises ValueError for a size below 1, if the pattern is not defined on the grid, and if the grid
-    is symbolic (torch.export) but the pattern is not traceable.
+    Raises ValueError for a grid side or a size below 1, if the pattern is not defined on the grid,
+    and if the grid is symbolic (torch.export) but the pattern is not traceable.
     """
 
     grid: Grid
@@ -153,7 +153,7 @@ class Layout(ChunkGrid):
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
         inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
         tokens = [query_row, query_col, key_row, key_col]
-        if not self.pattern.invariant:  # else equal displacements must have equal masks
+        if not self.pattern.invariant:  # masks of invariant patterns are shared: do not clamp
             tokens = [x.clamp(max=self.grid[at % 2] - 1) for at, x in enumerate(tokens)]
         queries, keys = (
             [x.unsqueeze(dim) for x in part] for part, dim in ((tokens[:2], 2), (tokens[2:], 1))
@@ -228,14 +228,14 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     pairs: (head, query chunk, key chunk) of each pair of chunks.
     Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of a selected
     pair with an equal mask. If visibility depends on more than the displacement, all pairs are
-    selected. Otherwise, pairs with the same displacement have equal masks, unless the border of the
-    grid truncates their key chunks differently.
+    selected. Otherwise, pairs of a head with the same displacement have equal masks, unless the
+    border of the grid truncates their key chunks differently.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))
-    (rows, cols), (_, query, key) = layout.chunks, pairs.unbind(1)
+    (rows, cols), (head, query, key) = layout.chunks, pairs.unbind(1)
     row, col = key // cols, key % cols
-    kind = [query // cols - row, query % cols - col, row == rows - 1, col == cols - 1]
+    kind = [head, query // cols - row, query % cols - col, row == rows - 1, col == cols - 1]
     _, which = torch.stack([x.long() for x in kind], 1).unique(dim=0, return_inverse=True)
     first = torch.zeros(int(which.max()) + 1, dtype=torch.int64)
     first[which] = torch.arange(len(pairs))  # any of the pairs

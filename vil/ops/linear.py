@@ -1,4 +1,4 @@
-"""Linear layers, after a layer norm and before a residual connection if wanted.
+"""Linear layers, optionally after a layer norm and before a residual connection.
 
 `linear` selects the backend for a call: "torch" (PyTorch's operators) or "native" (C++ code for
 CPUs). The C++ code keeps normalized tokens in the cache. Under autocast, it converts tokens and
@@ -103,7 +103,11 @@ def _linear(
     y = _empty_output(x, weight, residual, half)
     inputs = weight.shape[1] * (2 if packed and half else 1)
     if x.shape[-1] != inputs or inputs % CHANNELS_UNIT or weight.shape[0] % CHANNELS_UNIT:
-        raise ValueError(f"vil::linear cannot multiply {tuple(x.shape)} by {tuple(weight.shape)}")
+        raise ValueError(
+            f"vil::linear cannot multiply {tuple(x.shape)} by a weight of {tuple(weight.shape)}: "
+            f"the weight must have {x.shape[-1]} inputs, and the numbers of inputs and outputs "
+            f"must be multiples of {CHANNELS_UNIT}"
+        )
     tensors = {"x": x.contiguous(), "y": y}
     if residual is not None:
         if residual.shape != y.shape:
@@ -136,7 +140,7 @@ def _linear_gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of x, gain, shift, weight and bias.
 
-    needs: which of them are needed. Others are empty tensors.
+    needs: for each of them, whether it is needed. The others are empty tensors.
     """
     grads = _empty_gradients(x, gain, weight, needs)
     names = ("dx", "dgain", "dshift", "dweight", "dbias")
@@ -158,8 +162,11 @@ def _(
 def _empty_gradients(
     x: Tensor, gain: Tensor | None, weight: Tensor, needs: Sequence[bool]
 ) -> list[Tensor]:
-    """Return tensors for the gradients of x, gain, shift, weight and bias, in float32 but that of
-    x. Those of the norm are computed together with that of x."""
+    """Return tensors for the gradients of x, gain, shift, weight and bias.
+
+    They are float32, except the gradient of x. The gradients of gain and shift are computed
+    together with that of x. Gradients that are not computed are empty.
+    """
     of_norm = gain is not None and any(needs[:3])
     computed = (of_norm, of_norm, needs[3], needs[4])
     shapes = (x.shape[-1:], x.shape[-1:], weight.shape, weight.shape[:1])
@@ -185,7 +192,9 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     needs = list(ctx.needs_input_grad[:5])
     if ctx.packed:
-        raise RuntimeError("a linear layer with a packed weight has no gradients")
+        raise RuntimeError(
+            "a linear layer with a packed weight has no gradients: use the original model"
+        )
     if torch.is_grad_enabled():  # a second derivative may follow
         grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
     else:
@@ -229,8 +238,10 @@ class _Call(ctypes.Structure):
 
 
 def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
-    """Return the parameters that are given as contiguous float32 tensors, by field name of
-    `_Call`."""
+    """Convert parameters to contiguous float32 tensors, without those that are None.
+
+    Keys are field names of `_Call`.
+    """
     given = {name: w for name, w in parameters.items() if w is not None}
     return {name: w.detach().float().contiguous() for name, w in given.items()}
 

@@ -1,4 +1,4 @@
-"""When linear layers and MLPs on a CPU are computed by compiled C++ code.
+"""Decide whether compiled C++ code or PyTorch computes linear layers and MLPs on a CPU.
 
 Shapes: ... leading dimensions, C channels.
 """
@@ -16,10 +16,10 @@ from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
 DTYPES = (torch.float32, torch.bfloat16)
-CHANNELS_UNIT = 16  # of which numbers of channels are multiples in native
+CHANNELS_UNIT = 16  # the C++ code needs numbers of channels that are multiples of this
 LINEAR, NORM_LINEAR, LINEAR_RESIDUAL = "linear", "norm linear", "linear residual"
 MLP = "mlp"
-NAMES = {  # of the kinds of calls
+NAMES = {  # {kind of call: its name in logs}
     LINEAR: "linear layer",
     NORM_LINEAR: "norm and linear layer",
     LINEAR_RESIDUAL: "linear layer and residual",
@@ -30,11 +30,9 @@ NAMES = {  # of the kinds of calls
 
 @dataclass(frozen=True)
 class LinearCase:
-    """The static properties of a linear layer's or an MLP's call, from which its backend is
-    selected.
+    """The static properties of a call of a linear layer or MLP. They decide which backend runs.
 
-    kind: a key of NAMES: a linear layer, after a layer norm ("norm") and before a residual
-        connection ("residual"); or a layer norm and an MLP.
+    kind: a key of NAMES, such as "norm linear" for a layer norm and a linear layer.
     tokens: number of tokens of all images.
     dim: number of channels of a token.
     features: number of output features of the linear layer, or of hidden channels of the MLP.
@@ -96,9 +94,9 @@ def choose(case: LinearCase) -> str:
 
 
 def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> bool:
-    """Whether to compute a call for x (..., C) with the C++ backend.
+    """Return whether to compute a call for x (..., C) with the C++ backend.
 
-    kind, features: as in `LinearCase`. weights: the parameters of the layers. False under
+    kind, features: as in `LinearCase`. weights: the parameters of the layers. Returns False under
     torch.compile, which fuses PyTorch's operators itself.
     """
     if not CHOICES or not x.is_cpu or x.dtype not in DTYPES:
@@ -112,16 +110,15 @@ def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> b
 
 @lru_cache(1024)  # a model makes the same calls in each step
 def _case(*fields: Any) -> LinearCase:
-    """Return the case of a call on a CPU. fields: the fields of `LinearCase` but the device."""
+    """Return the case of a call on a CPU. fields: the fields of `LinearCase` except `device`."""
     *others, needs_grad = fields
     return LinearCase(*others, needs_grad=needs_grad)
 
 
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
-    """Whether tuning chose the C++ backend for evaluation, for at least one number of tokens, and
-    it can run.
+    """Return whether the C++ backend can run, and is the fastest for some number of tokens.
 
-    The arguments are as in `LinearCase`.
+    Only tuned cases of evaluation are considered. The arguments are as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
     sizes, _, rest = case.bucket().partition(" 1 tokens")

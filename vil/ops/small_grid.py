@@ -51,7 +51,7 @@ def shrink_call(call: Call) -> Call:
     if window.cyclic and len(window.offsets) > 1:
         table = _sum_occurrences(table, window, small.size, call.q)
     elif table is not None:
-        first = 2 * (window.size - small.size)  # of the center (4s-1, 4s-1)
+        first = 2 * (window.size - small.size)  # of the central part of the table
         side = slice(first, first + 4 * small.size - 1)
         table = _square(table, window.size)[:, side, side].flatten(1)
     return call._replace(window=small, bias=call.bias._replace(table=table))
@@ -84,7 +84,7 @@ def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor)
     w, square = window.size, _square(table, window.size)
     parts = []
     for offset in window.offsets:
-        firsts = [2 * w - size - step * w for step in offset]  # of distances 1-s .. s-1
+        firsts = [2 * w - size - step * w for step in offset]  # of distances from 1-s
         rows, cols = (slice(first, first + 2 * size - 1) for first in firsts)
         parts.append(square[:, rows, cols])
     wide = torch.promote_types(table.dtype, torch.float32)

@@ -16,10 +16,12 @@ from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS
 
-MULTIPLE = 4.0  # of the rounding error of full attention in the same dtype on the same inputs
-# least bound, where full attention has almost no rounding error: the order of a sum may cost this
+# error bound, as a multiple of the rounding error of full attention in the same dtype
+MULTIPLE = 4.0
+# smallest bound, for cases in which full attention has almost no rounding error: another order of
+# summation can cause errors of this size
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
-# between two backends, on grids that are too large for the reference
+# largest difference between two backends, on grids that are too large for the reference
 BACKEND_ULPS = {dtype: 128.0 if ulps > 4 else 16.0 for dtype, ulps in FLOOR_ULPS.items()}
 CEILING_ULPS = 64.0  # largest bound
 

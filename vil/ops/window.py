@@ -25,7 +25,7 @@ from torch import Tensor
 
 ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
 SELF_CHUNK = (0, 0)
-# neighbor mode m is NEIGHBORS[m - 1]
+# neighbor mode m (1 to 8) selects NEIGHBORS[m - 1]
 NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
@@ -112,8 +112,9 @@ class Window(ChunkGrid):
     mask: a `Mask` or its value.
     offsets: (row, column) offsets of the attended chunks, relative to the query's chunk.
 
-    Raises ValueError for a size below 1, an unknown mask, offsets without (0, 0), and the exact
-    mask with fewer than nine offsets.
+    Raises ValueError for a grid side or a size below 1, an unknown mask, offsets that are not
+    distinct members of ALL_NINE or lack (0, 0), and the exact mask with offsets other than
+    ALL_NINE.
     """
 
     grid: tuple[int, int]
@@ -139,7 +140,8 @@ class Window(ChunkGrid):
             )
         if self.mask == Mask.EXACT and self.offsets != ALL_NINE:
             raise ValueError(
-                "the exact window (mask 1) needs all nine chunks: use mode 0, or mask 0 or -1"
+                "the exact window (mask 1) needs all nine chunks: use mode 0, or mask 0 or -1; "
+                f"got the offsets {self.offsets}"
             )
 
     @classmethod
@@ -265,7 +267,7 @@ class Window(ChunkGrid):
         """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
-        if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension
+        if self.cyclic:  # roll, because ONNX cannot compute the remainder by a dynamic size
             near = torch.stack([chunk.roll(1), chunk, chunk.roll(-1)], dim=1)
         else:
             near = chunk[:, None] + torch.arange(-1, 2, device=device)

@@ -5,8 +5,8 @@ OPTIMIZERS  {name: function that builds the optimizer}, see `register_optimizer`
 SCHEDULES   {name: function that computes the learning rate}, see `register_schedule` and
             schedules.py.
 
-Most optimizers add weight decay to the gradient (L2 regularization). adamw has decoupled weight
-decay. lamb and apex_lamb add weight decay to the update.
+Most built-in optimizers add weight decay to the gradient (L2 regularization). adamw has decoupled
+weight decay. lamb and apex_lamb add weight decay to the update.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,10 +53,10 @@ OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB", fami
 OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam", family="adam")
 
 SCHEDULES = Registry("learning-rate schedule", check="vil.optim.contracts:check_schedule")
-SCHEDULES.add("", "vil.optim.schedules:constant", "constant, without a warm-up")
-SCHEDULES.add("multistep", "vil.optim.schedules:multistep", "divided at some epochs")
-SCHEDULES.add("cosine", "vil.optim.schedules:cosine", "half a cosine down to SOLVER.MIN_LR")
-SCHEDULES.add("linear", "vil.optim.schedules:linear", "a line down to SOLVER.MIN_LR")
+SCHEDULES.add("", "vil.optim.schedules:constant", "constant, without warm-up")
+SCHEDULES.add("multistep", "vil.optim.schedules:multistep", "divided by a factor at given epochs")
+SCHEDULES.add("cosine", "vil.optim.schedules:cosine", "cosine decay to SOLVER.MIN_LR")
+SCHEDULES.add("linear", "vil.optim.schedules:linear", "linear decay to SOLVER.MIN_LR")
 
 
 def register_optimizer(

@@ -50,7 +50,7 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
 
 
 def try_call(call: str, function: Callable[[], Any]) -> Any:
-    """Call `function` and return its result. If it raises an exception, raise ValueError.
+    """Call `function` and return its result. Raises ValueError if the call raises an exception.
 
     call: description of the call, such as "optimizer 'x': step()", for the error message.
     """

@@ -7,7 +7,7 @@ class LrRange(NamedTuple):
     """Range of the peak learning rates in published recipes for a family of optimizers.
 
     low, high: limits of the range. `low` is rounded down, and `high` is rounded up, to 1, 2 or 5
-    times a power of ten. source: text that names a recipe near `low` and a recipe near `high`.
+    times a power of ten. source: text that names published recipes and their learning rates.
     """
 
     low: float
@@ -62,4 +62,4 @@ def explain_unusual_lr(lr: float, family: str | None) -> str | None:
     if known is None or known.low <= lr <= known.high:
         return None
     side = "above" if lr > known.high else "below"
-    return f"{side} {known.low:g} to {known.high:g}, the range of published recipes"
+    return f"{side} the range of published recipes, {known.low:g} to {known.high:g}"

@@ -22,7 +22,8 @@ class Settings:
     """Common settings of optimizers. An optimizer ignores those that it does not support.
 
     nu: weight of the momentum buffer in `QHM`. fused: allow torch's fused implementation. sharded:
-    whether FSDP2 shards the parameters. The weight decay is set in the parameter groups instead.
+    whether FSDP2 shards the parameters. The weight decay is not a setting, because each parameter
+    group has its own.
     """
 
     lr: float
@@ -31,7 +32,7 @@ class Settings:
     eps: float = 1e-8
     nu: float = 1.0
     fused: bool = False  # torch can update these parameters in one kernel
-    sharded: bool = False  # by FSDP2, for which torch has no fused SGD
+    sharded: bool = False  # torch has no fused SGD for sharded parameters
 
 
 def build_optimizer(
@@ -121,8 +122,8 @@ def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
     Without weight decay, LAMB, LARS and LARC of timm and apex do not adapt the learning rate to the
-    layer. consequence: text for the warning, which says what the optimizer is then equivalent to,
-    such as "lars is SGD".
+    layer. consequence: text for the warning that names the optimizer which then has the same
+    updates, such as "lars is SGD".
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(

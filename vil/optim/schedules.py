@@ -34,7 +34,7 @@ class Schedule:
     drop_freq: int = 1
     drop_epochs: tuple[float, ...] = ()  # if not empty, used instead of drop_freq
     drop_factor: float = 10.0
-    epoch_based: bool = False  # the learning rate changes at the start of an epoch only
+    epoch_based: bool = False
     own: Mapping[str, Any] = field(default_factory=dict, hash=False)  # arguments of the policy
 
     def __post_init__(self):

@@ -9,6 +9,7 @@ the optimizer's class apply, such as Lion's betas (0.9, 0.99).
 
 import functools
 import inspect
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from vil.optim.optimizers import Settings
 from vil.utils.registry import Entry
 
+log = logging.getLogger(__name__)
 PREFIX = "timm/"
 
 # {family of learning rates: classes}, see `vil.optim.learning_rates`.
@@ -40,12 +42,12 @@ FAMILIES = {
 }
 FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
 # Classes whose update of an element depends on other elements of the tensor, by a norm, a mean, a
-# factored state or a matrix product. The mask of "caution" has a mean too.
+# factored state or a matrix product. With timm's option `caution`, every class uses a mean.
 TENSORWISE = {
     *("Adafactor", "AdafactorBigVision", "AdamP", "Kron", "Lamb"),
     *("Lars", "Mars", "Muon", "NvNovoGrad", "SGDP"),
 }
-# {start of the location of a class outside of timm and torch: why it is refused}
+# {package of an optimizer class outside of timm and torch: why the class is refused}
 OTHER_PACKAGES = {
     "bitsandbytes": "it needs bitsandbytes, whose state is not tested with exact resuming",
     "apex": "it needs NVIDIA's apex: use apex_adam or apex_lamb",
@@ -100,7 +102,8 @@ def combine(info: Any, key: str, value: Any) -> Any:
 
     A value equal to the default in `Settings` is not passed, so that the default of the optimizer's
     class applies. If only one of the two betas equals its default in `Settings`, it is replaced by
-    the default of the class. An optimizer with three betas, such as Adan, always uses its defaults.
+    the default of the class. An optimizer with three betas, such as Adan, always uses its defaults,
+    and a warning is logged.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -108,6 +111,12 @@ def combine(info: Any, key: str, value: Any) -> Any:
     if key == "eps":
         return value
     if info.num_betas != len(value):
+        log.warning(
+            "timm/%s has %d betas and uses its own, so OPTIM.ADAM.BETA1 and OPTIM.ADAM.BETA2 have "
+            "no effect",
+            info.name,
+            info.num_betas,
+        )
         return None
     parameters = inspect.signature(get_optimizer_class(info.name, bind_defaults=False)).parameters
     own = (info.defaults or {}).get("betas", parameters["betas"].default) or value

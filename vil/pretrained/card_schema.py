@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from vil.models.arch import least_parameters, parse_arch
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, one_line
 
 FORMAT = 1
 MAX_SIDE, MAX_CHANNELS, MAX_CLASSES = 16384, 4096, 10_000_000
@@ -71,9 +71,9 @@ TEXT: Check = (lambda value: isinstance(value, str), "a string")
 MODEL: dict[str, Check] = {
     "arch": TEXT,
     "attention": TEXT,
-    "img_size": (is_size, f"one or two sides from 1 to {MAX_SIDE}"),
-    "in_chans": (lambda value: is_integer(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}"),
-    "num_classes": (lambda value: is_integer(value, 0, MAX_CLASSES), f"0 to {MAX_CLASSES}"),
+    "img_size": (is_size, f"one side, or a list of two sides, from 1 to {MAX_SIDE} pixels"),
+    "in_chans": (lambda n: is_integer(n, 1, MAX_CHANNELS), f"an integer in 1..{MAX_CHANNELS}"),
+    "num_classes": (lambda n: is_integer(n, 0, MAX_CLASSES), f"an integer in 0..{MAX_CLASSES}"),
     "qkv_bias": FLAG,
     "drop_rate": RATE,
     "attn_drop_rate": RATE,
@@ -82,13 +82,13 @@ MODEL: dict[str, Check] = {
     "norm_eps": RATE,
     "avg_pool": FLAG,
     "pos_resize": TEXT,
-    "attention_args": (is_arguments, "an object whose values are objects"),
+    "attention_args": (is_arguments, "null, or an object whose values are objects"),
     "grad_checkpoint": FLAG,
 }
 LATER: dict[str, Check] = {"reversible": FLAG}  # not in cards of earlier versions
 CARD: dict[str, Check] = {
-    "transform": (is_transform, f"an object with {', '.join(TRANSFORM)}"),
-    "classes": (is_names, "a list of strings"),
+    "transform": (is_transform, f"null, or an object with {', '.join(TRANSFORM)}"),
+    "classes": (is_names, "null, or a list of strings"),
 }
 
 
@@ -99,7 +99,9 @@ def check_card(card: Any, source: Path) -> dict:
     if not isinstance(card, dict):
         raise CheckpointError(f"{source}: its model card is not a JSON object")
     if is_number(form := card.get("format"), FORMAT + 1):
-        raise CheckpointError(f"{source} has format {form}, of a later version of vil: update vil")
+        raise CheckpointError(
+            f"{source}: a later version of vil wrote its model card (format {form}): update vil"
+        )
     if not isinstance(card.get("model"), dict):
         raise CheckpointError(f"{source}: its model card has no object 'model'")
     model = card["model"]
@@ -118,7 +120,7 @@ def check_card(card: Any, source: Path) -> dict:
 
 def check_size(card: Mapping, file: Path) -> None:
     """Raise CheckpointError if a model card describes a model that is not valid, or that has more
-    parameters than the weight file.
+    parameters than the weight file, or if that file cannot be read.
 
     file: the safetensors file. Only the shapes in its header are read, and no model is built.
     """
@@ -129,8 +131,15 @@ def check_size(card: Mapping, file: Path) -> None:
         raise CheckpointError(
             f"{file}: its model card has no valid architecture: {error}"
         ) from None
-    with safe_open(file, "pt") as weights:
-        held = sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+    try:
+        with safe_open(file, "pt") as weights:
+            slices = map(weights.get_slice, weights.keys())
+            held = sum(math.prod(tensor.get_shape()) for tensor in slices)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{file} is missing, damaged or not a weight file ({one_line(error)}): download or "
+            "save it again"
+        ) from None
     least = least_parameters(stages, model.get("num_classes", 0), model.get("in_chans", 3))
     if least > held:
         raise CheckpointError(

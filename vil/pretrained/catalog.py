@@ -56,7 +56,7 @@ class Row(NamedTuple):
     macs: str  # billions
     folder: str  # of the weights, below STORAGE
     why: str  # why a count differs, a key of docs/zoo_reasons.py
-    weights: str  # class and member, empty for the comparison of attentions
+    weights: str  # enum class and member; empty in the section "attention"
     size: str  # image side in pixels
     crop_pct: str
     interpolation: str
@@ -115,9 +115,9 @@ class ViLWeights(WeightsEnum):
         except (OSError, urllib.error.URLError) as error:
             raise CheckpointError(
                 f"{self!r} cannot be downloaded from {self.url} ({error}). If you have a copy of "
-                "the file, run vil convert FILE OUT.safetensors, then pass "
-                "weights='OUT.safetensors', or to timm "
-                "pretrained_cfg_overlay=dict(file='OUT.safetensors')"
+                f"the file, run vil convert FILE OUT.safetensors --model {self!r}, then pass "
+                "weights='OUT.safetensors' to vil.get_model, or "
+                "pretrained_cfg_overlay=dict(file='OUT.safetensors') to timm.create_model"
             ) from None
 
 
@@ -191,7 +191,7 @@ def load_weight_classes() -> dict[str, type[ViLWeights]]:
         if row.weights:
             name, member = row.weights.split(".")
             members[name][member] = _published(row)
-    for by_name in members.values():  # those of ImageNet-22K alone have no metrics
+    for by_name in members.values():  # weights of ImageNet-22K without fine-tuning have no metrics
         by_name["DEFAULT"] = max(
             by_name.values(),
             key=lambda w: max((m["acc@1"] for m in w.meta["metrics"].values()), default=0.0),

@@ -19,10 +19,10 @@ from vil.models.vision_longformer import MsViT
 
 log = logging.getLogger(__name__)
 FIRST = ("layer1.0.proj.weight", "layer1.0.cls_token")  # other networks have a layer1 too
-NORM_EPS = 1e-6  # of every LayerNorm, whatever LN_EPS said
+NORM_EPS = 1e-6  # epsilon of every LayerNorm of the reference, which ignored its key LN_EPS
 BACKBONE = "backbone.bottom_up."
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
-# shared weights that the reference stores twice: pattern of the copy -> the first name
+# shared weights that the reference stores twice: pattern of the copy's name -> the original's name
 ALIASES = {r"\b(query|kv|proj)_global\.": r"\1.", r"\bproj_v$": "proj_k"}
 PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 
@@ -143,7 +143,8 @@ def use_2021_rules(model: MsViT) -> None:
         words.append(f"epsilon {NORM_EPS:g} of every LayerNorm")
     if words:
         log.warning(
-            "the weights come from the 2021 code, so the model uses the settings of that code: %s",
+            "the weights come from the original Vision Longformer code (2021), so the model uses "
+            "the settings of that code: %s",
             ", ".join(words),
         )
 

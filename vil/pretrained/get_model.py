@@ -10,6 +10,7 @@ from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import ViLWeights, get_model_weights, get_notes, weight_classes_by_model
 from vil.pretrained.load_weights import load_weights, select_classes
+from vil.pretrained.model_card import get_card_notes, get_model_args, read_card
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def get_model(
     name: str,
     *,
     weights: str | Path | ViLWeights | None = None,
-    attention: str = "longformer",
+    attention: str | None = None,
     windows: int | Sequence[int] | None = None,
     head: str = "keep",
     rule: str = "linear",
@@ -32,9 +33,12 @@ def get_model(
     name: one of `vil.list_models()`.
     weights: None for random initialization; a member of `vil.get_model_weights(name)` or the name
       of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
-      a file that `load_weights` can read.
+      a file that `load_weights` can read. If the file has a model card, the settings that are not
+      given are taken from it, except dropout rates, gradient checkpointing and, with `convert`, the
+      attention.
     attention: name of the attention type of those stages that do not have full attention, such as
-      "linformer", or a string with a name for each block; see vil/models/arch.py.
+      "linformer", or a string with a name for each block; see vil/models/arch.py. Default:
+      "longformer".
     windows: side of longformer's window in tokens, or the size parameter of another attention; one
       number for all stages, or a list with a number for each stage.
     head, rule, convert: how to adapt weights with another number of classes, another size of
@@ -44,25 +48,40 @@ def get_model(
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
     file that does not fit the model.
     """
-    stages = parse_arch(lookup(ARCHS, name, "model"), attention)
-    for setting in kwargs:
-        lookup(inspect.signature(MsViT).parameters, setting, "setting of a model")
+    arch = lookup(ARCHS, name, "model")
     weights = _resolve_weights(name, weights)
-    settings = dict(DEFAULTS.get(name, {}))
-    if isinstance(weights, ViLWeights):
-        settings |= weights.meta["build"]
-    settings |= kwargs if windows is None else {**kwargs, "windows": windows}
-    model = MsViT(replace_windows(name, stages, settings.pop("windows", None)), **settings)
+    described, notes = _describe_weights(name, weights)
+    if convert:
+        described.pop("attention", None)
+    given = {"attention": attention, "windows": windows}
+    given = {key: value for key, value in given.items() if value is not None}
+    settings = {"attention": "longformer", **DEFAULTS.get(name, {}), **described, **given, **kwargs}
+    stages = parse_arch(arch, settings.pop("attention"))
+    stages = replace_windows(name, stages, settings.pop("windows", None))
+    for setting in settings:
+        lookup(inspect.signature(MsViT).parameters, setting, "setting of a model")
+    model = MsViT(stages, **settings)
     if weights is None:
         return model
     state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
     report = load_weights(model, state, head=head, rule=rule, convert=convert)
     if report.resized:
         log.warning("%s: resized %d position embeddings", name, len(report.resized))
-    if isinstance(weights, ViLWeights):
-        notes = get_notes(weights)
+    if notes:
         model.notes = notes | {"classes": select_classes(head, notes.get("classes"))}
     return model
+
+
+def _describe_weights(name: str, weights: Path | ViLWeights | None) -> tuple[dict, dict]:
+    """Return (settings, notes): arguments of `get_model` that fit the weights, and the value of
+    `MsViT.notes`. Both are empty for None and for a file without a model card."""
+    if isinstance(weights, ViLWeights):
+        return dict(weights.meta["build"]), get_notes(weights)
+    card = None if weights is None else read_card(name, weights)
+    if card is None:
+        return {}, {}
+    counts = {key: card["model"][key] for key in ("in_chans", "num_classes")}
+    return get_model_args(card) | counts, get_card_notes(card)
 
 
 def _resolve_weights(
@@ -81,5 +100,5 @@ def _resolve_weights(
         member = weights.removeprefix(f"{cls.__name__}.")
         return lookup(cls.__members__, member, f"weights of {name}")
     if not isinstance(weights, cls):
-        raise ValueError(f"{weights!r} is of another model: {name} needs weights of {cls.__name__}")
+        raise ValueError(f"{weights!r} is for another model: {name} needs a {cls.__name__}")
     return weights

@@ -17,18 +17,12 @@ from vil.models.registry import ARCHS, replace_windows
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.card_schema import check_card, check_size
 from vil.pretrained.load_weights import load_weights, select_classes
-from vil.pretrained.model_card import build_from_card, make_model_card
+from vil.pretrained.model_card import build_from_card, get_model_args, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, one_line
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
-# settings that timm passes itself, or that matter in training only
-NOT_IN_MODEL_ARGS = {"arch", "in_chans", "num_classes", "grad_checkpoint"} | {
-    "drop_rate",
-    "attn_drop_rate",
-    "drop_path_rate",
-}
 
 
 def save_pretrained(
@@ -48,8 +42,8 @@ def save_pretrained(
     """
     folder = Path(folder)
     card = make_model_card(model, transform=transform, classes=classes, source=source)
-    write_weights(folder / WEIGHTS, model.state_dict(), card)
     config = _make_config(model, card)
+    write_weights(folder / WEIGHTS, model.state_dict(), card)
     try:
         replace_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
         if not (folder / README).exists():  # keep one written by hand
@@ -94,7 +88,7 @@ def from_pretrained(
     model = build_from_card(card, **settings)
     load_weights(model, weights, head=head, rule=rule)
     model.notes["classes"] = select_classes(head, model.notes.get("classes"))
-    if size is not None:  # after loading: the grids of the card are known, those of a file are not
+    if size is not None:  # after loading, because the weights have the grids of the card's size
         model.set_input_size(size, rule)
     return model.eval()
 
@@ -104,16 +98,18 @@ def find_model_name(model: MsViT) -> str:
     if it has none of them. Window sizes are not compared."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
-    named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}
-    names = (name for name, stages in named.items() if replace_windows(name, stages, 1) == wanted)
-    return next(names, "msvit")
+    for name, arch in ARCHS.items():
+        if len(parse_arch(arch)) != len(wanted):  # `attention` may name more stages than `arch`
+            continue
+        if replace_windows(name, parse_arch(arch, attention), 1) == wanted:
+            return name
+    return "msvit"
 
 
 def _make_config(model: MsViT, card: Mapping) -> dict:
     """Return the content of config.json for a model: timm's keys, and the model card under the key
     "vil"."""
     settings = card["model"]
-    args = {key: value for key, value in settings.items() if key not in NOT_IN_MODEL_ARGS}
     return {
         "architecture": find_model_name(model),
         "num_classes": settings["num_classes"],
@@ -126,7 +122,7 @@ def _make_config(model: MsViT, card: Mapping) -> dict:
             "classifier": "head",
             **(card["transform"] or {}),
         },
-        "model_args": {**args, "windows": [stage.attn_size for stage in model.specs]},
+        "model_args": get_model_args(card),
         "label_names": card["classes"],
         "vil": dict(card),
     }
@@ -160,7 +156,10 @@ def _read_card(folder: Path) -> dict:
             "(for the folder of a run, use vil convert RUN NEW_FOLDER/)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG} cannot be used: {one_line(error)}") from None
+        file = folder / CONFIG
+        raise CheckpointError(
+            f"{file}: cannot read its model card (key 'vil'): {one_line(error)}"
+        ) from None
     check_size(check_card(card, folder / CONFIG), folder / WEIGHTS)
     return card
 

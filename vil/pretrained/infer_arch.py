@@ -17,7 +17,8 @@ from vil.pretrained.load_weights import compare, map_names
 from vil.utils.errors import CheckpointError
 
 TABLE = "local_relative_position_bias_table"
-PROJECTIONS = {"full": "qkv.weight", "longformer": "kv.weight"}  # that only this attention has
+# attention -> parameter that only one of the two has
+PROJECTIONS = {"full": "qkv.weight", "longformer": "kv.weight"}
 RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 

@@ -63,7 +63,7 @@ class Report:
     """
 
     loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`
+    resized: list[str] = field(default_factory=list)  # "key shape -> shape"; also in `loaded`
     converted: list[str] = field(default_factory=list)  # from other projections; also in `loaded`
     adapted: list[str] = field(default_factory=list)  # stem for other channels; also in `loaded`
     ignored: list[str] = field(default_factory=list)  # aliases, index buffers, parts of a detector
@@ -74,6 +74,7 @@ class Report:
 
     @property
     def complete(self) -> bool:
+        """Whether no key is missing, unexpected or mismatched."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
@@ -137,7 +138,8 @@ def load_weights(
       class indices of these rows, one per line.
     convert: convert projections between full and longformer attention, and repeat a single global
       token if the model has several. A converted model gives other outputs and must be fine-tuned.
-    Returns a report of what happened to each key.
+    Returns a report of what happened to each key. Raises CheckpointError if a file cannot be read,
+    or if a weight is NaN or infinite.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
@@ -212,7 +214,8 @@ def _copy(
     """
     if strict and not report.complete:
         raise CheckpointError(
-            f"the weights do not fit the model: {report.one_line()}; {_hint(report, heads)}"
+            f"the weights do not fit the model: {report.one_line()}; likely cause: "
+            f"{_hint(report, heads)}"
         )
     parameters = dict(module.named_parameters())  # buffers may be infinite, such as masks
     for name in fitted.keys() & parameters:
@@ -334,8 +337,8 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
-    """Return a sentence for an error message: the likely reason why weights do not fit, and how to
-    fix it. heads: names of the head's parameters."""
+    """Return the end of an error message: the likely reason why weights do not fit, and what to do.
+    heads: names of the head's parameters."""
     nothing = "" if report.loaded else ", no name matches"
     other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected
@@ -351,6 +354,4 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
         return other_arch
-    return (
-        "their position embeddings are too short to crop: set MODEL.VIT.POS_RESIZE to interpolate"
-    )
+    return "position embeddings are too short to crop: set MODEL.VIT.POS_RESIZE to interpolate"

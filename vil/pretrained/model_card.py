@@ -1,6 +1,7 @@
 """Make model cards, which are JSON descriptions of models, and build models from them."""
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,11 +9,22 @@ from torch import nn
 
 import vil
 from vil.models.arch import format_arch, format_attention, parse_arch
+from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
+from vil.ops.patterns import Pattern, parse_pattern
 from vil.pretrained.card_schema import FORMAT, TRANSFORM
+from vil.pretrained.state_dict_io import find_weights, read_metadata
 from vil.utils.atomic_write import sha256_of
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
+
+# settings that `get_model_args` leaves out: `get_model` and timm have their own arguments for the
+# first three, and the others only affect training
+NOT_IN_MODEL_ARGS = {"arch", "in_chans", "num_classes", "grad_checkpoint"} | {
+    "drop_rate",
+    "attn_drop_rate",
+    "drop_path_rate",
+}
 
 
 def make_model_card(
@@ -29,7 +41,8 @@ def make_model_card(
     classes: class names. Both default to the model's `notes`. source: the file that the weights
     come from; its name and SHA-256 are recorded. Raises ValueError for an unknown key in
     `transform`, a wrong number of class names, a head that is neither nn.Linear nor nn.Identity,
-    and a global pooling that `from_pretrained` does not support.
+    a global pooling that `from_pretrained` does not support, and a setting that JSON cannot
+    represent. A `Pattern` is represented by its text, if that describes an equal pattern.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
@@ -61,7 +74,58 @@ def make_model_card(
     }
     if source is not None:
         card["source"] = {"file": source.name, "sha256": sha256_of(source)}
+    return json.loads(json.dumps(card, default=_pattern_text))
+
+
+def _pattern_text(value: object) -> str:
+    """Return the text of a pattern. Raises ValueError if it does not describe an equal pattern, and
+    for a value that is not a pattern."""
+    text = str(value) if isinstance(value, Pattern) else ""
+    try:
+        # in the argument of an attention, "/" separates the patterns of stages
+        if text and "/" not in text and parse_pattern(text) == value:
+            return text
+    except ValueError:
+        pass
+    raise ValueError(
+        f"the model cannot be saved, because a model card cannot contain its setting "
+        f"{value!r:.100}: use numbers or text"
+    )
+
+
+def read_card(name: str, path: Path) -> dict | None:
+    """Read the model card in the weight file that a path stands for, see `find_weights`. Returns
+    None if there is none.
+
+    Raises CheckpointError if the card is not valid, or if its architecture has other depths,
+    widths, heads or patches than the model `name`.
+    """
+    file = find_weights(path)
+    card = read_metadata(file) if file.is_file() else None
+    if card and _dimensions(card["model"]["arch"]) != _dimensions(ARCHS[name]):
+        raise CheckpointError(
+            f"{file} has weights of another architecture than {name}: {card['model']['arch']}; "
+            "load them with vil.from_pretrained"
+        )
     return card
+
+
+def _dimensions(arch: str) -> list[tuple[int, ...]]:
+    return [(s.dim, s.num_heads, s.patch, len(s.attention)) for s in parse_arch(arch)]
+
+
+def get_model_args(card: Mapping) -> dict:
+    """Return the settings in a model card as arguments of `vil.get_model`: attention, windows and
+    arguments of MsViT, except those in NOT_IN_MODEL_ARGS."""
+    model = card["model"]
+    stages = parse_arch(model["arch"], model["attention"])
+    args = {key: value for key, value in model.items() if key not in NOT_IN_MODEL_ARGS}
+    return args | {"windows": [stage.attn_size for stage in stages]}
+
+
+def get_card_notes(card: Mapping) -> dict:
+    """Return the value of `MsViT.notes` for a model card: its input transform and class names."""
+    return {key: card[key] for key in ("transform", "classes") if card.get(key)}
 
 
 def build_from_card(card: Mapping, **settings) -> MsViT:
@@ -75,7 +139,7 @@ def build_from_card(card: Mapping, **settings) -> MsViT:
     try:
         settings = dict(card["model"]) | settings
         model = MsViT(parse_arch(settings.pop("arch"), settings.pop("attention")), **settings)
-        model.notes = {key: card[key] for key in ("transform", "classes") if card.get(key)}
+        model.notes = get_card_notes(card)
         return model
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the model card describes no valid MsViT: {error!r}") from None

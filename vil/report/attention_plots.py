@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 FLOOR = "floor"
-# color and mark of each backend; the hues are distinguishable for color-blind readers
+# {backend: (color, marker)}; color-blind readers can distinguish the colors
 STYLES = {
     "blocked": ("#0072B2", "o"),
     "chunk_handgrad": ("#D55E00", "s"),

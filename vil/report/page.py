@@ -113,14 +113,22 @@ def _progress_cards(page: Page) -> list[Card]:
     if not steps:
         return []
     last = steps[-1]
-    seconds = timedelta(seconds=round(page.record.training_seconds()))
     cards = [
         ("Epochs", f"{last['epoch']:g}", f"of {page.epochs:g}, step {last['step']:,.0f}"),
-        ("Time of all steps", str(seconds), "without evaluation"),
+        ("Time of all steps", _duration(page.record.training_seconds()), "without evaluation"),
     ]
     if "img/s" in last:
         cards.append(("Images per second", f"{last['img/s']:,.0f}", "at the end"))
     return cards
+
+
+def _duration(seconds: float) -> str:
+    """Format a time, such as "1 day, 2:00:00". Returns "unknown" if it is too long for a timedelta,
+    because the log is corrupt."""
+    try:
+        return str(timedelta(seconds=round(seconds)))
+    except (OverflowError, ValueError):  # ValueError: NaN
+        return "unknown"
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:

@@ -1,7 +1,6 @@
 """Read the data that a run logged in its folder. The files may be incomplete or corrupt."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from vil.utils.safe_files import check_run_folder
 
 ENTRY = re.compile(r"^# (\d{4}-\d\d-\d\dT\S+)$", re.MULTILINE)  # a start, in command.txt, env.txt
 LONGEST = 20_000  # characters kept of a start's text
+LARGEST = 3.4e38  # logged number, about the maximum of float32
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ class RunRecord:
 def metrics(file: Path) -> Iterator[dict]:
     """Yield each line of a metrics.jsonl as a dict {name: number}, in which only "split" is text.
 
-    Numbers that are not finite are omitted. Incomplete lines are skipped, because a run may be
-    writing the last line, or a crash may have cut a line. If there is no file, yields nothing.
+    Numbers that are not finite, or larger than LARGEST, are omitted. Incomplete lines are skipped,
+    because a run may be writing the last line, or a crash may have cut a line. If there is no file,
+    yields nothing.
     """
     if not file.is_file():
         return
@@ -81,7 +82,7 @@ def metrics(file: Path) -> Iterator[dict]:
                 values = {k: float(v) for k, v in point.items() if type(v) in (int, float)}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 continue
-            values = {k: v for k, v in values.items() if math.isfinite(v)}
+            values = {k: v for k, v in values.items() if abs(v) <= LARGEST}
             if isinstance(split, str) and {"step", "epoch"} <= values.keys():
                 yield {**values, "split": split}
 

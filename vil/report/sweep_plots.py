@@ -81,10 +81,11 @@ def plot_cost(table: Table) -> Figure | None:
         return None
     figure = Figure(figsize=(5.2 * len(known), 4.4), layout="constrained")
     panels = figure.subplots(1, len(known), squeeze=False, sharey=True)[0]
+    handles = {}  # of each group, from any panel, because one of its costs may be unknown
     for axes, (title, value_of, unit) in zip(panels, known):
         for number, group in enumerate(groups):
             if value := value_of(group):
-                axes.errorbar(
+                handles[number] = axes.errorbar(
                     value / unit, group.metric, yerr=group.spread, capsize=3,
                     label=plot_text(group.name), fmt=MARKS[number % len(MARKS)],
                     color=COLORS[number % len(COLORS)],
@@ -96,8 +97,8 @@ def plot_cost(table: Table) -> Figure | None:
         axes.set_xlabel(title)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label(table))
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    shown = [handles[number] for number in sorted(handles)]
+    figure.legend(handles=shown, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 

@@ -19,7 +19,7 @@ from vil.utils.lookup import lookup
 
 LOCAL = (LongformerAttention, GlobalOnlyAttention)
 MAX_FULL_MACS = 2**45  # of full attention in a stage; about ten minutes of a CPU with 16 cores
-# Layers that map the channels of each token alone.
+# Layers that process each token independently.
 PER_TOKEN = (
     nn.Identity,
     nn.Linear,
@@ -84,7 +84,7 @@ def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> 
         if min(grid) < 1:
             raise ConfigError(
                 f"{name} has no tokens: the image of {size[0]} x {size[1]} pixels is smaller than "
-                f"its patches of {model.strides[i]} pixels"
+                f"one token of this stage, {model.strides[i]} x {model.strides[i]} pixels"
             )
         _check_stage(stage, name, grid)
     _check_training(model)

@@ -25,7 +25,7 @@ from vil.streaming.tokens import part_size
 # are computed twice, would cost less than 2 % of the work.
 CHUNKS = (1, 2, 4, 8, 16, 32)
 MAX_QUERIES = 4096  # of full attention in a strip
-SMALL = 2048  # tokens of a grid on which a smaller one may need more memory
+SMALL = 2048  # tokens; a grid with fewer may need more memory than a larger grid
 
 
 class Cost(NamedTuple):

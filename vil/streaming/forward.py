@@ -1,4 +1,4 @@
-"""Run `vil.stream`, a forward pass over an image that does not fit into memory.
+"""Plan and run a forward pass over an image that does not fit into memory (`vil.stream`).
 
 Shapes: H W image size in pixels, c channels, d width and X Y grid of a stage, K classes.
 """
@@ -48,7 +48,8 @@ def stream(
     image: an array or another object with `shape`, `dtype` and slicing, a reader with rasterio's
       `read(window=)`, or the path of a .tif, .png, .jpg, .npy or .zarr file. Values are normalized
       floats; integers need a `transform`. The image is read once, from top to bottom, and cast to
-      the dtype of the model's parameters.
+      the dtype of the model's parameters. Attention that wraps around the image (SW_EXACT -1) reads
+      some rows several times.
     outputs: "logits", "pooled" (the features before the head), and "stages.0", "stages.1", ..., the
       maps of `forward_intermediates`. If the model does not pool (global_pool ""), logits and
       pooled features are also maps.
@@ -58,8 +59,8 @@ def stream(
       or as text such as "1GiB".
     scratch: folder for tokens that do not fit into the limit. The files are removed at the end.
     layout: "CHW" for (c, H, W) or "HWC" for (H, W, c): the axes of arrays and .npy and .zarr files.
-    transform: function that maps a strip of n rows (c, n, W) to floats of the same shape, such as
-      `vil.streaming.Normalize`.
+    transform: function that maps a strip of n rows (c, n, W), int32 if the image is uint16, to
+      floats of the same shape, such as `vil.streaming.Normalize`.
 
     Autocast works as in `model(image)`. Before any work, raises ConfigError if the model cannot be
     streamed, if the image or `into` does not match the model, or if no plan stays within the limit.
@@ -91,7 +92,8 @@ def plan_stream(
     For each stage, the plan states where its tokens are stored, the number of passes, the strip
     heights, the peak bytes and the matmul work. `print(plan)` shows a table. The plan assumes that
     the caller provides arrays (`into`) for all outputs that are maps. memory, outputs: see
-    `vil.stream`. Raises ConfigError under the same conditions as `vil.stream`.
+    `vil.stream`. Raises ConfigError if the model cannot be streamed, if `size` is invalid, or if no
+    plan stays within the limit.
     """
     network = find_network(model)
     names = check_outputs(network, outputs)
@@ -153,8 +155,8 @@ class PreparedStream:
         progress: Report = lambda share: None,
     ) -> StreamResult:
         """Run a plan and return its outputs. folder: for tokens on disk; required only if the plan
-        stores any there. journal: record of an interrupted pass, from which to resume. progress:
-        called with the fraction of the work that is done."""
+        stores any there. journal: records the progress, so that an interrupted run can be resumed.
+        progress: called with the fraction of the work that is done."""
         maps = {name: self.into.get(name) for name in self.shapes}
         device = self.image.device
         for name, target in maps.items():

@@ -98,7 +98,7 @@ class FullRows(StripRows):
 def keys_of_part(attn: FullAttention, num_queries: int, most: int) -> int:
     """Return the number of keys to process at once, so that the scores fit into SCORE_BYTES.
     num_queries: queries that attend to them. most: upper limit of the number of keys."""
-    bias = 4 if attn.rel_pos else 1  # its indices and values, per head or not
+    bias = 4 if attn.rel_pos else 1  # the bias needs memory for its indices and its values
     return max(1, min(most, SCORE_BYTES // (4 * bias * attn.num_heads * max(1, num_queries))))
 
 

@@ -1,8 +1,9 @@
 """Open image files as arrays whose rows are read on demand.
 
 An .npy file is memory-mapped. A .zarr file, and a tiled or compressed .tif file, is read in chunks,
-which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per channel
-when the first rows are read, and holds the decoded image in memory.
+which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per channel,
+and holds the decoded image in memory. It decodes a .jpg file when the first rows are read, and most
+.png files when they are opened.
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from PIL import Image, ImageOps
 from vil.utils.errors import DataError, one_line
 from vil.utils.extras import Extra, require_extra
 
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # {number of channels: mode of Pillow}
 MAX_PIXELS = 2**34
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-TURNED = (5, 6, 7, 8)  # orientations whose width is the height
+TURNED = (5, 6, 7, 8)  # orientations that swap width and height
 PILLOW = (".png", ".jpg", ".jpeg")
 TIFF = (".tif", ".tiff")
 SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
@@ -60,12 +61,12 @@ def _readable(path: str | Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path}: it cannot be read: {one_line(error)}") from error
+        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 class PillowRows:
     """A wrapper that presents an image file as an array (H, W, C) of uint8. The file is decoded
-    when rows are first read.
+    when the first rows are read, or before: Pillow decodes a PNG to look for its orientation.
 
     image: the image, opened by Pillow. mode: Pillow mode to which the rows are converted.
     """
@@ -176,6 +177,6 @@ def _open_zarr(path: str | Path) -> Any:
     if not hasattr(array, "shape"):
         names = ", ".join(sorted(array.keys())) or "nothing"
         raise DataError(
-            f"{path} is a zarr group (of {names}), not an array: give the path of an array in it"
+            f"{path} is a zarr group that contains {names}: give the path of an array in the group"
         )
     return array

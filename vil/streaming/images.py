@@ -5,6 +5,7 @@ An image is an array (NumPy, torch, zarr, dask or a memory map), a rasterio-like
 Shapes: H W size in pixels, c channels, n rows.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from vil.streaming.rows import RowSource
 from vil.utils.errors import ConfigError, DataError, one_line
 
 LAYOUTS = ("CHW", "HWC")
-INTEGER_RANGE = {torch.uint8: 255.0, torch.int32: 65535.0}  # uint16 is read as int32
+HIGHEST = {"bool": 1.0, "uint8": 255.0, "uint16": 65535.0}  # value that becomes 1, by dtype
+HIGHEST |= dict.fromkeys(("float16", "bfloat16", "float32", "float64"), 1.0)
 TRANSFORMED = 3  # copies of the pixels of a strip while a transform runs
 Transform = Callable[[Tensor], Tensor]
 ReadRows = Callable[[int, int], Any]
@@ -45,6 +47,8 @@ class Pixels:
         try:
             rows = self.rows(first, stop)
             tensor = rows if isinstance(rows, Tensor) else as_tensor(np.asarray(rows))
+            if tensor.dtype == torch.uint16:  # torch has few operations for it
+                tensor = tensor.int()
         except Exception as error:  # readers of files raise anything
             raise DataError(
                 f"{self.name}: rows {first} to {stop - 1} cannot be read: {one_line(error)}"
@@ -60,11 +64,9 @@ class Pixels:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Convert an array to a tensor that shares its memory if possible. uint16 becomes int32."""
+    """Convert an array to a tensor that shares its memory if possible."""
     if array.dtype.byteorder == ">" or any(step < 0 for step in array.strides):
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-    if array.dtype == np.uint16:  # torch has few operations for it
-        array = array.astype(np.int32)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -98,8 +100,8 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
         pixels = _open_array(image, is_hwc, name)
     else:
         raise ConfigError(
-            f"{type(image).__name__} is not an image: give an array with a shape, a reader with "
-            ".read(window=), or a path"
+            f"an object of type {type(image).__name__} is not an image: give an array, a reader "
+            "with .read(window=), or a path"
         )
     if pixels.channels != channels:
         raise ConfigError(
@@ -121,7 +123,9 @@ def _open_array(image: Any, is_hwc: bool, name: str) -> Pixels:
         def rows(first: int, stop: int) -> Any:
             return image[first:stop] if is_hwc else image[:, first:stop]
     else:
-        raise ConfigError(f"{name} must be (C, H, W) or (H, W, C), got a shape of {shape}")
+        raise ConfigError(
+            f"{name} must have the shape (C, H, W), (H, W, C) or (H, W), got the shape {shape}"
+        )
     return Pixels(shape, dtype, rows, is_hwc=is_hwc, name=name)
 
 
@@ -140,7 +144,8 @@ class ImageRows(RowSource):
     """A row source of an image's pixels, as the input of a model.
 
     dtype, device: of the model. transform: function applied to strips (c, n, W), or None. Raises
-    ConfigError if the pixels are integers and there is no transform.
+    ConfigError if the pixels are integers and there is no transform, or if the transform is a
+    `Normalize` without a value range for their dtype.
     """
 
     def __init__(
@@ -151,6 +156,8 @@ class ImageRows(RowSource):
         transform: Transform | None,
     ) -> None:
         super().__init__(*pixels.size, pixels.channels, dtype, device)
+        if isinstance(transform, Normalize):
+            transform = transform.for_dtype(pixels.dtype)
         self.pixels, self.transform = pixels, transform
         if transform is None and "float" not in pixels.dtype:
             raise ConfigError(
@@ -168,7 +175,8 @@ class ImageRows(RowSource):
         return 0 if is_shared else 1
 
     def read_map(self, first: int, stop: int) -> Tensor:
-        rows = self.pixels.read(first, stop).to(self.device)
+        rows = self.pixels.read(first, stop)  # may share the memory of the user's array
+        rows = rows.to(self.device, copy=self.transform is not None)
         if self.transform is not None:
             expected, rows = rows.shape, self.transform(rows)
             if not isinstance(rows, Tensor) or rows.shape != expected:
@@ -184,7 +192,7 @@ class Normalize:
 
     mean, std: one number per channel, for values in 0..1. value_range: the values (low, high) that
     are scaled to 0 and 1. By default, this is the full range of uint8 or uint16, and 0..1 for
-    floats.
+    floats. Values of any other type need a value_range.
     """
 
     def __init__(
@@ -196,10 +204,22 @@ class Normalize:
         self.mean, self.std = (torch.tensor(x, dtype=torch.float32) for x in (mean, std))
         self.value_range = tuple(value_range)
 
+    def for_dtype(self, dtype: str) -> "Normalize":
+        """Return a copy with the value range of a dtype, such as "uint8", unless `value_range` is
+        set. Raises ConfigError if the dtype has no known range."""
+        if not self.value_range and dtype not in HIGHEST:
+            raise ConfigError(
+                f"values of type {dtype} have no known range: give Normalize a value_range of the "
+                "values that become 0 and 1, such as (0, 65535) for 16-bit images"
+            )
+        result = copy.copy(self)
+        result.value_range = self.value_range or (0.0, HIGHEST[dtype])
+        return result
+
     def __call__(self, strip: Tensor) -> Tensor:
         """Normalize a strip (c, n, W). Returns float32 of the same shape."""
         mean, std = (each.to(strip.device)[:, None, None] for each in (self.mean, self.std))
-        low, high = self.value_range or (0.0, INTEGER_RANGE.get(strip.dtype, 1.0))
+        low, high = self.for_dtype(dtype_name(strip.dtype)).value_range
         x = strip.to(torch.float32, copy=True)
         if (low, high) != (0.0, 1.0):
             x.sub_(low).div_(high - low)

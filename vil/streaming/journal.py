@@ -59,7 +59,7 @@ class FileJournal(Journal):
         try:
             record = torch.load(self.file, weights_only=True)
             return record if record["fingerprint"] == self.fingerprint else None
-        except Exception:  # none, or not whole: then the work starts from the beginning
+        except Exception:  # no record, or a corrupt one: start from the beginning
             return None
 
     def state_of(self, number: int) -> State | None:

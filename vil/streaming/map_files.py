@@ -42,7 +42,7 @@ def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     described = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     size = header.tell() + math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: no disk space for {format_bytes(size)}"):
+    with os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             os.pwrite(descriptor, header.getvalue(), 0)

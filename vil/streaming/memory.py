@@ -99,7 +99,7 @@ def attention_bytes(
         name = choose(Case.of(call), attn.backend)
         memory.peak = memory.now
         with autocast_off(device.type):
-            if name.partition("+")[0] in FORWARDS:  # an operator, whose inside is not counted
+            if name.partition("+")[0] in FORWARDS:  # a custom operator, not counted inside
                 blocked.forward(call, sizes_only=True)
             else:
                 BACKENDS[name].run(call)

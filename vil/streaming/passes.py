@@ -55,7 +55,7 @@ class Passes:
         self.writers, self.head, self.stores = writers, head, stores
         self.journal = journal
         self.number = 0  # of the current pass
-        self.taps: list[tuple[TappedRows, int]] = []  # with the rows that are read
+        self.taps: list[tuple[TappedRows, int]] = []  # and the number of rows the next stage reads
         total = sum(self._embed_work(i) for i in range(len(plan.stages)))
         total += sum(
             self._work(i, b)
@@ -63,7 +63,7 @@ class Passes:
             for b in range(len(model.stages[i].blocks))
         )
         self.work = WorkDone(total, progress)
-        self.collect: GlobalRows | None = None  # of the last block, whose output the head needs
+        self.collect: GlobalRows | None = None  # global tokens of the last block, for the head
 
     def run(self, image: RowSource) -> None:
         """Read the image once and write all outputs."""

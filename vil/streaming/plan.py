@@ -121,7 +121,7 @@ def _row_of(stage: StagePlan) -> Sequence[str]:
         stage.action if stage.action == "recompute" else f"in {stage.action}",
         str(stage.num_passes),
         str(stage.num_barriers),
-        f"{min(stage.heights)} rows",
+        f"{min(stage.heights)} rows" if stage.heights else "-",
         str(stage.halo),
         format_bytes(stage.peak_bytes) if stage.peak_bytes else "-",
         f"{stage.macs / max(1, stage.whole_macs):.3f}",

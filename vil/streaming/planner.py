@@ -203,7 +203,8 @@ class Planner:
         """Return a plan whose peak is at most `memory` bytes.
 
         on_disk: store tokens on disk even if they fit into the limit. Raises ConfigError, with the
-        smallest possible limit, if every plan needs more memory.
+        smallest possible limit and whether it needs a scratch folder, if every plan needs more
+        memory.
         """
         order = sorted(
             (i for i in range(len(self.stages)) if self.shapes[i].stored),
@@ -220,9 +221,13 @@ class Planner:
             least = max(peaks) if least is None else min(least, max(peaks))
             if max(peaks) <= memory:
                 return self._plan(memory, chosen, moved, peaks)
+        hint = ""
+        # all limits were too small for `chosen`, which therefore has the smallest heights
+        if not on_disk and max(self.peaks(chosen, [False] * len(self.stages))) > least:
+            hint = ", with a folder for tokens: scratch=DIR or --scratch DIR"
         raise ConfigError(
             f"memory {format_bytes(memory)} is too small for {self.size[0]} x {self.size[1]} "
-            f"pixels: the smallest possible limit is {format_bytes_up(least)} ({least} bytes)"
+            f"pixels: the smallest possible limit is {format_bytes_up(least)} ({least} bytes){hint}"
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:

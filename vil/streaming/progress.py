@@ -43,7 +43,8 @@ class WorkDone:
 
     def __init__(self, total: float, report: Report) -> None:
         self.total, self.report = total, report
-        self.before = self.planned = self.done = 0.0  # completed passes; the current one
+        self.before = 0.0  # work of the completed passes
+        self.planned = self.done = 0.0  # work of the current pass
         self.share = 0.0
 
     def watch(self, rows: StripRows, work: float) -> None:

@@ -13,7 +13,7 @@ from vil.streaming.images import Normalize, Pixels
 from vil.utils.errors import DataError
 from vil.utils.rgb import ValueRangeError, default_range
 
-MAX_VALUES = 2**17  # that are in float64 at a time
+MAX_VALUES = 2**17  # values that are converted to float64 at a time
 
 
 class ScaleAndNormalize:
@@ -72,7 +72,7 @@ class ScaleAndNormalize:
 
 def kind_of(dtype: str) -> str:
     """Return the type of an image's values as `vil.utils.rgb.default_range` takes it, such as
-    "16-bit". dtype: name of a dtype with more than 8 bits."""
+    "16-bit". dtype: name of a NumPy dtype. Raises ValueRangeError if it is not numeric."""
     if "float" in dtype:
         return "float"
     number = np.dtype(dtype)

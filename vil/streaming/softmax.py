@@ -9,6 +9,8 @@ Shapes: N heads, Q queries, D head dim, K keys that are added at once.
 import torch
 from torch import Tensor
 
+from vil.utils.precision import autocast_off
+
 
 class OnlineSoftmax:
     """The attention of queries to keys that are added a few at a time.
@@ -27,15 +29,16 @@ class OnlineSoftmax:
     def add(self, k: Tensor, v: Tensor, bias: Tensor | None = None) -> None:
         """Add keys and values (N, K, D). bias: tensor, broadcastable to (N, Q, K), that is added to
         the scores."""
-        scores = self.q @ k.to(self.q.dtype).mT
-        if bias is not None:
-            scores += bias
-        top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
-        weights = scores.sub_(top.to(scores.dtype)).exp_()
-        keep = torch.exp(self.top - top)
-        self.total = self.total * keep + weights.sum(-1, keepdim=True)
-        self.sums = self.sums * keep + weights @ v.to(weights.dtype)
-        self.top = top
+        with autocast_off(k.device.type):  # it would round the scores and the weights to 16 bits
+            scores = self.q @ k.to(self.q.dtype).mT
+            if bias is not None:
+                scores += bias
+            top = torch.maximum(self.top, scores.amax(-1, keepdim=True))
+            weights = scores.sub_(top.to(scores.dtype)).exp_()
+            keep = torch.exp(self.top - top)
+            self.total = self.total * keep + weights.sum(-1, keepdim=True)
+            self.sums = self.sums * keep + weights @ v.to(weights.dtype)
+            self.top = top
 
     def result(self) -> Tensor:
         """Return the attention output (N, Q, D) in the dtype of the queries."""

@@ -49,7 +49,7 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     kill the process. Raises SaveError if the allocation fails or the file cannot be opened.
     """
     size = math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: no disk space for {format_bytes(size)} of tokens"):
+    with os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if os.fstat(descriptor).st_size < size:

@@ -25,7 +25,7 @@ from yacs.config import CfgNode
 
 from vil.tasks import classification, detection, multilabel, regression
 from vil.utils.errors import ConfigError, DataError, as_config_error
-from vil.utils.registry import Entry, Registry
+from vil.utils.registry import Entry, Key, Registry, Section
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **classification.ENTRY)
@@ -53,16 +53,40 @@ def task_entry(cfg: CfgNode) -> Entry:
 
 
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
-    """Build the task that a config selects.
+    """Build the task that a config selects. Logs a warning if keys of other tasks are set.
 
     Raises ConfigError if DATA.NUM_CLASSES is auto. `with_num_classes` replaces auto by a number.
     """
+    from vil.config.access import warn_unused
+
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
             "DATA.NUM_CLASSES auto is the number of classes of the training set, but this command "
             "does not read the training set: set a number"
         )
+    warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(task_entry(cfg)))
     return task_entry(cfg).load()(cfg, device)
+
+
+def keys_of_others(entry: Entry) -> list[str]:
+    """Return the config keys that only other tasks declare. A task may use the keys of the tasks
+    that it subclasses. entry: registry entry of the task."""
+    bases = entry.load().__mro__
+    homes = {*bases, *(f"{base.__module__}:{base.__qualname__}" for base in bases)}
+    others = [other for other in TASKS.values() if other != entry and other.home not in homes]
+    declared = {name for other in others for name in declared_keys(other)}
+    return sorted(declared.difference(entry.key_names.values()))
+
+
+def declared_keys(entry: Entry) -> list[str]:
+    """Return the names of the config keys that a task declares. entry: its registry entry."""
+    names, section = [key.name for key in entry.keys.values() if isinstance(key, Key)], ""
+    for item in entry.facts.get("declares", ()):
+        if isinstance(item, Section):
+            section = item.name and f"{item.name}."
+        elif isinstance(item, Key):
+            names.append(section + item.name)
+    return names
 
 
 @as_config_error
@@ -89,10 +113,10 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     except DataError as error:
         if not Path(cfg.DATA.PATH).exists():
             raise
-        joint = "\n" if "\n" in str(error) else "; "  # below a drawing
+        joint = "\n" if "\n" in str(error) else "; "  # new line if `error` has several lines
         raise DataError(
-            f"{error}{joint}with DATA.NUM_CLASSES auto, the classes of this data set are counted: "
-            "if you do not have the data set, set DATA.NUM_CLASSES to a number"
+            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of this data set: if you do "
+            "not have the data set, set DATA.NUM_CLASSES to a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 

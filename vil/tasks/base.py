@@ -237,6 +237,7 @@ class Task:
         The metrics are the same on every rank and do not depend on the number of ranks. between:
         function that is called before each batch.
         """
+        self.hint = ""
         with evaluating(unwrap(model)) as plain:
             return {name: self.measure(plain, name, between) for name in self.test_sets}
 

@@ -43,10 +43,11 @@ def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
     """Return the weight of positive images in the loss of each label, (K,).
 
     It is the number of images without the label, divided by the number of images with it. A label
-    without images has the weight 1. targets (N, K): 0 or 1.
+    that no image or every image has, has the weight 1. targets (N, K): 0 or 1.
     """
     positive = targets.sum(axis=0)
-    return np.where(positive, (len(targets) - positive) / np.maximum(positive, 1), 1.0)
+    negative = len(targets) - positive
+    return np.where(positive * negative > 0, negative / np.maximum(positive, 1), 1.0)
 
 
 def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> Tensor:

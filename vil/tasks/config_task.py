@@ -36,14 +36,15 @@ class ConfigTask(Task):
     """
 
     max_eval_batch: int | None = None
-    accepts_any_classes = False  # whether datasets may have another number than DATA.NUM_CLASSES
+    accepts_any_classes = False  # whether the number of classes may differ from DATA.NUM_CLASSES
     has_splits = False
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
             raise ConfigError(
-                f"TASK {cfg.TASK} always evaluates all images of the sets in DATA.TEST, and does "
-                f"not support {' or '.join(f'DATA.{key}' for key in used)}: remove this setting"
+                f"TASK {cfg.TASK} does not support {' or '.join(f'DATA.{key}' for key in used)}, "
+                "because it always evaluates all images of the sets in DATA.TEST: remove this "
+                "setting"
             )
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)

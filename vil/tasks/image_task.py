@@ -43,7 +43,7 @@ from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-# Augmentations of RGB images, with timm's transform and without, which bands do not get.
+# {whether timm's transform is used: keys of augmentations that are applied to RGB images only}
 RGB_ONLY = {
     True: ("AUG.TIMM_AUG.COLOR_JITTER", "AUG.TIMM_AUG.AUTO_AUGMENT"),
     False: ("AUG.COLOR_JITTER", "AUG.GRAY_SCALE", "AUG.GAUSSIAN_BLUR"),
@@ -55,7 +55,7 @@ MAX_EVAL_BATCH = 64  # images
 LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
 # Largest number and smallest weight of classes that `format_target` names.
 MAX_NAMED, MIN_NAMED = 4, 0.1
-# What messages call the targets of each `ImageDataset.target_type`.
+# {`ImageDataset.target_type`: description of the targets in messages}
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
 
 
@@ -240,7 +240,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
         """Convert the target of one image in a batch to text.
 
         For a class, the text is the class name. For numbers to predict, the text lists their names
-        and values. For labels or a soft target, (K,), it lists the classes with the largest values.
+        and values. For labels or a soft target, (K,), the text lists the classes with the largest
+        values.
         """
         if target.ndim == 0:
             return self.class_names[int(target)]
@@ -269,9 +270,9 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether a dataset can be without splits, like a table, and is not in DATA.TRAIN.
+        """Return whether a dataset may lack splits, like a table, and is used only for evaluation.
 
-        If such a dataset has no splits, all of its samples are evaluation images. name: name of the
+        All samples of such a dataset are evaluation images if it has no splits. name: name of the
         dataset.
         """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
@@ -305,14 +306,14 @@ class ConfigImageTask(ConfigTask, ImageTask):
                 own["channels"] = cfg.INPUT.CHANNELS
             elif cfg.INPUT.CHANNELS not in PIL_CHANNELS:
                 raise ConfigError(
-                    f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: {name} has RGB images only: set "
+                    f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}, but {name} has RGB images only: set "
                     "INPUT.CHANNELS to 1 or 3"
                 )
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, but TASK {cfg.TASK} needs "
-                f"{TARGETS[self.target_type]} per image: use another data set or TASK"
+                f"{TARGETS[self.target_type]} per image: use another dataset or TASK"
             )
         dataset.value_range, dataset.channels = cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS
         return dataset

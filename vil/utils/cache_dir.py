@@ -1,11 +1,42 @@
 """The per-user cache folder, for tuned backends, trusted plug-ins, tracebacks and TSV indices."""
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Return $VIL_CACHE if it is set, else the folder vil in $XDG_CACHE_HOME or ~/.cache."""
+    """Return $VIL_CACHE if it is set, else the folder vil in $XDG_CACHE_HOME or ~/.cache. If the
+    user has no home folder, return the folder vil-<user id> of temporary files."""
     if folder := os.environ.get("VIL_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil").expanduser()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil").expanduser()
+    except RuntimeError:  # no $HOME and no entry in passwd, as in some containers
+        return _temporary_dir()
+
+
+def _temporary_dir() -> Path:
+    """Return the folder vil-<user id> of temporary files. If it belongs to another user, return a
+    path that cannot be written, because code in the cache is run."""
+    with suppress(OSError):
+        folder = Path(tempfile.gettempdir(), f"vil-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid == os.getuid():
+            return folder
+    return Path(os.devnull, "vil")
+
+
+@contextmanager
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Context manager that holds a lock, so that only one process changes a folder at a time.
+
+    folder: the folder of the lock file. The operating system frees the lock if the process ends.
+    """
+    with (folder / "lock").open("w") as file:
+        with suppress(OSError):  # of a file system without locks: processes do not wait
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -142,7 +142,7 @@ def warm_up(
             continue
         try:
             first[name] = sum(candidates[name].time(device))
-            if first[name] > most:  # it may have compiled: the second call decides
+            if first[name] > most:  # the first call may have compiled: time a second one
                 first[name] = sum(candidates[name].time(device))
         except Exception as error:
             first.pop(name, None)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-PEAK = "5"  # what resets the peak, see proc(5)
+PEAK = "5"  # written to RESET, it resets the peak VmHWM, see proc(5)
 
 
 def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[T, int | None]:

@@ -17,6 +17,11 @@ def regular_file(path: str | Path) -> Path:
     return Path(path)
 
 
+def join_roots(root: str | Path, roots: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    """Return [root, *roots]. A string or path `roots` is one folder, not a sequence."""
+    return [root, roots] if isinstance(roots, str | Path) else [root, *roots]
+
+
 def path_below(
     root: str | Path, name: str | Path, named_by: object, roots: Iterable[str | Path] = ()
 ) -> Path:
@@ -28,7 +33,7 @@ def path_below(
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))
-    if any(real.is_relative_to(os.path.realpath(folder)) for folder in (root, *roots)):
+    if any(real.is_relative_to(os.path.realpath(folder)) for folder in join_roots(root, roots)):
         return path
     shown = f"{path}, a link to {real}" if path.is_symlink() else path
     raise DataError(

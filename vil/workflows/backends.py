@@ -57,7 +57,7 @@ class BackendReport(NamedTuple):
                 for name, verdict, _ in verdicts
                 if verdict.startswith("chosen")
             ]
-            stages.setdefault(request.stage, [start]).extend(chosen)
+            stages.setdefault(request.stage, [start]).extend(chosen or [f"none in {phase}"])
         lines = [f"{start}: {'; '.join(chosen)}" for start, *chosen in stages.values()]
         return lines + self.linears
 

@@ -16,17 +16,18 @@ from vil.bench.deploy_plot import plot_accuracy_and_speed
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import prepare_for_evaluation
-from vil.config import override
+from vil.config import diff, override
 from vil.data.datasets.image_list import iter_image_batches
 from vil.engine.distributed import DistInfo
 from vil.ops.dispatch import CHOICES
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.workflows import configure
 from vil.workflows.benchmark_results import ResultFolder
-from vil.workflows.inference import load_model, open_test_sets
+from vil.workflows.config_from_weights import ATTENTION, SETTINGS
+from vil.workflows.inference import load_model, open_test_sets, recorded_classes
 from vil.workflows.quantization_images import (
     MOST,
     find_calibration_images,
@@ -34,12 +35,14 @@ from vil.workflows.quantization_images import (
 )
 
 log = logging.getLogger(__name__)
-# Top-1 on ImageNet in percent at 224 pixels, after training on ImageNet-1k alone: of ViL from arXiv
-# 2103.15358, table 4; of the others as timm measured them with their published weights, in its file
-# results/results-imagenet.csv (levit_256 was trained with distillation)
+# Published top-1 on ImageNet, in percent, at 224 pixels, after training on ImageNet-1k alone. The
+# values of ViL are from table 4 of arXiv 2103.15358. The others are from timm's file
+# results/results-imagenet.csv. levit_256 was trained with distillation.
 PUBLISHED = {
-    "vil_tiny": 76.7,
-    "vil_small": 82.4,
+    "vil_tiny": 76.3,
+    "vil_tiny_rpb": 76.65,
+    "vil_small": 82.0,
+    "vil_small_rpb": 82.39,
     "timm/deit_tiny_patch16_224": 72.2,
     "timm/deit_small_patch16_224": 79.9,
     "timm/swin_tiny_patch4_window7_224": 81.4,
@@ -77,8 +80,9 @@ class DeployBenchmark:
 
     cfg: config of the model. If it sets no weights, the model has random weights, and only speed
     and memory are measured. name: name of the model in the results. class_names: names of the
-    model's classes. beside: other models to measure, with random weights, as values of MODEL.ARCH.
-    out: folder for the results. say: function that is called with each line of progress.
+    model's classes; by default those recorded with the weights. beside: other models to measure,
+    with random weights, as values of MODEL.ARCH. out: folder for the results. say: function that is
+    called with each line of progress.
 
     Raises ConfigError for an unknown name in `settings.paths`, and for unusable calibration images.
     """
@@ -100,12 +104,14 @@ class DeployBenchmark:
             lookup(PATHS, path, "path")
         paths = tuple(dict.fromkeys((PLAIN, *settings.paths)))
         self.settings, self.say = settings._replace(paths=paths), say
-        self.cfg, self.name, self.class_names = override(cfg, PLAIN_CPU), name, class_names
+        self.cfg, self.name = override(with_num_classes(cfg), PLAIN_CPU), name
+        self.class_names = list(class_names) or recorded_classes(cfg)
         self.others = {other: override(self.cfg, [f"MODEL.ARCH={other}"]) for other in beside}
         self.calibration = []
         if settings.calibration is not None:
             channels = cfg.INPUT.CHANNELS
-            self.calibration = find_calibration_images(settings.calibration, class_names, channels)
+            names = self.class_names
+            self.calibration = find_calibration_images(settings.calibration, names, channels)
         self.results = ResultFolder(out, "deploy", torch.device("cpu"))
         extent = f"{1 + len(self.others)} models, {len(paths)} paths"
         self.title = self.results.title(extent, settings.rounds)
@@ -188,13 +194,17 @@ class DeployBenchmark:
 
 
 def published_top1(name: str, cfg: CfgNode) -> float | None:
-    """Return the published top-1 of a model on ImageNet in percent. Returns None if it is unknown,
-    or if the config changes the model or the image size."""
+    """Return the published top-1 of a model on ImageNet in percent.
+
+    Returns None if it is unknown, or if the image size is not 224. For a model of vil, also returns
+    None if a key that defines the model has another value than in the packaged config.
+    """
     if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
         return None
     if not name.startswith("timm/"):
         packaged, _ = configure.resolve(f"imagenet/{name}.yaml", configure.Options())
-        if packaged.MODEL.VIT.MSVIT.ARCH != cfg.MODEL.VIT.MSVIT.ARCH:
+        keys = ("MODEL.ARCH", *SETTINGS.values(), *ATTENTION.values())
+        if not diff(packaged, cfg).keys().isdisjoint(keys):
             return None
     return PUBLISHED[name]
 

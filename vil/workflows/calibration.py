@@ -70,7 +70,7 @@ def apply_stored(cfg: CfgNode, task: Task) -> str:
         return ""
     stored = read(checkpoint.file)
     if stored["checkpoint"] != checkpoint.name:
-        return f"{checkpoint.file} belongs to {stored['checkpoint']}, so it is not used"
+        return f"{checkpoint.file} is not used: it belongs to checkpoint {stored['checkpoint']}"
     try:
         task.apply_calibration(stored)
     except (KeyError, ValueError, TypeError) as error:
@@ -97,7 +97,8 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a calibration: {_remedy(error)}") from None
     if not (usable and isinstance(name, str)):
-        raise CheckpointError(f"{file} is not a calibration: {_remedy(f'{values[:3]}')}")
+        reason = f"it has no checkpoint name, or values that are not above 0: {values[:3]}"
+        raise CheckpointError(f"{file} is not a calibration: {_remedy(reason)}")
     return stored
 
 

@@ -202,7 +202,7 @@ def check_data(
             if not Path(cfg.DATA.PATH).exists():
                 raise
             missing.append(label)
-            text = "\n".join(map(printable, str(error).splitlines()))  # it may draw a layout
+            text = "\n".join(map(printable, str(error).splitlines()))  # may show folders
             problems.append(f"{label}: {text}")
             continue
         task.class_names = task.class_names or dataset.classes

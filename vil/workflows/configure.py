@@ -38,9 +38,10 @@ class Options(NamedTuple):
 
 
 class ConfigWithClasses(NamedTuple):
-    """Config, with the names of the classes that its weights were trained on.
+    """Config, with the names of the classes that the model with these weights predicts.
 
-    class_names: these names; () if they are unknown.
+    class_names: these names, after FINETUNE.HEAD has selected rows of the head; () if they are
+    unknown.
     """
 
     cfg: CfgNode
@@ -136,6 +137,7 @@ def run_config(
     checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
+    from vil.pretrained.load_weights import select_classes
 
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
@@ -148,7 +150,8 @@ def run_config(
     words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *options.words]
     flags = {"OUTPUT_DIR": str(folder), **set_flags(options)}
     cfg, _ = resolve(str(folder / "config.yaml"), Options(words, flags, options.imports))
-    return ConfigWithClasses(cfg, read_class_names(folder / "classes.txt"))
+    names = select_classes(cfg.FINETUNE.HEAD, read_class_names(folder / "classes.txt"))
+    return ConfigWithClasses(cfg, names or ())
 
 
 def find_run_config(
@@ -170,15 +173,34 @@ def find_run_config(
     return run_config(folder, options, checkpoint=checkpoint, weights=weights)
 
 
-def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
+def source_config(
+    source: str | Path, options: Options, *, checkpoint: str = "best"
+) -> ConfigWithClasses:
+    """Return the config and the class names for trained weights, with MODEL.MODEL_PATH set to them.
+
+    source: the folder of a run, or weights as in `weights_config`. options: changes to the config.
+    checkpoint: for the folder of a run, "best" or "last".
+    """
+    if Path(source, "config.yaml").is_file():
+        return run_config(source, options, checkpoint=checkpoint)
+    words = [f"MODEL.MODEL_PATH={source}", *options.words]
+    return weights_config(None, options._replace(words=words))
+
+
+def weights_config(
+    config_file: str | None, options: Options, default: str | None = None
+) -> ConfigWithClasses:
     """Make a config from a config file and options or, without a config file, from a weight file.
 
     If `config_file` is None, the weights are those that `options` sets as MODEL.MODEL_PATH. For a
     checkpoint of a run, the run's config and class names are used. For any other weight file, the
-    config and class names that the file describes are used.
+    config and class names that the file describes are used. If there is no such file, or if it has
+    no description, the config file `default` is used; None for the default config.
 
     If `config_file` is given, the result has no class names.
     """
+    from vil.pretrained.load_weights import select_classes
+
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights, weights_in
@@ -188,7 +210,9 @@ def weights_config(config_file: str | None, options: Options) -> ConfigWithClass
             return found
         own, class_names = describe_weights(options.words)
         options = options._replace(words=[*own, *options.words])
-    return ConfigWithClasses(resolve(config_file, options)[0], class_names or ())
+        config_file = None if own else default
+    cfg, _ = resolve(config_file, options)
+    return ConfigWithClasses(cfg, select_classes(cfg.FINETUNE.HEAD, class_names) or ())
 
 
 def read_class_names(file: Path) -> list[str]:

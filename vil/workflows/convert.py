@@ -41,7 +41,7 @@ def convert(
     target: path that ends in .safetensors, or a folder.
     cfg: config of the model. If it is None, the model is taken from `model_name`, else from the
     description in the checkpoint, else it is inferred from the shapes of the tensors.
-    class_names: names of the model's classes.
+    class_names: names of the model's classes; by default those in the checkpoint's description.
     class_file: file with one class name per line, an alternative to `class_names`.
     rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
 
@@ -68,11 +68,11 @@ def convert(
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
         raise ConfigError(
-            "FINETUNE.HEAD new would write a random head: set it to keep or rows:FILE"
+            "FINETUNE.HEAD new would write a random head: set FINETUNE.HEAD to keep or rows:FILE"
         )
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
-    names = select_classes(head, list(class_names) or known.get("classes"))
+    names = list(class_names) or select_classes(head, known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {

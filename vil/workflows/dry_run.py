@@ -116,8 +116,8 @@ def dry_run(
         show(summary)
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
-            changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # it never diverges
-            changes += ["MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
+            changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # a skipped step is no error
+            changes += ["MODEL.VIT.MSVIT.TUNE=False"]  # tuning may take minutes
             trial = override(cfg, [*changes, *from_mapping(summary.learned_settings)])
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
@@ -185,7 +185,7 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:
-            image = dataset.image(index)  # of PIL, or a `BandImage`
+            image = dataset.image(index)  # a PIL image or a `BandImage`
             sizes.append((image.width, image.height))
         except OSError:
             unreadable += 1

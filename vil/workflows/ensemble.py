@@ -124,15 +124,15 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
                 )
         if list(names) != list(classes[0]):
             raise ConfigError(
-                "models that predict together must have the same classes, in the same order: "
-                f"{differences(classes[0], names)} for {where}"
+                "models that predict together must have the same classes, in the same order, but "
+                f"{where} differs: {differences(classes[0], names)}"
             )
 
 
 def differences(ours: Sequence[str], theirs: Sequence[str]) -> str:
     """Describe how the class names of another model (`theirs`) differ from those of the first model
     (`ours`)."""
-    texts = [f"the first has {len(ours)}, and there are {len(theirs)}"]
+    texts = [f"the first model has {len(ours)} classes, this one has {len(theirs)}"]
     for text, names, others in (("missing", ours, theirs), ("unknown", theirs, ours)):
         if odd := [name for name in names if name not in set(others)]:
             more = f" and {len(odd) - MAX_NAMES} more" if len(odd) > MAX_NAMES else ""

@@ -20,7 +20,7 @@ from vil.utils.json_text import to_json
 from vil.utils.lookup import lookup
 from vil.utils.output_paths import make_folder
 from vil.workflows import calibration as calibration_of_run
-from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
+from vil.workflows.configure import Options, Overrides, as_options, source_config
 from vil.workflows.inference import load_for_evaluation, refuse_random_weights
 
 PARTS = ("test", "val")
@@ -57,9 +57,10 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate a run or a weight file on the config's test sets; return {test set: metrics}.
 
-    source: the folder of a run, or a self-describing weight file. overrides: changes to the config,
-    such as {"DATA.TEST": ["folder"]}. checkpoint: for a run, "best" or "last". data, output_dir:
-    values for DATA.PATH and OUTPUT_DIR. calibrate: for a run, first calibrate the probabilities of
+    source: the folder of a run, one of its checkpoints, a folder of `vil.save_pretrained`, or a
+    self-describing weight file. overrides: changes to the config, such as {"DATA.TEST":
+    ["folder"]}. checkpoint: for the folder of a run, "best" or "last". data, output_dir: values for
+    DATA.PATH and OUTPUT_DIR. calibrate: for a run, first calibrate the probabilities of
     its checkpoint on its validation sets, and store the result in calibration.json of the run's
     folder. part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL. If DATA.VAL is
     empty, "val" also means DATA.TEST.
@@ -68,11 +69,7 @@ def evaluate(
     function and gets the same metrics.
     """
     options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
-    if Path(source).is_dir():
-        found = run_config(source, options, checkpoint=checkpoint)
-    else:
-        words = [f"MODEL.MODEL_PATH={source}", *options.words]
-        found = weights_config(None, options._replace(words=words))
+    found = source_config(source, options, checkpoint=checkpoint)
     options = dict(part=part, calibrate=calibrate)
     return evaluate_config(found.cfg, found.class_names, **options).metrics
 
@@ -87,10 +84,10 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the classes that the weights were trained on. num_worst: how many of the
+    class_names: names of the model's classes. num_worst: how many of the
     images with the most errors to draw for each test set. part: "test" or "val", see `evaluate`.
     calibrate: whether to first calibrate the model, see `vil.workflows.calibration`. Raises
-    CheckpointError if there are no weights to load into the model or into its head.
+    CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")

@@ -72,7 +72,7 @@ def export_config(
             require_onnx()
     task = task_for(cfg, torch.device("cpu"))
     for _ in iter_calibration_batches(cfg, task, images) if images else ():
-        pass  # too few readable images are an error before the export, which takes longer
+        pass  # raise the error for too few readable images before the export, which is slow
     model, report = build_with_weights(cfg, task)
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
@@ -116,7 +116,7 @@ def compare_on_test_sets(
     """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():
-        device = torch.device("cpu")
+        cfg, device = with_num_classes(cfg), torch.device("cpu")
         task = task_for(cfg, device)
         task.class_names = list(class_names) or recorded_classes(cfg)
         open_test_sets(task, cfg)

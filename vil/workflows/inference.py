@@ -20,6 +20,7 @@ from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
+from vil.pretrained.load_weights import select_classes
 from vil.pretrained.state_dict_io import read_metadata
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
@@ -31,7 +32,7 @@ from vil.workflows.configure import (
     Overrides,
     as_options,
     read_class_names,
-    run_config,
+    source_config,
     weights_config,
 )
 
@@ -76,11 +77,10 @@ def load_for_inference(
         recipe = source.meta["recipe"].removeprefix("configs/")
         name = f"MODEL.MODEL_PATH={type(source).__name__}.{source.name}"
         found = weights_config(recipe, Options([name, *words]))
-        found = found._replace(class_names=source.meta["categories"] or ())
-    elif is_run:
-        found = run_config(source, Options(words), checkpoint=checkpoint)
+        names = select_classes(found.cfg.FINETUNE.HEAD, source.meta["categories"])
+        found = found._replace(class_names=names or ())
     else:
-        found = weights_config(None, Options([f"MODEL.MODEL_PATH={source}", *words]))
+        found = source_config(source, Options(words), checkpoint=checkpoint)
     with preserve_global_state():
         return load_model(found.cfg, found.class_names)
 
@@ -94,7 +94,7 @@ def as_inference_model(
         return load_for_inference(source, overrides)
     if overrides:
         raise ConfigError(
-            "overrides do not change a loaded model: give them to vil.load_for_inference"
+            "overrides do not change a loaded model: pass the overrides to vil.load_for_inference"
         )
     return source
 
@@ -116,8 +116,8 @@ def load_model(
 ) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
-    class_names: names of the classes that the weights were trained on; by default the names
-    recorded with the weights, or numbers if there are none. needs_head: whether the head is used,
+    class_names: names of the model's classes; by default the names recorded with the weights, or
+    numbers if there are none. needs_head: whether the head is used,
     so that its weights must not be random. Raises CheckpointError if the config sets no weights
     or, with `needs_head`, if it sets a new random head (FINETUNE.HEAD new).
     """
@@ -154,9 +154,9 @@ def load_for_evaluation(
 ) -> Loaded:
     """Build the config's task and model, load the weights, and select attention backends.
 
-    The model is moved to the device. class_names: names of the classes that the weights were
-    trained on; by default the names recorded with the weights. calibrated: for a checkpoint of
-    a run, whether to apply the stored calibration of its probabilities, if there is one.
+    The model is moved to the device. class_names: names of the model's classes; by default the
+    names recorded with the weights. calibrated: for a checkpoint of a run, whether to apply the
+    stored calibration of its probabilities, if there is one.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
@@ -185,21 +185,22 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
 
 def recorded_classes(cfg: CfgNode) -> list[str]:
     """Return the class names recorded in the weight file MODEL.MODEL_PATH, or in the run that saved
-    this file. Returns [] if no names are recorded or if FINETUNE.HEAD changes the head."""
-    if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD != "keep":
+    this file, for the rows of the head that FINETUNE.HEAD loads. Returns [] if there are none."""
+    if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
         return []
     path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
-    if path.suffix == ".safetensors" and (card := read_metadata(path)) and card.get("classes"):
-        return list(card["classes"])
+    card = read_metadata(path) or {}
     folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
     runs = [folder.parent for folder in folders if folder.name == "checkpoints"]
-    return read_class_names(runs[0] / "classes.txt") if runs else []
+    names = card.get("classes") or (read_class_names(runs[0] / "classes.txt") if runs else [])
+    return select_classes(cfg.FINETUNE.HEAD, names) or []
 
 
 def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
     """Open the test sets in the config's DATA.TEST. Returns {name: dataset}. task: a task built
     from the config."""
-    # without DATA.VAL, "val" is DATA.TEST too; a task of a plug-in may not know the argument `part`
+    # Without DATA.VAL, the default part "val" is DATA.TEST too. `part` is then not passed, because
+    # the task of a plug-in may not have this argument.
     loaders = task.test_loaders(DistInfo(), **({"part": "test"} if cfg.DATA.VAL else {}))
     return {name: loader.dataset for name, loader in loaders.items()}
 
@@ -211,8 +212,10 @@ def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
     random head (FINETUNE.HEAD new).
     """
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
-        raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
+        raise CheckpointError(
+            "the model has no trained weights: set MODEL.MODEL_PATH or give --run DIR"
+        )
     if needs_head and cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
-            "FINETUNE.HEAD new would evaluate a random head: set it to keep or rows:FILE"
+            "FINETUNE.HEAD new would use a random head: set FINETUNE.HEAD to keep or rows:FILE"
         )

@@ -78,8 +78,8 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
     """Open the datasets of a run. names: names of the training datasets of all runs."""
     if cfg.DATA.TARGETMAP:
         raise ConfigError(
-            f"{run} sets DATA.TARGETMAP, so the classes of its test set are not those that it "
-            "predicts: use runs without DATA.TARGETMAP"
+            f"{run} sets DATA.TARGETMAP, so the classes of its test set differ from those of its "
+            "model: use runs without DATA.TARGETMAP"
         )
     task = task_for(cfg, torch.device("cpu"))
     task.class_names = list(class_names)
@@ -89,7 +89,7 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
             f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, but no run was trained on any of "
             "these datasets"
         )
-    several = len(cfg.DATA.TRAIN) > 1  # a concatenation, whose names begin with that of the dataset
+    several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
     classes = list(class_names) or next(iter(held_out.values())).classes
     return Fold(run, cfg, classes, held_out, set(trained_on))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -19,6 +20,7 @@ from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import find_images as list_images
+from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import worker_errors
 from vil.tasks import refuse_unless_defined, refuse_without, task_entry
 from vil.tasks.base import ImageMeta, OutputFormat
@@ -31,6 +33,7 @@ from vil.workflows.inference import InferenceModel, as_inference_model
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
 TIFF_MODES = ("CMYK", "F", "I", "I;16B", "I;16L", "LAB", "YCbCr")  # into a TIFF file only
+MARK = "Software", "vil predict"  # PNG text that marks an image with drawn predictions
 MAX_STEM = 200  # bytes of a file name; file systems allow 255
 TOP = 5  # classes per image
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
@@ -145,10 +148,10 @@ def find_images(
 ) -> tuple[list[ImageSource], list[str]]:
     """List the images in files and folders or, if `sample` is True, the package's sample images.
 
-    words: paths of files and folders, or "-" for an image file on standard input, whose content
-    `read_stdin` returns. channels: value of INPUT.CHANNELS. Returns (images, classes), where
-    `classes` has the true class of each sample image, and is empty for other images. Raises
-    DataError if there are no images, or if none of them exists.
+    words: paths of files and folders, or "-" for standard input, whose content `read_stdin`
+    returns: an image file, or paths, one per line. channels: value of INPUT.CHANNELS. Returns
+    (images, classes), where `classes` has the true class of each sample image, and is empty for
+    other images. Raises DataError if there are no images, or if none of them exists.
     """
     if sample:
         return read_demo_digits()
@@ -189,24 +192,37 @@ def task_settings(
 
 
 class PredictionFolder:
-    """Folder for copies of images with drawn predictions. Original images are never overwritten."""
+    """Folder for copies of images with drawn predictions. The copies have a mark (MARK), so that a
+    later command replaces them, but no other file."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
         self.folder, self.used = make_folder(folder, "--output"), set()
         self.originals = {Path(image.name).resolve() for image in images}
 
     def save(self, name: str, image: Image.Image) -> Path:
-        """Save an image as NAME.png. If this would overwrite a file that was saved earlier or an
-        original image, use NAME-2.png and so on. name: file name of the original image. Returns the
-        path of the saved file."""
+        """Save an image as NAME.png. If this would overwrite a file that this object saved, an
+        original image, or a file without the mark, use NAME-2.png and so on. name: file name of the
+        original image. Returns the path of the saved file."""
         stem = "stdin" if name == STDIN else shorten_name(Path(name).stem)
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
-        free = next(f for f in files if f not in self.used and f.resolve() not in self.originals)
+        free = next(file for file in files if self._is_free(file))
         self.used.add(free)
+        about = PngInfo()
+        about.add_text(*MARK)
         with replacing(free, "--output") as aside:
-            image.save(aside)
+            image.save(aside, pnginfo=about)
         return free
+
+    def _is_free(self, file: Path) -> bool:
+        if file in self.used or file.resolve() in self.originals:
+            return False
+        try:
+            with open_image(file) as image:
+                key, value = MARK
+                return image.info.get(key) == value
+        except UnreadableImage:
+            return not file.exists()
 
 
 def shorten_name(stem: str) -> str:

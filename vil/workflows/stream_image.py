@@ -40,7 +40,7 @@ from vil.utils.errors import ConfigError, SaveError, as_config_error, os_error_a
 from vil.workflows.inference import InferenceModel
 
 CHECK_SIDE = 512  # pixels of the crop that `check_crop` compares, at least
-FLOATS = {torch.float64: np.float64, torch.float16: np.float16}  # of saved maps, else float32
+FLOATS = {torch.float64: np.float64, torch.float16: np.float16}  # of saved maps; default: float32
 Report = Callable[[float, float], None]  # takes the share that is done, and the seconds that remain
 
 
@@ -77,7 +77,7 @@ class ImageStream:
         if not isinstance(source.task, ImageTask):
             raise ConfigError(
                 f"TASK {source.cfg.TASK} cannot be streamed: call vil.stream on the backbone to "
-                "compute its maps"
+                "compute its feature maps"
             )
         limit = parse_bytes(settings.memory)
         for path in settings.save.values():
@@ -90,7 +90,7 @@ class ImageStream:
                     raise ConfigError(
                         f"--save {name}: this output is a vector, expected a feature map"
                     )
-            self.prepared.planner.output_bytes = 0  # maps are mapped from files
+            self.prepared.planner.output_bytes = 0  # they are memory-mapped files
             resumable = settings.scratch is not None
             self.plan = self.prepared.planner.choose(limit, on_disk=resumable)
         if self.plan.scratch_bytes and settings.scratch is None:
@@ -262,7 +262,7 @@ class Clock:
         self.report, self.began, self.first = report, time.monotonic(), 0.0
 
     def __call__(self, share: float) -> None:
-        if not self.first:  # what an earlier process did counts for nothing
+        if not self.first:  # ignore the work of an earlier process
             self.began, self.first = time.monotonic(), share
             return
         seconds = time.monotonic() - self.began

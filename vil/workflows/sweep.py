@@ -23,7 +23,7 @@ from vil.workflows.sweeping.results import ModelSize, make_table, metric_of, rea
 from vil.workflows.sweeping.source import make_grid
 from vil.workflows.sweeping.state import read_state
 
-UNUSUAL = 1  # exit code of a sweep with a run that ended in no documented way
+UNUSUAL = 1  # exit code of a sweep if the exit code of its failed run is unknown
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
@@ -108,7 +108,7 @@ def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
                 metrics[run.name] = metric_of(run).name
                 cost = analyze_cost(run.cfg)
                 sizes[group] = ModelSize(cost.parameters, cost.macs)
-            except NotImplementedError:  # a task of a plug-in need not count it
+            except NotImplementedError:  # a plug-in's task without `cost`
                 sizes[group] = ModelSize()
             except ConfigError as error:
                 raise ConfigError(f"run {run.name}: {error}") from error
@@ -194,4 +194,4 @@ def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
                 return status, row.code or UNUSUAL
     if all(row.state == "finished" for row in rows):
         return "finished", 0
-    return "unfinished", ConfigError.exit_code  # a folder that another process holds
+    return "unfinished", ConfigError.exit_code  # another process locks a run

@@ -43,13 +43,20 @@ from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, Stoppe
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import read_cpu_time
 from vil.utils.metric_format import format_pair
-from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.configure import (
+    Options,
+    Overrides,
+    as_options,
+    find_output_dir,
+    make_config,
+    read_class_names,
+)
 from vil.workflows.evaluate import open_test_sets
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
-POSITION = ("step", "epoch", "split", "wall")  # of a line of metrics.jsonl; the rest are metrics
+POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +116,7 @@ def train(
     config: a file, a packaged config such as "digits/vil_nano.yaml", or a CfgNode.
     overrides: changes to the config: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"].
     output_dir, data: values for OUTPUT_DIR and DATA.PATH.
-    resume: resume from the newest checkpoint in `output_dir`, if there is one. If `config` is None,
+    resume: resume from the newest checkpoint in OUTPUT_DIR, if there is one. If `config` is None,
     the config saved in this folder is used.
     imports: Python files that register components.
     preset: "finetune", "small_data" or "scratch". A preset has values for keys that neither
@@ -122,8 +129,9 @@ def train(
     is saved and StoppedError is raised. Also raises ConfigError, DataError, CheckpointError and
     DivergedError of `vil.errors`.
     """
-    if resume and config is None and output_dir is not None:
-        saved = Path(output_dir, "config.yaml")
+    overrides = as_options(overrides)
+    if resume and config is None:
+        saved = find_output_dir(Options(overrides, {"OUTPUT_DIR": output_dir})) / "config.yaml"
         config = saved if saved.is_file() else None
     own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
     cfg = make_config(config, overrides, **own)
@@ -188,7 +196,8 @@ def run_training(
         enter(worker_errors())
         _check_folder(run, resuming)
         say = run.log.say
-        # the final test repeats lines of building, such as the selected backends
+        # say_once: the final test builds the model again, and would repeat log lines, such as the
+        # selected backends
         logs.open(run.log.say_once if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
@@ -339,8 +348,8 @@ def describe(
     count = sum(parameter.numel() for parameter in model.parameters())
     return (
         f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
-        f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
-        f"({images % batch} left out); evaluate on {sets}"
+        f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} images per "
+        f"epoch ({images % batch} images left out); evaluate on {sets}"
     )
 
 

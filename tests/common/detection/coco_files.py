@@ -1,4 +1,4 @@
-"""Annotation files with everything that is wrong in real ones, and their pictures."""
+"""Annotation files with the errors of real ones, and their images."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def content(annotations, images=IMAGES, categories=CATEGORIES):
 
 
 def write(root, annotations, images=IMAGES, **more):
-    """root/pictures and root/file.json, whose paths are returned."""
+    """Write root/pictures and root/file.json. Returns their paths."""
     folder, file = Path(root, "pictures"), Path(root, "file.json")
     random = np.random.default_rng(0)
     for name, width, height in images:

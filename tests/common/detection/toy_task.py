@@ -37,7 +37,7 @@ def picture(size, rectangles) -> Tensor:
 
 
 def drawn(seed):
-    """A picture and its rectangles, of odd sizes; they lie in cells of their own."""
+    """Return an image and its rectangles of odd sizes, each in its own cell."""
     draw = np.random.default_rng(seed)
     rectangles = []
     for cell in range(int(draw.integers(0, 5))):
@@ -48,7 +48,7 @@ def drawn(seed):
 
 
 class ToySet(Dataset):
-    """What is asked of a CocoDataset, of `drawn` pictures; those in `broken` cannot be read."""
+    """The interface of CocoDataset on `drawn` images; those in `broken` cannot be read."""
 
     collate = staticmethod(collate)
     classes = [row["name"] for row in CATEGORIES]
@@ -142,12 +142,10 @@ def small_mask_rcnn():
     )  # fmt: skip
 
 
-def toy_task(folder, *, masks=True, rank=0, world=1, broken=(), results_folder=None):
+def toy_task(folder, *, masks=True, rank=0, world=1, broken=(), **settings):
     dataset = ToySet(folder, broken=broken)
     loader = EvalLoader(dataset, batch_size=2, rank=rank, world=world, max_bad_fraction=0.5)
-    return DetectionTask(
-        device=CPU, test_sets={"toy": loader}, masks=masks, results_folder=results_folder
-    )
+    return DetectionTask(device=CPU, test_sets={"toy": loader}, masks=masks, **settings)
 
 
 def launch(world, folder):

@@ -31,8 +31,8 @@ def test_balanced_weights_are_those_of_scikit_learn():
 
 
 def test_balanced_labels_are_negatives_per_positive():
-    targets = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]], np.float32)
-    np.testing.assert_allclose(balance_labels(targets, 3), [1 / 3, 3, 1])
+    targets = np.array([[1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [0, 0, 0, 1]], np.float32)
+    np.testing.assert_allclose(balance_labels(targets, 4), [1 / 3, 3, 1, 1])
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

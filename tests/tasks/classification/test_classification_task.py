@@ -50,7 +50,7 @@ def test_fewer_than_five_classes():
 
 @pytest.mark.defect("B21")
 @pytest.mark.parametrize("size", [1, 7, 361])
-def test_figures_do_not_depend_on_the_batch_size(size):
+def test_metrics_do_not_depend_on_the_batch_size(size):
     data, model = samples(361), toy_model()
     batches = [pick(data, part) for part in torch.arange(361).split(size)]
     figures = task_on(*batches).evaluate(model)["set"]
@@ -135,6 +135,18 @@ def test_evaluation_is_plain_cross_entropy_without_dropout_or_gradients():
     assert model.training
     assert task.evaluate(model.eval())
     assert not model.training
+
+
+def test_a_collapse_on_any_of_the_sets_is_a_hint():
+    same, several = batch_of([[1, 0], [1, 0]], [0, 1]), batch_of([[1, 0], [0, 1]], [0, 1])
+    task = task_on(same, num_classes=2)
+    task.class_names = ["cat", "dog"]
+    task.test_sets["other"] = [several]
+    task.evaluate(nn.Flatten())
+    assert "the same class (cat) for all images of set" in task.hint
+    task.test_sets["set"] = [several]
+    task.evaluate(nn.Flatten())
+    assert task.hint == ""
 
 
 def test_an_empty_test_set_is_an_error():

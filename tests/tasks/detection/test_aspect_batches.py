@@ -1,4 +1,4 @@
-"""Detection batches through the loaders: aspect groups, workers, ranks, broken pictures."""
+"""Detection batches of the loaders: aspect groups, workers, ranks, broken images."""
 
 import shutil
 
@@ -38,7 +38,7 @@ def test_a_step_has_one_group_as_far_as_possible(n, everyone, share):
 
 
 def test_groups_are_mixed_over_the_epoch():
-    """Not first all the tall ones: whole batches follow as the order fills them."""
+    """Batches are not sorted by aspect: each is emitted when the sample order has filled it."""
     groups = groups_of(2000, share=0.5)
     kinds = groups[group_batches(epoch_order(2000, 0, 0), groups, 8)][:1900:8]
     assert (kinds[1:] != kinds[:-1]).sum() > 60
@@ -106,7 +106,7 @@ def test_batches_are_what_the_loop_needs(scenes_root, small):
 
 
 def test_a_batch_is_sent_in_few_buffers():
-    """One for images, boxes, labels and masks each, whatever the number of pictures."""
+    """One each for images, boxes, labels and masks, for any number of images."""
     target = {"boxes": torch.rand(3, 4), "labels": torch.ones(3, dtype=torch.int64), "image_id": 1}
     target["masks"] = torch.ones(3, 5, 6, dtype=torch.uint8)
     samples = [(torch.ones(3, 5, 6 + n, dtype=torch.uint8), target, n) for n in range(20)]
@@ -118,7 +118,7 @@ def test_a_batch_is_sent_in_few_buffers():
     assert batch.indices.tolist() == list(range(20))
 
 
-def test_evaluation_gives_every_picture_once(scenes_root, small):
+def test_evaluation_yields_every_image_once(scenes_root, small):
     dataset = build_detection_set("scenes", scenes_root, "val", masks=False, **small)
     for workers in (0, 2):
         loaders = [
@@ -128,7 +128,7 @@ def test_evaluation_gives_every_picture_once(scenes_root, small):
         assert sorted(ids) == [1, 2, 3, 4]
 
 
-def test_broken_pictures_are_forgiven_and_counted(tmp_path):
+def test_broken_images_are_skipped_and_counted(tmp_path):
     images = [(f"{n}.png", 9, 9) for n in range(12)]
     rows = [box(n, image=n + 1, bbox=(0, 0, 9, 9)) for n in range(12)]
     folder, file = write(tmp_path, rows, images=images)

@@ -36,7 +36,7 @@ BOTH = ("bbox", "segm")
 
 
 def rectangle(draw, size):
-    """A box x y w h in a picture of size (H, W): small, medium or large, some at the edge."""
+    """Return a box x y w h in an image of size (H, W): small, medium or large, some at the edge."""
     extent = draw.choice([8, 40, 130]) * draw.uniform(0.6, 1.5, 2)
     corner = draw.uniform(0, 1, 2) * np.maximum(np.array(size[::-1]) - extent, 1)
     return [float(x) for x in (*corner, *np.minimum(extent, np.array(size[::-1]) - corner))]
@@ -96,7 +96,7 @@ def written(truth, folder):
 
 
 def by_pycocotools(file, results, kind):
-    """Its 12 figures, and the AP of each category in the order of their ids."""
+    """Return its 12 metrics, and the AP of each category in the order of ids."""
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(file))
         evaluation = COCOeval(truth, truth.loadRes(select_results(results, kind)), kind)
@@ -113,7 +113,7 @@ def percent(share):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_figures_are_those_of_coco(seed, tmp_path, capfd):
+def test_metrics_equal_those_of_pycocotools(seed, tmp_path, capfd):
     truth, results = awkward(seed)
     file, results = written(truth, tmp_path), sort_results(results)
     figures = average_precision(file, results, BOTH)
@@ -209,7 +209,7 @@ def test_annotations_that_are_none_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("said", [(80, 90), (160, 180), (45, 51)], ids=str)
-def test_masks_count_in_the_size_of_the_picture(said, tmp_path):
+def test_masks_are_evaluated_at_the_size_of_the_image(said, tmp_path):
     """Whatever size the file gives for it, and its run lengths have: as in training."""
     box = [10.0, 10.0, 20.0, 30.0]
     image = {"id": 1, "height": said[0], "width": said[1], "file_name": "a"}
@@ -238,7 +238,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         import_faster_coco_eval()
 
 
-def test_rows_of_a_picture():
+def test_rows_of_an_image():
     """Of an output as torchvision gives it: masks come back pixel by pixel."""
     soft = torch.zeros(2, 1, 40, 31)
     soft[0, 0, 3:9, 2:5], soft[1, 0, 30:40, 20:31], soft[1, 0, 0, 0] = 0.9, 0.51, 0.49
@@ -277,7 +277,7 @@ def test_run_lengths_are_those_of_coco(place, part, share):
     assert np.array_equal(decode_rle(rle), paste(mask, (40, 31)))
 
 
-def test_a_picture_without_detections_has_no_rows():
+def test_an_image_without_detections_has_no_rows():
     nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long),
                "scores": torch.zeros(0), "masks": torch.zeros(0, 1, 8, 9)}  # fmt: skip
     assert to_results(from_output(nothing), image_id=1, size=(8, 9), category_ids=[1]) == []

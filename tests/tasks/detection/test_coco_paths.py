@@ -43,6 +43,13 @@ def test_a_link_out_of_the_root_is_refused(root):
     with pytest.raises(DataError, match="a.png, a link to .*outside/b.png, which is not below"):
         build(root)
     assert build(root, extra_roots=[str(outside)])[0]
+    assert build(root, extra_roots=str(outside))[0]
+
+
+def test_a_single_extra_root_allows_no_other_folder(root):
+    lead_out(root, root.parent / "outside/b.png")
+    with pytest.raises(DataError, match="outside/b.png, which is not below"):
+        build(root, extra_roots=str(root.parent / "pool"))
 
 
 def test_a_link_below_the_root_is_read(root):

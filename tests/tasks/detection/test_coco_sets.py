@@ -87,7 +87,7 @@ def test_targets_are_what_the_contract_says(tmp_path):
     assert "masks" not in dataset(tmp_path, rows)[0][1]
 
 
-def test_training_leaves_out_pictures_without_boxes_and_evaluation_none(tmp_path):
+def test_training_skips_images_without_boxes_and_evaluation_does_not(tmp_path):
     rows = [box(1, image=2), box(2, image=4, iscrowd=1), box(3, image=3, bbox=(0, 0, 0, 0))]
     train = dataset(tmp_path, rows)
     assert [train.sample_name(i) for i in range(len(train))] == ["deep/er/b.png"]
@@ -101,8 +101,8 @@ def test_training_leaves_out_pictures_without_boxes_and_evaluation_none(tmp_path
     assert dataset(tmp_path, rows, "val", masks=True)[0][1]["masks"].shape == (0, 30, 40)
 
 
-def test_the_picture_decides_on_its_size(tmp_path):
-    """The file says 40 x 30; the picture has 25 x 20 pixels."""
+def test_the_size_of_the_image_file_is_used(tmp_path):
+    """The annotation file says 40 x 30; the image has 25 x 20 pixels."""
     rows = [box(1, bbox=(20, 15, 20, 15), segmentation=runs(30, 40, (20, 15, 40, 30)))]
     rows += [box(2, bbox=(30, 5, 9, 9)), box(3)]
     folder, file = write(tmp_path, rows)
@@ -239,7 +239,7 @@ def test_missing_files_are_named(tmp_path):
         CocoDataset(folder, file, "test")
 
 
-def test_a_broken_picture_is_told_from_other_errors(tmp_path):
+def test_a_broken_image_is_distinguished_from_other_errors(tmp_path):
     folder, file = write(tmp_path, [box(1)])
     (folder / "a.png").write_bytes((folder / "a.png").read_bytes()[:60])
     with pytest.raises(UnreadableImage):

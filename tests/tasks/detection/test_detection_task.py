@@ -1,4 +1,4 @@
-"""The detection task: its losses, its evaluation, and the same figures at any number of ranks."""
+"""The detection task: losses, evaluation, and the same metrics with any number of ranks."""
 
 import json
 import math
@@ -16,11 +16,13 @@ from tests.common.detection.toy_task import (
     toy_task,
 )
 from tests.common.detection.toy_task import main as alone_in_this_process
+from tests.common.one_rank import broadcasts
 from vil.engine.loop import backward
 from vil.tasks.detection.coco_eval import average_precision, to_results
 from vil.tasks.detection.data.batch import collate
 from vil.tasks.detection.data.datasets import build_detection_set
 from vil.tasks.detection.detections import from_target
+from vil.utils.errors import SaveError
 
 
 @pytest.fixture
@@ -45,6 +47,24 @@ def test_a_detector_that_finds_all_scores_a_hundred(toy, tmp_path):
     assert set(figures["per_class"]["mask_ap"]) == {row["name"] for row in CATEGORIES}
 
 
+def test_evaluation_uses_the_tiles_of_inference(toy, tmp_path):
+    task, model, sizes = toy_task(tmp_path, tile=64, overlap=40), ToyDetector(), set()
+    model.register_forward_pre_hook(lambda _, args: sizes.update(x.shape[1:] for x in args[0]))
+    figures = task.evaluate(model)["toy"]
+    assert sizes == {(64, 64)}
+    assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
+    rows = task.collect_results(model.eval(), "toy", lambda: None)
+    found = task.run(model, [toy[index][0] for index in range(len(toy))])
+    assert [row["score"] for row in rows] == torch.cat([each.scores for each in found]).tolist()
+
+
+def test_an_error_of_rank_0_reaches_the_other_ranks(toy, tmp_path, monkeypatch):
+    task = toy_task(tmp_path, results_folder=tmp_path / "missing")
+    with broadcasts(monkeypatch) as sent, pytest.raises(SaveError):
+        task.evaluate(ToyDetector())
+    assert "SaveError: " in sent[0][1]
+
+
 def test_the_truth_of_a_set_scores_a_hundred(tmp_path):
     """Boxes and masks of scenes, as they are trained on, are those that are evaluated with."""
     scenes = build_detection_set("scenes", tmp_path, "val", masks=True, train=2, val=6)
@@ -67,7 +87,7 @@ def test_masks_are_judged_where_there_are_some(toy, tmp_path):
     assert not any(name.startswith("mask") for name in boxes)
 
 
-def test_a_picture_that_cannot_be_read_has_no_detections(toy, tmp_path):
+def test_an_unreadable_image_has_no_detections(toy, tmp_path):
     found = toy_task(tmp_path, broken=(3, 6)).evaluate(ToyDetector())["toy"]
     objects = [len(toy[index][1]["labels"]) for index in range(7)]
     assert found["count"] == 7
@@ -77,8 +97,8 @@ def test_a_picture_that_cannot_be_read_has_no_detections(toy, tmp_path):
 
 @pytest.mark.long
 def test_ranks_together_are_one_process(toy, tmp_path):
-    """7 pictures of which one is broken, scores of which many are equal, by 1 and by 2 processes:
-    the same figures on every rank to the last digit, and the same files."""
+    """With 1 and 2 processes, on 7 images with one broken and many equal scores: the same metrics
+    on every rank to the last digit, and the same files."""
     alone_in_this_process(tmp_path)
     launch(2, tmp_path)
     alone, together = tmp_path / "world-1", tmp_path / "world-2"
@@ -95,7 +115,7 @@ def test_ranks_together_are_one_process(toy, tmp_path):
     ]  # fmt: skip
 
 
-def test_the_files_written_give_the_figures(toy, tmp_path):
+def test_the_written_files_give_the_metrics(toy, tmp_path):
     task = toy_task(tmp_path)
     task.results_folder = tmp_path
     figures = task.evaluate(ToyDetector(1.25))["toy"]

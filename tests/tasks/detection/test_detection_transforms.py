@@ -12,7 +12,7 @@ SIZES = [(1, 1), (7, 31), (40, 30), (33, 33)]  # height, width
 
 
 def painted(height, width, count=6, seed=0):
-    """A black picture with bright rectangles, which are its objects, where they are not covered."""
+    """Return a black image with bright rectangles; the objects are their visible parts."""
     random = torch.Generator().manual_seed(seed)
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     masks = torch.zeros(count, height, width, dtype=torch.uint8)
@@ -30,7 +30,7 @@ def painted(height, width, count=6, seed=0):
 
 
 def hold(image, target, slack):
-    """Everything that must be true of any target, and of how it lies on the picture."""
+    """Check what must hold for any target and its image."""
     height, width = image.shape[-2:]
     boxes, masks = target["boxes"], target["masks"]
     assert type(image) is type(boxes) is type(masks) is type(target["labels"]) is Tensor
@@ -115,7 +115,7 @@ def test_what_jitter_pads_is_nothing():
 
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("jitter", [[], [0.1, 2.0]])
-def test_a_picture_without_boxes(masks, jitter):
+def test_an_image_without_boxes(masks, jitter):
     image, target = painted(20, 11, count=0)
     target["boxes"] = target["boxes"].reshape(0, 4)
     if not masks:
@@ -128,7 +128,7 @@ def test_a_picture_without_boxes(masks, jitter):
 
 
 @pytest.mark.parametrize("jitter", [[], [0.01, 0.02]])
-def test_a_picture_as_long_as_no_other(jitter):
+def test_an_image_with_an_extreme_aspect_ratio(jitter):
     """2 x 3000: its shorter side would shrink to less than a pixel."""
     image, target = painted(2, 3000, count=2)
     transform = train_transform(sizes=[8], max_size=50, flip=1.0, jitter=jitter)

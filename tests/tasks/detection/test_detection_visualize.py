@@ -64,7 +64,7 @@ def test_the_best_is_above_the_others():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 8), (91, 83), (479, 3)])
-def test_small_pictures_are_enlarged(size):
+def test_small_images_are_enlarged(size):
     boxes, masks = [[0.0, 0, *size]], [Mask(0, 0, np.ones(size[::-1], bool))]
     drawn = draw(grey(*size), found(boxes, [1], masks), CLASSES)
     factor = drawn.width // size[0]
@@ -73,7 +73,7 @@ def test_small_pictures_are_enlarged(size):
     assert draw(grey(*size), found([], [], []), CLASSES).size == drawn.size
 
 
-def test_boxes_that_leave_the_picture_or_are_empty():
+def test_boxes_outside_the_image_and_empty_boxes():
     boxes = [[-50.0, -50, 20, 20], [590.0, 480, 700, 600], [30.0, 30, 30, 30], [50.0, 40, 20, 30]]
     masks = [Mask(0, 0, np.ones((0, 5), bool))] * 4
     draw(grey(600, 500), found(boxes, [1, 2, 3, 1], masks), CLASSES)

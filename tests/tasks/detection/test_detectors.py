@@ -90,9 +90,9 @@ def test_a_box_without_area_and_a_missing_target_are_refused(kind):
     model = detector(kind)
     with pytest.raises(ValueError, match=r"image 1: box \[5.0, 5.0, 5.0, 9.0\] has no area"):
         model(pictures(*SIZES[:2]), [target(SIZES[0]), target(SIZES[1], (5, 5, 5, 9))])
-    with pytest.raises(ValueError, match="2 images, but targets for 1"):
+    with pytest.raises(ValueError, match="2 images and 1 targets"):
         model(pictures(*SIZES[:2]), [target(SIZES[0])])
-    with pytest.raises(ValueError, match="2 images, but targets for none"):
+    with pytest.raises(ValueError, match="2 images and no targets"):
         model(pictures(*SIZES[:2]))
 
 
@@ -128,7 +128,7 @@ def test_the_second_generation_of_heads(kind):
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 300), (16, 16), (33, 17)])
 @pytest.mark.parametrize("kind", DETECTORS)
-def test_pictures_of_any_shape(kind, size):
+def test_images_of_any_shape(kind, size):
     model = detector(kind).eval()
     with torch.no_grad():
         (found,) = model(pictures(size))
@@ -138,8 +138,8 @@ def test_pictures_of_any_shape(kind, size):
     assert all(mask.shape == (1, *size) for mask in found.get("masks", ()))
 
 
-def test_pixels_of_the_picture_that_came_in():
-    """Detections of an enlarged picture are as much larger."""
+def test_boxes_are_in_pixels_of_the_input_image():
+    """Boxes scale with the image."""
     model = detector("faster_rcnn").eval()
     (image,) = pictures((50, 75))
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_pixels_of_the_picture_that_came_in():
     assert large["boxes"].max() > 1.5 * small["boxes"].max()
 
 
-def test_pictures_are_shrunk_without_aliasing():
+def test_images_are_downscaled_without_aliasing():
     """Noise is averaged over all pixels that become one, 16 and their neighbours, not over four."""
     transform = detector("retinanet").eval().transform
     (image,) = pictures((400, 400))

@@ -1,4 +1,4 @@
-"""Which pictures are the worst: objects missed, and finds that are no object, counted by hand."""
+"""The worst images: missed objects and false positives, compared with hand-made counts."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_errors(objects, found, count):
 
 @pytest.fixture
 def squares(tmp_path):
-    """Three pictures with a bright square; the file says that the last two have one more."""
+    """Three images with a bright square; the annotations of the last two have one more object."""
     images, annotations = [], []
     for number in range(3):
         pixels = np.zeros((60, 90, 3), np.uint8)
@@ -93,7 +93,7 @@ def test_the_worst_come_first_and_old_ones_go(squares, tmp_path):
     assert len(draw_worst(squares, results, 9, tmp_path / "drawn", "set")) == 3
 
 
-def test_a_picture_that_is_gone_is_left_out(squares, tmp_path):
+def test_an_unreadable_image_is_left_out(squares, tmp_path):
     results = results_of(squares, tmp_path)
     (tmp_path / "2.png").write_bytes(b"")
     written = draw_worst(squares, results, 2, tmp_path / "drawn", "set")

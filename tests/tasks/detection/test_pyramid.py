@@ -38,7 +38,7 @@ def filled(name: str, shape: torch.Size) -> torch.Tensor:
 
 @pytest.mark.parametrize("row", NUMBERS, ids=lambda row: f"a{row['absolute']}")
 def test_maps_are_those_of_the_reference(row):
-    """Its positions are made for the largest picture, 120 px rounded up to 128, and cropped."""
+    """Its position table fits the largest image, 120 px rounded up to 128, and is cropped."""
     stages = parse_arch(ARCH.format(a=row["absolute"]), "longformer")
     model = MsViT(stages, img_size=128, num_classes=5, pos_resize="crop").eval()
     state = model.state_dict()

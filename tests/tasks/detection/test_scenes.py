@@ -36,8 +36,8 @@ def digest(folder):
     return found.hexdigest()
 
 
-def test_the_scenes_are_those_that_figures_were_taken_with(tmp_path):
-    """Another digest means another set: raise scenes.VERSION, and take the figures again."""
+def test_the_scenes_are_those_of_the_published_measurements(tmp_path):
+    """A new digest means a new data set: raise scenes.VERSION and repeat the benchmarks."""
     write_scenes(tmp_path / "scenes", **TINY)
     assert digest(tmp_path / "scenes") == DIGEST
 

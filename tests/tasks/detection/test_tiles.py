@@ -1,4 +1,4 @@
-"""Tiles find what the whole picture shows: every object once, whole, wherever borders lie."""
+"""Tiled inference finds every object of the image once and complete, wherever tiles border."""
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_a_piece_loses_against_a_whole_object(score):
     assert kept.labels.tolist() == [1, 2]
 
 
-def test_classes_do_not_suppress_each_other_in_large_pictures():
+def test_classes_do_not_suppress_each_other_in_large_images():
     """Of 900 classes in 4096 pixels: a box of a pixel for each, and one beside it
     that overlaps it by 27 %, which float32 takes for 39 %."""
     corner = torch.tensor([[4000.0, 4000, 4001, 4001]])
@@ -102,7 +102,7 @@ def test_classes_do_not_suppress_each_other_in_large_pictures():
 
 
 def test_an_object_larger_than_the_overlap_stays_in_pieces(model):
-    """It is in no tile as a whole: the docstring promises no more."""
+    """No tile contains all of it: the docstring promises no more."""
     image = picture((64, 180), [(10, 10, 170, 40)])
     found = tiled(model, image)
     assert len(found) > 1
@@ -118,7 +118,7 @@ def test_only_the_best_stay(model):
     assert best.scores.tolist() == pytest.approx([0.9, 0.9, 0.6])
 
 
-def test_an_empty_picture(model):
+def test_an_empty_image(model):
     found = tiled(model, picture((150, 203), []))
     assert len(found) == 0
     assert found.masks == []
@@ -130,7 +130,7 @@ def test_an_overlap_that_cannot_be(model, tile, overlap):
         tiled(model, picture((70, 70), []), tile=tile, overlap=overlap)
 
 
-def test_a_large_picture_needs_little_memory(model):
+def test_a_large_image_needs_little_memory(model):
     """4096 x 4096: masks of the objects together are a few thousand pixels."""
     rectangles = [(x, x, x + 40, x + 30) for x in range(500, 4000, 500)]
     image = picture((4096, 4096), rectangles)

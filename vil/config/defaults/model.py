@@ -83,7 +83,8 @@ DECLARED = (
         "Stages joined by `_`. Each is a list of settings, a letter and a number: l stage, h "
         "heads, d width, n blocks, s 1 sparse or 0 full attention, g global tokens, p patch "
         "size, f the attention's parameter (window size, projected length, features or "
-        "reduction), a 1 absolute or 0 relative position.",
+        "reduction), a 1 absolute or 0 relative position. docs/reference/arch.md explains each "
+        "letter.",
     ),
     Key("SHARE_W", True, "Share the attention's projections between local and global tokens."),
     Key(

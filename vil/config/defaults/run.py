@@ -35,7 +35,7 @@ DECLARED = (
         "MAX_BAD_STEPS",
         10,
         "Stop after more than this many consecutive skipped steps with a non-finite loss or "
-        "gradient (except in float16, at most half an epoch).",
+        "gradient. Except in float16, the limit is at most half an epoch.",
         at_least(0),
     ),
     Key(
@@ -54,8 +54,8 @@ DECLARED = (
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Like HANG_SECONDS, but once SIGTERM, SIGUSR1 or Ctrl-C was received. A checkpoint that is "
-        "being written has HANG_SECONDS.",
+        "Like HANG_SECONDS, but after SIGTERM, SIGUSR1 or Ctrl-C. While a checkpoint is being "
+        "written, HANG_SECONDS still applies.",
         positive,
     ),
     Section("", "The run as a whole."),

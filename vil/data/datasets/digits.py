@@ -1,4 +1,4 @@
-"""A dataset of 1,797 scanned digits of 8 x 8 pixels. They are part of scikit-learn: no download.
+"""A dataset of 1,797 scanned digits of 8 x 8 pixels, which are part of scikit-learn.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 
@@ -18,7 +18,7 @@ from vil.data.datasets.image_list import ImageSource
 from vil.utils.errors import DataError
 
 ARCHIVE = Path(__file__).parents[2] / "weights/digits_sample.zip"
-TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that writing it again gives the same bytes
+TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that regenerating the zip gives the same bytes
 
 
 class Digits(ImageDataset):

@@ -1,5 +1,5 @@
-"""Synthetic images for tests, benchmarks and dry runs. Each is a blob in the hue of its class, on
-noise."""
+"""Synthetic images for tests, benchmarks and dry runs. Each image shows a blob in the hue of its
+class, on noise."""
 
 import colorsys
 import operator

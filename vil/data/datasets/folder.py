@@ -29,12 +29,12 @@ LAYOUT = """{problem}. Expected:
 │   │   └── 2.png
 │   └── dog
 │       └── 3.jpg
-└── val                  the same classes, other images; and test, if DATA.VAL is set
+└── val                  the same classes, other images; if DATA.VAL is set, also test
     ├── cat
     │   └── 4.jpg
     └── dog
         └── 5.jpg
-or, to take validation and test images from these, with DATA.VAL_FRACTION and DATA.TEST_FRACTION:
+or training images only, if DATA.VAL_FRACTION (and DATA.TEST_FRACTION) hold out some of them:
 {root}
 ├── cat
 │   └── 1.jpg
@@ -135,7 +135,7 @@ def image_files(folder: Path, channels: int = 3) -> list[str]:
         if entry.name.lower().endswith(endings) and not entry.name.startswith(".")
     )
     if not files:
-        problem = f"has no images ({' '.join(endings)}): remove it or add some"
+        problem = f"has no images ({' '.join(endings)}): add images, or remove the folder"
         raise DataError(f"the class folder {folder} {problem}")
     return files
 

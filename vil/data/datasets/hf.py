@@ -1,8 +1,8 @@
 """Images in a folder that the Hugging Face library `datasets` wrote with `save_to_disk`.
 
 The Arrow files are read with that library, because their format depends on its version. They are
-memory-mapped, so that forked workers share them; a spawned worker opens them again. N is the number
-of images of a split.
+memory-mapped, so forked workers share them. A spawned worker opens them again. N is the number of
+images of a split.
 """
 
 import io
@@ -24,14 +24,15 @@ from vil.utils.lookup import lookup
 from vil.utils.safe_files import path_below, regular_file
 
 NAMES = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
-# Types of columns that can hold the targets. A column of the second tuple is taken only if there is
-# none of the first.
+# Types of columns that can contain the targets. The second tuple is used only if no column has a
+# type in the first tuple.
 LABEL_TYPES = {
     "class": (("ClassLabel",), ("string", "integer")),
     "labels": (("list of ClassLabel",), ("list of string", "list of integer")),
     "numbers": (("float", "list of float"), ("integer", "list of integer")),
 }
-USUAL = ("label", "labels")  # of several columns that could be it, the one with such a name
+# if several columns fit, the column with one of these names is used
+USUAL = ("label", "labels")
 
 
 class HuggingFace(ImageDataset):

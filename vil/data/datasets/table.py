@@ -22,7 +22,7 @@ from vil.data.image import read_image
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
-from vil.utils.safe_files import path_below, regular_file
+from vil.utils.safe_files import join_roots, path_below, regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Table(ImageDataset):
             logger.warning(text, self.path, *counts, self.classes[min(missing)])
         self.names = np.array([os.fsencode(paths[row]) for row in np.flatnonzero(in_split)])
         lines = [self.where.lines[row] for row in np.flatnonzero(in_split)]
-        self._check_files((root, *extra_roots), lines)
+        self._check_files(join_roots(root, extra_roots), lines)
 
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
         """Read all rows as texts, and set `where`, the line numbers for error messages.

@@ -30,11 +30,12 @@ from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# A header may state any size. No image that PIL accepts is larger than this.
+# Larger members are not read, because a corrupt header may state any size. No image that PIL
+# accepts is larger.
 MAX_BYTES = 1 << 30
 MAX_HEADER = 1 << 20  # bytes of a tar's long names and other extended headers
 MAX_MEMBERS = 1 << 26  # ImageNet-22k has 14 million images
-ENCRYPTED = 99  # the zip format's compression method for AES-encrypted members
+ENCRYPTED = 99  # value of the field `method` for encrypted members, as the zip format has for AES
 
 
 class Archive:

@@ -1,8 +1,8 @@
 """Datasets in tar shards of the webdataset format, such as shards/train-{000000..000003}.tar.
 
 Members whose names are equal up to the first dot form a sample, such as 0007.jpg and 0007.cls.
-Members are read at their offsets, in any order, and not as a stream. So shuffling and resuming are
-exact. N is the number of samples.
+Members are read at their offsets, in any order, instead of as a stream. Shuffling and resuming are
+therefore exact. N is the number of samples.
 """
 
 import glob
@@ -23,15 +23,17 @@ from vil.data.formats.archive import ArchiveDataset, TarArchive
 from vil.data.formats.tsv import read_labelmap
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError
-from vil.utils.safe_files import path_below, regular_file
+from vil.utils.safe_files import join_roots, path_below, regular_file
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("cls", "json", "txt")  # the first that any sample has is the label
-FIELDS = {"class": "label", "labels": "labels", "numbers": "value"}  # of a .json
+LABELS = ("cls", "json", "txt")  # label of all samples: the first extension that any sample has
+# target type -> field of a .json label
+FIELDS = {"class": "label", "labels": "labels", "numbers": "value"}
 RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 MAX_SHARDS = 100_000
-MAX_OPEN = 64  # above, a shard is opened for each read, as a process may open 1024 files or fewer
+# With more shards, a shard is opened for each read: a process may be limited to 1024 open files.
+MAX_OPEN = 64
 MAX_LABEL = 1 << 20  # bytes
 
 
@@ -99,7 +101,8 @@ class Shards(ArchiveDataset):
             labelmap: file below root with one class per line, see `read_labelmap`. Default:
                 classes.txt in the folder of the shards. If that file does not exist, the classes
                 are the sorted labels of the training samples.
-            text_labels: accept any text as a class name, including a mix of numbers and words.
+            text_labels: accept any text as a class name, including a mix of numbers and words, and
+                numbers that are also numbers of other classes in the labelmap.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
             extra_roots: folders, besides root, that may contain the files after links are resolved.
@@ -110,7 +113,7 @@ class Shards(ArchiveDataset):
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
-        roots, is_split = (root, *extra_roots), "{split}" in files
+        roots, is_split = join_roots(root, extra_roots), "{split}" in files
         if not (is_split or all_rows or split == "train"):
             raise DataError(
                 f"all samples of {files} are training images: set DATA.{split.upper()}_FRACTION "
@@ -127,9 +130,12 @@ class Shards(ArchiveDataset):
             if paths := find_shards(roots, source, required=False):
                 parts.append(read_samples(Path(root, source), paths, *settings))
             else:
-                logger.warning("there is no %s: the classes are those of %s", source, split)
+                text = "there is no %s: the classes are taken from the %s split"
+                logger.warning(text, source, split)
         names = [name for part in parts for name in part.names]
         where = Location(Path(root, files), "sample", names, "samples")
+        if target_type != "numbers" and not text_labels:
+            refuse_ambiguous(own, FIELDS[target_type], classes, where)
         known = {str(number): name for number, name in enumerate(classes)}
         known = known | {name: name for name in classes} if target_type != "numbers" else {}
         self.classes, targets = read_lists(
@@ -195,6 +201,31 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
     return [names.get(number, str(number)) for number in range(max(names) + 1)]
 
 
+def refuse_ambiguous(own: Samples, field: str, classes: Sequence[str], where: Location) -> None:
+    """Raise DataError if a label is the name of one class and the number of another.
+
+    Text in a JSON object is always a name. If any label is not a number of a class, all labels are
+    names. field: field of a JSON label. classes: the class names by number. where: position of each
+    sample, for the error message.
+    """
+    by_number = {str(number): name for number, name in enumerate(classes)}
+    if {text for texts in own.texts for text in texts} - by_number.keys():
+        return
+    ambiguous = {name for name in classes if by_number.get(name, name) != name}
+    wrong = []
+    for texts, record in zip(own.texts, own.records):
+        value = record.get(field)
+        values = value if isinstance(value, list) else [value]
+        has_text = any(isinstance(one, str) for one in values)
+        wrong.append(not has_text and not ambiguous.isdisjoint(texts))
+    problem = (
+        "have a label that is the name of one class and the number of another in the list of "
+        "classes (if labels are names, set DATA.KWARGS.text_labels True; if they are numbers, "
+        "rename the classes to words)"
+    )
+    where.refuse(wrong, problem, [" ".join(texts) for texts in own.texts])
+
+
 def read_samples(
     source: Path,
     paths: Sequence[Path],
@@ -243,11 +274,11 @@ def read_samples(
         for sample in shard.values():
             offset, size = archive.fields[sample[label]].tolist()
             contents.append(archive.file.read(offset, min(size, MAX_LABEL + 1)))
-        archive.file.opened = None  # there may be more shards than files that may be open
+        archive.file.opened = None  # closes the file, because the number of open files is limited
         kept = [next(m for e, m in sample.items() if is_image(e)) for sample in shard.values()]
         archive.names, archive.fields = archive.names[kept], archive.fields[kept]
     parsed = [parse_label(label, content, target_type) for content in contents]
-    field = f" with {FIELDS[target_type]!r}" if label.endswith("json") else ""
+    field = f" with the field {FIELDS[target_type]!r}" if label.endswith("json") else ""
     shown = [content.decode(errors="replace") for content in contents]
     where.refuse([one is None for one in parsed], f"have no valid {label}{field}", shown)
     return Samples(TarShards(archives), names, *map(list, zip(*parsed)))

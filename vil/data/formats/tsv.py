@@ -27,12 +27,13 @@ from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
 from vil.data.image import UnreadableImage, read_image
 from vil.utils.errors import DataError
-from vil.utils.safe_files import path_below, regular_file
+from vil.utils.safe_files import join_roots, path_below, regular_file
 
 logger = logging.getLogger(__name__)
 
 KEYS = ("img", "label", "hw", "linelist", "labelmap")
-JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of {"class": ...}
+# if the name of the yaml contains this text, a label is a JSON list of objects {"class": ...}
+JSON_LABELS = "imagenet_22k"
 
 
 class Tsv(ImageDataset):
@@ -70,7 +71,7 @@ class Tsv(ImageDataset):
         super().__init__(split, transform)
         self.channels = channels
         source = Path(root, yaml or f"{split}.yaml")
-        files = read_yaml(source, (root, *extra_roots))
+        files = read_yaml(source, join_roots(root, extra_roots))
         self.images, labels, self.keys = open_files(files)
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:

@@ -22,7 +22,7 @@ from vil.utils.safe_files import path_below
 
 logger = logging.getLogger(__name__)
 
-SCAN_BYTES = 1 << 24  # block size when searching for rows
+SCAN_BYTES = 1 << 24  # bytes to read at once when searching for rows
 KEY_BYTES = 256  # bytes to read first for the first column of a row
 
 

@@ -58,13 +58,19 @@ class CheckpointManager:
         self.saved = state if newest == state.step else None
 
     def check_best(self, state: TrainState) -> TrainState:
-        """Return `state`. If the best checkpoint was deleted, remove the best metric value and its
-        step from `state`, so that the next evaluation becomes the best one and is saved."""
+        """Check that the best checkpoint still exists, and return `state`.
+
+        If the checkpoint was deleted, the returned state has no best metric value and step, so that
+        the next evaluation becomes the best one and is saved.
+        """
         step, folder = state.best_step, self.run.checkpoints
         is_gone = step not in (None, state.step) and not (folder / name_of(step)).is_dir()
         if not broadcast_object(is_gone):
             return state
-        self.run.log.say(f"ERROR the best checkpoint, {folder / name_of(step)}, was deleted")
+        self.run.log.say(
+            f"ERROR the best checkpoint, {folder / name_of(step)}, was deleted: the best "
+            "metric value is reset"
+        )
         return replace(state, best=None, best_step=None)
 
     def save(self, state: TrainState, *, required: bool = False) -> TrainState:

@@ -49,7 +49,7 @@ def new_folder(
         replace_text(aside / MANIFEST_HASH, hash_manifest(aside))
         if spare and final.is_dir() and not spare.exists():
             os.rename(final, spare)
-        elif os.path.lexists(final):  # it was corrupt, and the run resumed from an older one
+        elif os.path.lexists(final):  # a corrupt checkpoint: the run resumed from an older one
             remove(final)
         os.rename(aside, final)
         sync(final.parent)

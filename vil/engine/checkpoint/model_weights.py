@@ -21,7 +21,10 @@ def check_finite(model: nn.Module, step: int) -> None:
     """Raise DivergedError on all ranks if any weight is NaN or infinite."""
     bad = torch.stack([(~local(p).isfinite()).any() for p in model.parameters()]).sum()
     if all_reduce_sum(bad).item():
-        raise DivergedError(f"weights at step {step} are not finite: no checkpoint written")
+        raise DivergedError(
+            f"weights at step {step} are not finite: no checkpoint was written; lower OPTIM.LR, "
+            "and resume from an earlier checkpoint"
+        )
 
 
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from vil.engine.fsdp import full_tensor, shard_like
 
-# torch counts steps per parameter, timm's lamb and apex per group, under this key. It is saved as a
-# number: groups that share a tensor would increment it together.
+# torch counts steps per parameter, but timm's lamb and apex count them per group, under this key.
+# The count is saved as a number, because groups that share a tensor would increment it together.
 STEP = "step"
 STEP_OF_GROUP = "step of group"
 MOMENTUM = "momentum_buffer"

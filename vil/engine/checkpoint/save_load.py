@@ -8,7 +8,7 @@
     <run>/checkpoints/last, best                        text files with a folder's name
 
 No state of a random generator is saved: the loop seeds torch's generators at every step from (seed,
-step, rank). `state.pt` is read with weights_only=True, so it cannot contain code.
+step, rank). `state.pt` is read with weights_only=True, so that no code in it can run.
 """
 
 import math
@@ -59,7 +59,7 @@ class TrainState:
     step: int = 0  # steps done
     best: float | None = None  # best value of the task's metric
     best_step: int | None = None  # the step at which it was reached
-    drops: int = 0  # evaluations without a new best, which lowered the learning rate
+    drops: int = 0  # evaluations without a new best, each of which lowered the learning rate
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
@@ -155,7 +155,7 @@ def save(
             update_links(folder, state)
             problem = None
             break
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
+        except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: of torch.save
             problem = one_line(error)
     if problem := broadcast_object(problem):
         raise SaveError(f"the checkpoint of step {state.step} was not written: {problem}")

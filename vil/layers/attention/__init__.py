@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "build_attention": f"{_HERE}.build",
         "own_arguments": f"{_HERE}.build",
         "set_progress": f"{_HERE}.build",
+        "TrainStep": "vil.utils.train_step",
     },
 )
 __all__ += ["ATTENTIONS", "register_attention"]

@@ -193,7 +193,7 @@ for _pair in itertools.product(FORWARDS, BACKWARDS):
         unsupported="vil.ops.custom_op:join_limits",
         prepare="vil.ops.custom_op:join_prepare",
         passes=_pair,
-        layouts=True,  # if both passes do
+        layouts=True,  # `join_limits` rejects layouts that a pass does not support
     )
 _add("unfold_tensor", "unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
 _add("unfold_nnf", "unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
@@ -214,7 +214,8 @@ def register_backend(
     empty list if it is supported.
     about: a short description.
 
-    Register the backend before a model is built or compiled. Raises ValueError if the name exists.
+    The backend is called with a `Window` only, never with the `Layout` of a pattern. Register it
+    before a model is built or compiled. Raises ValueError if the name exists.
     """
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"

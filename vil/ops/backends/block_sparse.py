@@ -28,8 +28,8 @@ from vil.ops.call import Call, Gradients
 from vil.ops.layout import Layout
 from vil.ops.window import real_cells
 
-PART_BYTES = 1 << 22  # of q's chunks in a part: its keys and values stay in the cache
-BIAS_BYTES = 1 << 24  # of the bias of all displacements, which the heads of a part share
+PART_BYTES = 1 << 22  # q of a part; its keys and values then fit into the cache
+BIAS_BYTES = 1 << 24  # bias of all displacements between chunks, for the heads of a part
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
 
@@ -283,7 +283,7 @@ class Scores:
         self.q = divide(call.q, call.window).mul_(call.scale)
         self.least = torch.finfo(self.dtype).min
         self.padding = self._padding()
-        self.added: Tensor | None = None  # to the scores of the current group, see `_added`
+        self.added: Tensor | None = None  # result of `_added` for the current group
 
     def batches(self) -> Iterator[Batch]:
         """Yield batches of the part's query chunks. Query chunks without keys are in no batch."""

@@ -160,7 +160,7 @@ class OutputTiles:
 
     def close(self) -> Tensor:
         """Return the complete output (B, N, L, D), after the last batch."""
-        if is_even(self.window):  # the tiles are a view of it
+        if is_even(self.window):  # the tiles are a view of the result
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
 
@@ -375,11 +375,11 @@ class BiasGrad:
         """
         if self.tile is None and self.first is None:
             return
-        if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
+        if batch.group.offset_index is not self.offset_index:  # a group's batches are consecutive
             self._flush()
             self.offset_index = batch.group.offset_index
             self.sums = self.like.new_zeros(self.like.shape[1], *dscores.shape[1:])
-        of_images = split_lanes(dscores, batch).sum(2)  # one sum over both would take 10x as long
+        of_images = split_lanes(dscores, batch).sum(2)  # one sum over both axes takes 10x as long
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:

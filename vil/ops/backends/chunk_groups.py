@@ -69,8 +69,8 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
     The interior of the grid is one group, and the chunks along each border form others. If the
-    window has all nine offsets and the grid has only two rows (or columns) of chunks, both attend
-    to the same key chunks, and a block has a query chunk of each.
+    window has all nine offsets and the grid has only two rows (or columns) of chunks, both rows (or
+    columns) attend to the same key chunks, and a block has a query chunk of each of them.
     halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
     has all neighbors, so there is only one group.
     """

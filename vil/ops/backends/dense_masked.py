@@ -1,4 +1,6 @@
-"""Full attention with the window as a mask. It stores all L x L scores, so it suits small grids.
+"""Full attention with a window or layout as a dense mask.
+
+It stores all L x L scores, so it suits small grids.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, X Y grid, L = X*Y tokens, G
 global tokens, D channels.

@@ -17,7 +17,7 @@ from torch import Tensor
 from vil.ops.layout import FULL, ChunkLists, Layout
 from vil.utils.transforms import untraced
 
-MIN_EQUAL = 4  # query chunks with equal lists that are worth a group of their own
+MIN_EQUAL = 4  # fewest query chunks with equal lists that form a separate group
 
 
 class ListGroup(NamedTuple):

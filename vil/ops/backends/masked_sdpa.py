@@ -1,9 +1,9 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
-It computes the layouts of patterns, and windows in which every token attends to every token, for
-which there is no mask. The fused kernels store no scores, but the mask has an entry for each pair
-of tokens. So the limits of dense_masked.py on the grid size also apply here. Training with a bias
-is not supported, because the fused kernels do not compute its gradient.
+It computes the layouts of patterns, and windows in which every token attends to every token. Such
+windows need no mask. The fused kernels store no scores, but the mask has an entry for each pair of
+tokens. So the limits of dense_masked.py on the grid size also apply here. Training with a bias is
+not supported, because the fused kernels do not compute the gradient of the bias.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -50,7 +50,7 @@ def run(call: Call) -> Tensor:
         real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(2)
         visible = visible & F.pad(real, (call.num_global, 0), value=True)[:, :, None]
     is_empty = None
-    if not call.num_global:  # torch's kernels differ in what they give for a row without keys
+    if not call.num_global:  # torch's kernels return different results for a query without keys
         is_empty = ~visible.any(3, keepdim=True)
         visible = visible | is_empty
     mask = _add_bias(visible, index, call.bias, call.num_global)

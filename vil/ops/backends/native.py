@@ -121,7 +121,7 @@ def run(
     }
     biases = {name: as_float32(x) for name, x in call.bias._asdict().items()}
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
-    # keeps the copies until the pass ends
+    # keep references to the copies until the pass ends
     others = {**others, **biases, **lists, "valid_hw": valid_hw}
     numbers = _Call(
         images=q.shape[0], heads=q.shape[1], rows=window.grid[0], cols=window.grid[1],

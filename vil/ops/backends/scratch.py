@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
+BATCH_BYTES = 1 << 22  # scores of a batch, which fit into a part of the last-level cache
 
 
 def wide(x: Tensor) -> torch.dtype:

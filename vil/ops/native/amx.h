@@ -1,8 +1,8 @@
 // Multiplication of bfloat16 matrices by AMX, the matrix unit of recent Intel CPUs.
 //
-// A tile register has up to 16 rows of 16 units. The formats of gemm.h are those of AMX: a unit is a
-// pair of neighbors along K. Blocks of 2 x 2 tiles of C stay in registers. Each part of a matrix is
-// computed with tiles of its size, so nothing beyond the operands is read or written.
+// A tile register has up to 16 rows of 16 units. The formats of gemm.h are those of AMX: a unit is
+// a pair of neighbors along K. Blocks of 2 x 2 tiles of C stay in registers. Each part of a matrix
+// is computed with tiles of its size, so nothing beyond the operands is read or written.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -19,7 +19,7 @@ namespace vil {
 
 constexpr int TILE = 16;
 
-// Whether the system lets this process use the tiles. It is asked once.
+// Return whether the system lets this process use the tiles. The system is asked only once.
 inline bool has_amx() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   static const bool granted = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
@@ -108,14 +108,14 @@ void multiply_tiles(
 }
 
 // Compute C = A B, or C += A B if `add`: A (rows, depth), B (depth, columns), C (rows, columns), in
-// units of 32 bits. Blocks of the same size follow each other, because another size of the tiles
-// takes as long to configure as a block.
+// units of 32 bits. Blocks of the same size are computed one after another, because configuring
+// another size of the tiles takes as long as a block.
 inline void multiply_amx(
     int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_stride, const float* b,
     int64_t b_stride, float* c, int64_t c_stride, bool add) {
   constexpr int64_t SIDE = 2 * TILE;  // of a block
   const int64_t tiles = (depth + TILE - 1) / TILE, size = (depth + tiles - 1) / tiles;
-  // along the depth `full` tiles of `size` units, then one of the rest
+  // the depth is divided into `full` tiles of `size` units, and a tile of the rest
   const int64_t full = depth / size, rest = depth - full * size;
   const int64_t even_rows = rows / SIDE * SIDE, even_columns = columns / SIDE * SIDE;
   for (int64_t step = 0; step < 1 + (rest > 0); ++step) {

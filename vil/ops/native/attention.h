@@ -1,7 +1,7 @@
 // The passes of local attention: the division of a call into tasks for threads.
 //
-// A task is a head of an image. If there are few, it is a band of the rows of its chunks. Each task
-// has its own sums, which are added in a fixed order, so results repeat bit for bit.
+// A task computes a head of an image or, if there are few of them, a band of its rows of chunks.
+// Each task has its own sums, which are added in a fixed order, so results repeat bit for bit.
 #pragma once
 
 #include <vector>
@@ -17,7 +17,7 @@ constexpr int64_t TASKS_PER_THREAD = 3;  // so that a thread that is late does n
 
 std::vector<Band> bands_of(const Call& call) {
   const int64_t rows = call.chunks(0), lanes = call.images * call.heads;
-  int64_t count = 1;  // a band packs the rows around it too
+  int64_t count = 1;  // few bands, because a band also packs the rows around it
   if (lanes < TASKS_PER_THREAD * call.threads)
     count = std::min(divide_up(rows, 2), divide_up(TASKS_PER_THREAD * call.threads, lanes));
   if (call.threads == 1) count = 1;

@@ -1,15 +1,15 @@
 // The backward pass: recomputes the weights of a block, and adds to the gradients of its keys.
 //
 // The weights come from a new softmax: exp(score - lse) would scale a row by the rounding error of
-// lse. The gradients of keys and values are summed transposed, so that a block's weights and
-// gradients of scores are right-hand operands as they are.
+// lse. The gradients of keys and values are summed transposed, so that the weights and the
+// gradients of the scores of a block are right-hand operands without a transpose.
 #pragma once
 
 #include "task.h"
 
 namespace vil {
 
-// The gradient of a row of keys, if several tasks or visits add to it.
+// The partial gradient of a row of keys, to which several tasks or visits add.
 struct Partial {
   int64_t row, count;
   Buffer dkeys_t, dvalues_t;
@@ -59,7 +59,7 @@ class Backward : public Task<Type, Backward<Type>> {
                   count * sizes.score_stride * sizeof(float));
   }
 
-  // Add the gradient of the tile that is held to that of the biases.
+  // Add the gradient of the tile in use to the gradients of the biases.
   void flush(int64_t slot) {
     const Tile& tile = this->held[slot];
     if (!tile.keys || !has_bias()) return;
@@ -154,8 +154,8 @@ class Backward : public Task<Type, Backward<Type>> {
     return result;
   }
 
-  // Convert the weights and the gradient of the scores to operands. The buffers of the scores hold
-  // pairs of rows in their even rows.
+  // Convert the weights and the gradient of the scores to operands. In bfloat16, the even rows of
+  // their buffers then have pairs of rows.
   Operands operands(Matrix scores, Matrix dscores, int64_t count, int64_t total) {
     if constexpr (Type::PAIR == 1) {
       return {scores, dscores, dscores};

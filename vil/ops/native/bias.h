@@ -9,7 +9,7 @@
 
 namespace vil {
 
-// Which lanes have a bit in `bits`.
+// Return the lanes whose bit is set in `bits`.
 #if defined(__AVX512F__)
 inline Lanes lanes_of(uint32_t bits) { return static_cast<Lanes>(bits); }
 #else
@@ -19,19 +19,20 @@ inline Lanes lanes_of(uint32_t bits) {
 }
 #endif
 
-// Return at least LANES bits from bit `at` on.
+// Return at least LANES bits, beginning with bit `at`.
 inline uint32_t bits_from(const uint8_t* bytes, int64_t at) {
   uint32_t word;
   std::memcpy(&word, bytes + at / 8, sizeof word);
   return word >> at % 8;
 }
 
-// What is added to scores by the displacement of key from query: the bias, and -infinity outside
-// the exact window. The tables have an entry for each displacement, which is clamped to those of
-// the call's table. They are turned by 180 degrees, so that keys side by side are adjacent.
+// Tables of the values that are added to scores: the bias, and -infinity outside the exact window.
+// A table has an entry for each displacement of a key from a query. Displacements that are not in
+// the call's table use its outermost entries. The tables are rotated by 180 degrees relative to the
+// call's table, so that entries of adjacent keys are adjacent.
 struct Bias {
   const Call& call;
-  const int64_t side, entries;  // of a table: entries in a row, and in all
+  const int64_t side, entries;  // entries in a row of a table, and in a table
   std::vector<float> tables;
   const bool by_head;
   const int64_t number;  // of the call in this process
@@ -57,7 +58,7 @@ struct Bias {
 
   int64_t table_entries() const { return (2 * call.reach[0] + 1) * (2 * call.reach[1] + 1); }
 
-  // The entry of the call's table for an entry of a table here.
+  // Return the entry of the call's table for an entry of these tables.
   int64_t table_entry(int64_t entry) const {
     const int64_t row = std::clamp(call.span[0] - entry / side, -call.reach[0], call.reach[0]);
     const int64_t col = std::clamp(call.span[1] - entry % side, -call.reach[1], call.reach[1]);
@@ -68,13 +69,14 @@ struct Bias {
     return tables.empty() ? nullptr : tables.data() + (by_head ? head * entries : 0);
   }
 
-  // Whether nothing is added to the scores of these keys.
+  // Return whether nothing is added to the scores of these keys.
   bool is_zero(const Keys& keys) const {
     return tables.empty() && !call.to_global && !keys.masked;
   }
 
-  // Call visit(i, segment, row, entry) for each row of keys of each segment and each of the queries
-  // from `first` on: its keys have the table's entries from `entry` on.
+  // Call visit(i, segment, row, entry) for each of `count` queries, beginning with query `first`,
+  // and each row of keys in each segment. The first key of the row has the entry `entry` of the
+  // table.
   template <class Visit>
   void each_row(const Keys& keys, int64_t first, int64_t count, int64_t cols, Visit visit) const {
     for (int64_t i = 0; i < count; ++i) {
@@ -87,7 +89,8 @@ struct Bias {
     }
   }
 
-  // Fill a tile: a row for each of `count` queries from `first` on, of a chunk with `cols` columns.
+  // Fill a tile. It has a row for each of `count` queries, beginning with query `first`. cols:
+  // columns of the queries' chunk.
   void fill_tile(
       Matrix tile, const Keys& keys, int64_t head, int64_t first, int64_t count,
       int64_t cols) const {
@@ -106,7 +109,7 @@ struct Bias {
       float* out = tile.data + i * tile.stride + part.column + row * part.cols;
       const int64_t query = (first + i) / cols * call.size + (first + i) % cols;
       const int64_t bit = 8 * query * call.mask_bytes + row * call.size;
-      for (int64_t j = 0; j < part.cols; j += LANES) {  // rows are short: no loop over entries
+      for (int64_t j = 0; j < part.cols; j += LANES) {  // rows are short: use masked vectors
         const Lanes lanes = first_lanes(std::min<int64_t>(part.cols - j, LANES));
         Vector x = entries ? load(entries + entry + j, lanes) : fill(0.0f);
         if (part.mask) x = select(lanes_of(bits_from(part.mask, bit + j)), x, fill(-INFINITE));
@@ -116,7 +119,7 @@ struct Bias {
     each_row(keys, first, count, cols, fill_row);
   }
 
-  // Add the gradient of a tile to those of a table and of the bias toward global tokens.
+  // Add the gradient of a tile to the gradients of a table and of the bias toward global tokens.
   void add_gradient(
       Matrix tile, const Keys& keys, int64_t first, int64_t count, int64_t cols,
       float* dtable, float* dglobal) const {

@@ -36,7 +36,7 @@ class Pieces {
     coefficients[0][COUNT - 1] = 1.0f;
   }
 
-  // Return the values in the given pieces, from the first USED terms. rest: where in the piece.
+  // Return the function's values, from the first USED terms. rest: positions in the pieces.
   template <int USED>
   Vector at(__m512i piece, Vector rest) const {
     const auto term = [&](int i) {
@@ -61,8 +61,8 @@ inline double gelu_slope(double x) {
 
 inline const Pieces below_pieces(normal_below), slope_pieces(gelu_slope);
 
-// GELU at x. The errors of the value and of the slope are below 6e-7, for bfloat16 below 2e-4: less
-// than it is rounded later.
+// GELU at x. The errors of the value and of the slope are below 6e-7. For bfloat16, they are below
+// 2e-4, which is less than the rounding error of the result.
 template <class Type>
 class Gelu {
  public:

@@ -70,7 +70,7 @@ struct Matrix {
   Matrix from(int64_t row, int64_t column) const { return {data + row * stride + column, stride}; }
 };
 
-// Multiply a block of ROWS rows and VECTORS vectors of C. The last vector has only some `lanes`.
+// Compute a block of C of ROWS rows and VECTORS vectors. Of the last vector, only `lanes` are used.
 template <class Type, int ROWS, int VECTORS>
 void multiply_block(int64_t depth, Matrix a, Matrix b, Matrix c, bool add, Lanes lanes) {
   Vector sums[ROWS][VECTORS];

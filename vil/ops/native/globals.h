@@ -1,13 +1,14 @@
 // The attention of the global tokens, which attend to all tokens.
 //
-// A task is a head of an image. The few queries are multiplied with keys where they lie, in float.
+// A task is a head of an image. The few queries are multiplied in float, with keys that are not
+// packed.
 #pragma once
 
 #include "task.h"
 
 namespace vil {
 
-constexpr int64_t SUMMED_KEYS = 256;  // in a partial sum, so that rounding errors stay small
+constexpr int64_t SUMMED_KEYS = 256;  // keys of a partial sum, so that rounding errors stay small
 
 inline float dot(const float* a, const float* b, int64_t count) {
   Vector total = fill(0.0f);
@@ -65,8 +66,8 @@ class GlobalQueries {
       write_token(out.from(g, 0).data, dim, scratch.statistics[g].inverse(), row(call.out_global, g));
   }
 
-  // Write the gradient of the queries, and add to those of the keys and values of all tokens.
-  // dbias: (queries, queries + 1), added to if the call has a bias.
+  // Write the gradient of the queries, and add to the gradients of the keys and values of all
+  // tokens. If the call has a bias, also add to its gradient dbias (queries, queries + 1).
   void backward(float* dbias) {
     const Matrix queries = copy(call.q_global, scratch.queries);
     const Matrix grads = copy(call.dout_global, scratch.grads);
@@ -117,7 +118,7 @@ class GlobalQueries {
     return out;
   }
 
-  // What is added to the scores of a query, or null.
+  // Return the bias of the scores of query g; null without a bias.
   const float* added(int64_t g) const {
     if (!call.from_globals) return nullptr;
     const float* bias = call.from_globals + (head * count + g) * (count + 1);

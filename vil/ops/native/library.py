@@ -7,7 +7,6 @@ must share torch's copy of it.
 """
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import logging
@@ -22,14 +21,14 @@ from pathlib import Path
 
 import torch
 
-from vil.utils.cache_dir import cache_dir
+from vil.utils.cache_dir import cache_dir, hold_lock
 from vil.utils.machine import search_file
 
 log = logging.getLogger(__name__)
 
 SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("library.cpp")]
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w"]
-INSTRUCTIONS = {  # what torch's kernels for a capability use as well
+INSTRUCTIONS = {  # {capability: compiler options, which torch's kernels use as well}
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
@@ -56,13 +55,16 @@ def _cpu_flags() -> list[str]:
     return (search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or "").split()
 
 
-def compiler() -> str | None:
-    """Return the path of the C++ compiler; None if there is none.
+def compiler() -> list[str]:
+    """Return the path of the C++ compiler and its arguments; an empty list if there is none.
 
-    The compiler is $CXX or, if this is not set, the first of COMPILERS that is installed.
+    The compiler is $CXX, which may have arguments ("ccache g++"), or, if this is not set, the first
+    of COMPILERS that is installed.
     """
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
-    return next(filter(None, map(shutil.which, names)), None)
+    text = os.environ.get("CXX", "").strip()
+    commands = [[text], text.split()] if text else [[name] for name in COMPILERS]
+    found = ([shutil.which(name), *arguments] for name, *arguments in commands)
+    return next((command for command in found if command[0]), [])
 
 
 @functools.cache
@@ -93,7 +95,8 @@ def _obstacle() -> str:
     if sys.platform != "linux" or capability() not in INSTRUCTIONS:
         return f"it needs Linux and AVX2 or AVX512, not {sys.platform} and {capability()}"
     if not compiler() and not path().exists():
-        return f"no C++ compiler ({os.environ.get('CXX') or ', '.join(COMPILERS)}) was found"
+        names = os.environ.get("CXX") or ", ".join(COMPILERS)
+        return f"no C++ compiler ({names}) was found: install one, or set CXX to its path"
     return ""
 
 
@@ -153,7 +156,7 @@ def _built() -> Iterator[Path]:
     try:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            with _lock(file.parent):
+            with hold_lock(file.parent):
                 if not file.exists():  # another process may have compiled it
                     _compile(file)
     except OSError as error:
@@ -169,41 +172,37 @@ def _built() -> Iterator[Path]:
         yield Path(folder, file.name)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Context manager that holds a lock, so that only one process compiles the library.
-
-    folder: the folder of the lock file. The operating system frees the lock if the process ends.
-    """
-    with (folder / "lock").open("w") as file:
-        with suppress(OSError):  # of a file system without locks: each process compiles
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _compile(file: Path) -> None:
     """Compile the library to a temporary file, and rename it to `file`.
 
     Raises RuntimeError with the compiler's error message if compilation fails.
     """
-    name = compiler()
-    if not name:
+    if not compiler():
         raise RuntimeError(obstacle())
-    log.info("compiling the native library with %s, in about ten seconds", name)
     aside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    command = [name, *_options(), str(SOURCES[-1]), *_openmp(), "-o", str(aside)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
-        if done.returncode:
-            lines = done.stderr.splitlines() or [f"status {done.returncode}"]
-            first = next((line for line in lines if "error" in line), lines[-1])
-            raise RuntimeError(f"the C++ compiler {name} failed: {first.strip()}")
+        _run_compiler([*_options(), str(SOURCES[-1]), *_openmp(), "-o", str(aside)])
         os.replace(aside, file)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the C++ compiler {name} was stopped after {MAX_SECONDS} s") from None
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def _run_compiler(arguments: list[str]) -> None:
+    """Run the C++ compiler. Raises RuntimeError with its error message if it fails."""
+    name = " ".join(compiler())
+    log.info("compiling the native library with %s, in about ten seconds", name)
+    command = [*compiler(), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
+    except OSError as error:
+        raise RuntimeError(f"the C++ compiler {name} cannot be run: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the C++ compiler {name} was stopped after {MAX_SECONDS} s") from None
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[-1])
+        raise RuntimeError(f"the C++ compiler {name} failed: {first.strip()}")
 
 
 def _options() -> list[str]:
@@ -216,7 +215,7 @@ def _options() -> list[str]:
 @functools.cache
 def _compiles(options: tuple[str, ...]) -> bool:
     """Return whether the C++ compiler accepts these options. An old compiler may not."""
-    command = [compiler() or "", *options, "-E", "-x", "c++", os.devnull]
+    command = [*compiler(), *options, "-E", "-x", "c++", os.devnull]
     try:
         return not subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode
     except (OSError, subprocess.TimeoutExpired):

@@ -1,9 +1,8 @@
-// A linear layer for rows of tokens, after a layer norm and before a residual connection if wanted:
-// y = norm(x) W^T + b + residual.
+// A linear layer for rows of tokens, optionally after a layer norm and before a residual
+// connection: y = norm(x) W^T + b + residual.
 //
-// The weight is packed once per call. Blocks of rows go through all steps while they are in the
-// cache. Each task adds up the gradients of the weight and the bias for its
-// rows.
+// The weight is packed once per call. A block of rows goes through all steps while it is in the
+// cache. Each task sums the gradients of the weight and the bias over its rows.
 #pragma once
 
 #include <type_traits>
@@ -20,17 +19,18 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
   const float *gain, *shift;      // (inputs,) of the norm, or null
   const float *weight, *bias;     // (outputs, inputs) or packed, (outputs,); the bias may be null
   float *dgain, *dshift, *dweight, *dbias;  // null if not needed; those of the norm need dx
-  int64_t rows, inputs, outputs, threads, packed;  // packed: whether the weight is
-  int64_t compute_bfloat16, x_bfloat16, y_bfloat16;  // operands; x and dx; y, dy and residual
+  int64_t rows, inputs, outputs, threads, packed;  // packed: whether the weight is packed
+  // dtype of the operands of the matmul; of x and dx; of y, dy and residual
+  int64_t compute_bfloat16, x_bfloat16, y_bfloat16;
   double eps;
 };
 
-constexpr int64_t LINEAR_UNITS = 32768;  // of the wider of inputs and outputs of a block
-constexpr int64_t FORWARD_TASKS = 2;     // of a thread; in the backward pass 1, which has sums
-constexpr int64_t MIN_ROWS = 128;  // of a block, for which the weights are read from the cache once
-constexpr int64_t MIN_BACKWARD_ROWS = 192;  // the gradients of the weights are also written once
+constexpr int64_t LINEAR_UNITS = 32768;  // inputs or outputs of a block, whichever are more
+constexpr int64_t FORWARD_TASKS = 2;  // per thread; 1 in the backward pass, as each task has sums
+constexpr int64_t MIN_ROWS = 128;  // of a block, because each block reads all weights
+constexpr int64_t MIN_BACKWARD_ROWS = 192;  // each block also writes the gradients of the weights
 
-// Write the sum of a part of all tasks, the floats `first` to `first + count`, to the same place of
+// Add `part` of all tasks. Write the `count` floats that begin at `first` to the same place of
 // `out`.
 template <class Sums>
 void sum_tasks(
@@ -43,8 +43,8 @@ void sum_tasks(
   }
 }
 
-// Run a pass over all rows in tasks of whole blocks of `size` rows. Return the sums of each task of
-// the backward pass.
+// Run a pass over all rows, in tasks of complete blocks of `size` rows. In the backward pass,
+// return the sums of each task.
 template <class Task, class Scratch, class Sums, class Call, class Weights>
 std::vector<Sums> run_tasks(
     const Call& call, const Weights& weights, int64_t size, bool is_backward) {
@@ -65,7 +65,7 @@ inline void add_row(float* to, const float* row, int64_t width) {
   for (int64_t j = 0; j < width; j += LANES) store(to + j, load(to + j) + load(row + j));
 }
 
-struct LinearScratch {  // of a thread
+struct LinearScratch {  // memory of a thread
   Buffer x, dy, row, normed, product, operand, joined, turned, sums;
   std::vector<Moments> moments;
 
@@ -81,7 +81,7 @@ struct LinearSums {
         dbias(call.dbias ? call.outputs : 0) {}
 };
 
-// Rows from `first` on, block by block. In: the elements of x and dx. Out: those of y and dy.
+// Runs a pass for a range of rows, block by block. In: element type of x and dx. Out: of y and dy.
 template <class Type, class In, class Out>
 class LinearTask {
  public:
@@ -152,7 +152,7 @@ class LinearTask {
   LinearScratch& scratch;
   const int64_t rows, inputs, outputs, widest;
 
-  // Return rows of x, normalized if wanted, as an operand.
+  // Return rows of x as an operand, normalized if the call has a norm.
   Matrix inputs_from(int64_t top, int64_t count) {
     const In* in = static_cast<const In*>(call.x) + top * inputs;
     if (!call.gain) return operand(in, count, inputs, scratch.operand);
@@ -165,7 +165,8 @@ class LinearTask {
     return operand(normed, count, inputs, scratch.operand);
   }
 
-  // Return rows as an operand: where they are, or converted. An odd row is followed by zeros.
+  // Return rows as an operand, converted to the type if needed. In bfloat16, an odd number of rows
+  // is followed by a row of zeros.
   template <class Element>
   Matrix operand(const Element* in, int64_t count, int64_t width, Buffer& buffer) {
     const int64_t units = width / Type::PAIR;

@@ -1,8 +1,8 @@
 // A layer norm, a linear layer, GELU and a linear layer, for rows of tokens.
 //
-// Blocks of rows go through all of them, so that the hidden activations stay in the cache. The
-// backward pass computes them again, unless the forward pass has saved them. Weights are packed once
-// per call.
+// A block of rows goes through all layers, so that its hidden activations stay in the cache. The
+// backward pass computes the hidden activations again, unless the forward pass has saved them.
+// Weights are packed once per call.
 #pragma once
 
 #include <vector>
@@ -20,15 +20,15 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
   float* saved;   // (rows, hidden), outputs of the first linear layer without its bias, or null
   float* packed;  // both weights as right-hand operands of the forward pass, or null
   int64_t rows, dim, hidden, residual, threads;  // residual: whether x is added to y
-  int64_t compute_bfloat16, tokens_bfloat16;  // the operands of the products; x, dy, y and dx
+  int64_t compute_bfloat16, tokens_bfloat16;  // dtype of the operands of matmuls; of x, dy, y, dx
   double eps;
 };
 
-constexpr int64_t HIDDEN_UNITS = 49152;  // of the hidden activations of a block
-constexpr int64_t LARGE_UNITS = 1 << 19;  // of weights
+constexpr int64_t HIDDEN_UNITS = 49152;  // hidden activations of a block
+constexpr int64_t LARGE_UNITS = 1 << 19;  // weights above this size are large, see block_rows
 
-// The weights of a call as right-hand operands: those of the linear layers transposed, in the
-// backward pass also as they are.
+// The weights of a call as right-hand operands. `first` and `second` are transposed. `first_rows`
+// and `second_rows`, for the backward pass, are not.
 template <class Type>
 struct MlpWeights {
   Panels<Type> first, second, first_rows, second_rows;
@@ -50,7 +50,7 @@ struct MlpWeights {
   }
 };
 
-struct MlpScratch {  // of a thread
+struct MlpScratch {  // memory of a thread
   Buffer normed, x, dy, hidden, dhidden, rounded, joined, normed_t, dy_t, out;
   std::vector<Moments> moments;
 
@@ -65,7 +65,7 @@ struct MlpSums {
         dbias2(call.dim), dgain(call.dim), dshift(call.dim) {}
 };
 
-// Rows from `first` on, block by block.
+// Runs a pass for a range of rows, block by block.
 template <class Type, class Element>
 class MlpTask {
  public:
@@ -136,12 +136,12 @@ class MlpTask {
   const MlpWeights<Type>& weights;
   MlpScratch& scratch;
   const int64_t dim, hidden, units, rows;
-  const int64_t wide = hidden + LANES;  // the stride of rows, which would else share cache sets
+  const int64_t wide = hidden + LANES;  // row stride, so that rows do not share cache sets
 
   float* saved_row(int64_t row) const { return call.saved + row * hidden; }
 
-  // Normalize rows, and return the outputs of the first linear layer without its bias, or memory for
-  // them if they are known.
+  // Normalize rows. Return the outputs of the first linear layer without its bias or, if they are
+  // `known`, uninitialized memory for them.
   Matrix hidden_rows(int64_t top, int64_t count, bool known) {
     float* normed = scratch.normed.take((rows + 1) * units + LANES);
     float* x = scratch.x.take(rows * dim);
@@ -162,7 +162,7 @@ class MlpTask {
     write_row(normed, dim, out);
   }
 
-  // Copy rows of the gradient of the output as operands.
+  // Copy rows of the gradient of the output, as an operand.
   float* copy_gradients(int64_t top, int64_t count) {
     float* out = scratch.dy.take((rows + 1) * units + LANES);
     float* row = scratch.joined.take(rows * dim + 2 * dim);
@@ -174,7 +174,7 @@ class MlpTask {
     return out;
   }
 
-  // Replace hidden activations by their GELU, and gradients of the GELU by those of its inputs.
+  // Replace hidden activations by their GELU, and the gradients of the GELU by those of its inputs.
   void differentiate_gelu(
       int64_t top, Matrix inner, Matrix grads, int64_t count, MlpSums& sums) {
     for (int64_t i = 0; i < count; ++i) {
@@ -218,8 +218,8 @@ class MlpTask {
   }
 };
 
-// How many rows go through all layers at a time. Large weights do not fit in the second level of the
-// cache, so more rows share them.
+// Return how many rows go through all layers at a time. Large weights do not fit into the level-2
+// cache, so a block then has more rows.
 inline int64_t block_rows(const MlpCall& call, bool backward) {
   const bool large = 2 * call.dim * call.hidden > LARGE_UNITS;
   const int64_t least = backward ? MIN_BACKWARD_ROWS : large ? MIN_ROWS : MIN_ROWS / 2;

@@ -11,7 +11,7 @@ struct Moments {
   float mean, scale;  // scale: the inverse of the standard deviation
 };
 
-// Write the norm of a row. `out` must not be the row.
+// Write the layer norm of a row to `out`, which must not be the row itself.
 inline Moments normalize(
     const float* row, int64_t dim, double eps, const float* gain, const float* shift, float* out) {
   Vector total = fill(0.0f), squares = fill(0.0f);
@@ -29,8 +29,8 @@ inline Moments normalize(
   return {mean, scale};
 }
 
-// Replace the gradient of the norm by that of the row, and add those of gain and shift. The row is
-// overwritten.
+// Replace `grad`, the gradient of the norm's output, by the gradient of its input. Add the
+// gradients of gain and shift to dgain and dshift. The row is overwritten.
 inline void differentiate_norm(
     float* row, float* grad, int64_t dim, Moments moments, const float* gain, float* dgain,
     float* dshift) {

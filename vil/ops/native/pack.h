@@ -1,7 +1,7 @@
-// Copies of tokens in the order and the format of the multiplications.
+// Copy tokens in the order and the format that the matmuls need.
 //
-// Rows of tokens have U units of 32 bits: a float each, or two bfloat16 channels, of which the last
-// may be padding.
+// A row of a token consists of units of 32 bits. A unit is a float, or two bfloat16 channels. The
+// last bfloat16 channel may be padding.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace vil {
 
-constexpr int64_t KEPT_UNITS = 1 << 22;  // of memory that a thread keeps for the next call
+constexpr int64_t KEPT_UNITS = 1 << 22;  // most memory that a thread keeps for the next call
 
 // Memory that grows when needed and is reused by later calls on the same thread: the first use of
 // new memory takes as long as a multiplication.
@@ -97,15 +97,15 @@ void copy_token(const typename Type::Element* token, int64_t dim, float* out) {
     std::memcpy(out, token, dim * sizeof *token);
     return;
   }
-  const auto* in = reinterpret_cast<const float*>(token);  // rows are short: no call of memcpy
+  const auto* in = reinterpret_cast<const float*>(token);  // not memcpy, because rows are short
   const int64_t units = dim / Type::PAIR;
   int64_t j = 0;
   for (; j + LANES <= units; j += LANES) store(out + j, load(in + j));
   if (j < units) store(out + j, load(in + j, first_lanes(units - j)), first_lanes(units - j));
 }
 
-// Join rows in pairs: a unit has a channel of both. The number of rows is a multiple of PAIR. In
-// float this only copies them. A row of the result has `dim` units.
+// Join rows in pairs: a unit of the result has the same channel of both rows. In float, only copy
+// the rows. The number of rows is a multiple of PAIR. A row of the result has `dim` units.
 template <class Type>
 void join_rows(const float* rows, int64_t count, int64_t dim, float* out) {
   const int64_t units = units_of<Type>(dim);
@@ -136,8 +136,8 @@ inline void write_token(const float* row, int64_t dim, float scale, uint16_t* to
   }
 }
 
-// Call visit(token, number) for the keys of a row of chunks, or the global tokens: `number` is
-// where a token lies in the packed row. Return how many numbers there are.
+// Call visit(token, number) for each key in a row of chunks, or for each global token. `number` is
+// the position of the token in the packed row. Return the length of the packed row.
 template <class Visit>
 int64_t each_key(
     const Call& call, int64_t key_row, int64_t rows, const std::vector<Line>& columns, int64_t unit,

@@ -28,17 +28,17 @@ inline void read_row(const uint16_t* row, int64_t count, float* out) {
 inline void write_row(const float* row, int64_t count, uint16_t* out) { convert(row, out, count); }
 #endif
 
-struct PackScratch {  // of a thread
+struct PackScratch {  // memory of a thread
   Buffer rounded;
   bool is_large() const { return rounded.capacity() > KEPT_UNITS; }
 };
 
-// A right-hand operand B (depth, columns) of 32-bit units. Panels of its columns follow each other
-// in memory, so that a part of one fits in the first level of the cache.
+// A right-hand operand B (depth, columns) of 32-bit units. It is stored as consecutive panels of
+// columns, so that a part of a panel fits in the level-1 cache.
 template <class Type>
 class Panels {
  public:
-  // Use memory that holds the packed transpose of a weight (outputs, inputs), or will hold it.
+  // Use memory that has, or will have, the packed transpose of a weight (outputs, inputs).
   void use(float* memory, int64_t inputs, int64_t outputs) {
     data = memory;
     resize(inputs / Type::PAIR, outputs);
@@ -76,7 +76,7 @@ class Panels {
 
  private:
   Buffer own;
-  float* data = nullptr;  // of this object, unless other memory is used
+  float* data = nullptr;  // the memory of `own`, or the memory passed to `use`
   int64_t depth = 0, columns = 0;
 
   void resize(int64_t new_depth, int64_t new_columns) {
@@ -94,7 +94,7 @@ class Panels {
     });
   }
 
-  // Return `count` rows of `width` elements of the type, without a gap between them.
+  // Convert `count` rows of `width` elements to the type. Return the rows without gaps.
   static float* round(
       const float* weight, int64_t stride, int64_t count, int64_t width, Buffer& rounded) {
     const int64_t units = width / Type::PAIR;

@@ -1,7 +1,7 @@
 // Softmax of rows of scores, and its derivative, in float.
 //
-// A row has room for whole vectors; what lies beyond its last score is undefined. A row is read
-// three times, but stays in the first cache.
+// The memory of a row is a multiple of the vector size. Values beyond the last score are undefined.
+// A row is read three times, but stays in the level-1 cache.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace vil {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr float LEAST_EXPONENT = -87.3f;  // exp of less would be subnormal, and becomes 0
+constexpr float LEAST_EXPONENT = -87.3f;  // below it, exp would be subnormal, and is set to 0
 
 #if defined(__AVX512F__)
 inline Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
@@ -49,10 +49,10 @@ inline Vector scale_power(Vector y, Vector n, Vector x) {
 }
 #endif
 
-// Return exp(x) for x <= 0, within 2.2 ulps, and 0 for -infinity: 2^n times a polynomial of the rest
-// of x, which was fitted with a relative error of 1.1e-7.
+// Return exp(x) for x <= 0, within 2.2 ulps, and 0 for -infinity: 2^n times a polynomial of the
+// rest of x, which was fitted with a relative error of 1.1e-7.
 inline Vector exponential(Vector x) {
-  const Vector to_integer = fill(12582912.0f);  // 1.5 * 2^23: to add it rounds
+  const Vector to_integer = fill(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vector n = multiply_add(x, fill(1.44269504f), to_integer) - to_integer;
   Vector r = multiply_add(n, fill(-0.693359375f), x);  // ln 2 in two parts
   r = multiply_add(n, fill(2.12194440e-4f), r);
@@ -95,9 +95,9 @@ struct Statistics {
   float inverse() const { return total > 0 || total != total ? 1.0f / total : 0.0f; }
 };
 
-// Replace scores by exp(scale * score + added - largest), as `Element`: bfloat16 fills the first half
-// of the row. `added` may be null. If `grads` is not null, `dot` is the sum of the exponentials times
-// it.
+// Replace scores by exp(scale * score + added - largest), as `Element`: bfloat16 fills the first
+// half of the row. `added` may be null. If `grads` is not null, `dot` is the sum of the
+// exponentials times `grads`.
 template <class Element>
 Statistics exponentials(
     float* scores, const float* added, const float* grads, int64_t count, float scale) {
@@ -125,8 +125,8 @@ Statistics exponentials(
   return row;
 }
 
-// Replace exponentials by weights, and the gradients of the weights by those of the scores, which
-// are added to `sums` too if it is not null.
+// Replace exponentials by weights, and the gradients of the weights by the gradients of the scores.
+// If `sums` is not null, add the gradients of the scores to it.
 inline void differentiate(
     float* scores, float* grads, float* sums, int64_t count, const Statistics& row) {
   const Vector inverse = fill(row.inverse()), mean = fill(row.dot * row.inverse());

@@ -1,7 +1,9 @@
-// What a forward or a backward pass does for one head of one image, or for a band of its chunks. In
-// a window it goes through the rows of chunks, keeps their neighbor rows of keys in packed form, and
-// visits blocks of queries that have the same tile. In a layout it packs all rows of keys first, and
-// visits chunks with equal tiles one after another.
+// A task of a forward or backward pass: one head of one image, or a band of its rows of chunks.
+//
+// For a window, a task computes the rows of chunks one by one, and keeps the keys of the neighbor
+// rows in packed form. In each row, it computes the blocks of queries with the same tile one after
+// another. For a layout, a task packs all rows of keys first, and computes chunks with equal tiles
+// one after another.
 #pragma once
 
 #include <map>
@@ -11,24 +13,24 @@
 
 namespace vil {
 
-constexpr int64_t BLOCK_BYTES = 1 << 18;  // of scores: a part of the second cache
-constexpr int64_t TILE_UNITS = 1 << 19;   // of the tiles that are kept for the next image
+constexpr int64_t BLOCK_BYTES = 1 << 18;  // scores of a block, which fit into the level-2 cache
+constexpr int64_t TILE_UNITS = 1 << 19;   // tiles that are kept for the next image
 
 // A packed row of chunks, or the global tokens.
 struct KeyRow {
-  int64_t row = -2, count = 0;  // -2: unused. count: of keys, with padding
-  int64_t visits = 0, all_visits = 0;  // by rows of queries: so far, and of all tasks
+  int64_t row = -2, count = 0;  // row: -2 if unused. count: keys, with padding
+  int64_t visits = 0, all_visits = 0;  // by rows of queries: so far, in all tasks
   Buffer keys, keys_t, values, values_t;  // rows joined in pairs, and their transposes
   Buffer dkeys_t, dvalues_t;  // (channels, keys)
 };
 
-struct TileKey {  // which tile a buffer holds, for any image
+struct TileKey {  // identifies the tile in a buffer; the same for all images
   int64_t call = -1, head = 0, block = 0;
   int64_t row[4] = {}, column[4] = {};  // queries, and keys at each step
   bool operator==(const TileKey& other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
-struct Scratch {  // of a thread, kept for its next call
+struct Scratch {  // memory of a thread, which is kept for its next call
   std::vector<KeyRow> key_rows;  // the global tokens, and rows of chunks
   Buffer rows, tokens, queries, queries_t, grads, grads_t;
   Buffer scores, dscores, rounded, out;
@@ -36,7 +38,7 @@ struct Scratch {  // of a thread, kept for its next call
   std::vector<TileKey> tile_keys;
   std::vector<Statistics> statistics;
 
-  // Whether it is so large that it should not be kept.
+  // Return whether the memory is too large to be kept.
   bool is_large() const {
     int64_t units = 0;
     for (const KeyRow& row : key_rows)
@@ -50,7 +52,7 @@ struct Scratch {  // of a thread, kept for its next call
 };
 
 struct Tile {  // the tile in use for a kind of columns
-  int64_t kind = -1, block = -1, first = 0, count = 0, cols = 0;  // kind: of rows, or of a layout
+  int64_t kind = -1, block = -1, first = 0, count = 0, cols = 0;  // kind: of rows or chunks
   std::optional<Keys> keys;
 };
 
@@ -79,8 +81,8 @@ struct Band {  // rows of chunks of a head of an image
 };
 
 // The state of one task. `Pass` derives from it and has pack(KeyRow&), start(slot, queries) and
-// flush(slot) for the gradient of a tile, compute(..) for a block of queries, and close(KeyRow&) for
-// a row of keys that this task does not need any more.
+// flush(slot) for the gradient of a tile, compute(..) for a block of queries, and close(KeyRow&)
+// for a row of keys that this task does not need any more.
 template <class Type, class Pass>
 class Task {
  public:
@@ -118,7 +120,7 @@ class Task {
   const Band band;
   const std::vector<Line> lines, columns;
   int64_t num_kinds = 0;
-  bool keep_tiles;  // those of all kinds of rows, not only of the current row
+  bool keep_tiles;  // of all kinds of rows, not only of the current row
   std::vector<Tile> held;
 
   Pass& self() { return static_cast<Pass&>(*this); }
@@ -126,17 +128,18 @@ class Task {
   const KeyRow& packed(int64_t row) const {
     for (const KeyRow& held : scratch.key_rows)
       if (held.row == row) return held;
-    std::abort();  // `run` has packed all that it visits
+    std::abort();  // not reached: rows are packed before they are used
   }
 
-  // Some chunk of the kind: all of them have equal numbers of keys.
+  // Return a column of this kind. All of them have the same numbers of keys.
   const Line& column_of(int64_t kind) const {
     for (const Line& column : columns)
       if (column.kind == kind) return column;
     std::abort();
   }
 
-  // Copy `count` queries of a chunk, from `first` on, to rows that are joined in pairs later.
+  // Copy `count` queries of a chunk, beginning with query `first`, to rows that are joined in pairs
+  // later.
   void copy_queries(
       Tokens x, int64_t r, int64_t c, int64_t first, int64_t count, float* out) const {
     const int64_t cols = columns[c].queries, w = call.size;
@@ -159,8 +162,7 @@ class Task {
     return (r * w + i / cols) * call.grid[1] + c * w + i % cols;
   }
 
-  // Copy the keys (or values) of a row of chunks to rows in scratch.rows; keys that do not exist
-  // are 0.
+  // Copy the keys (or values) of a row of chunks to rows in scratch.rows. Rows without a key are 0.
   float* copy_keys(Tokens x, const KeyRow& row) {
     float* rows = scratch.rows.take(sizes.key_stride * sizes.units);
     std::memset(rows, 0, row.count * sizes.units * sizeof(float));
@@ -184,7 +186,7 @@ class Task {
     }
   }
 
-  // The distinct rows of keys that a row of chunks attends to.
+  // Return the distinct rows of keys that a row of chunks attends to.
   std::vector<int64_t> rows_for(const Line& line) const {
     std::vector<int64_t> needed;
     for (int64_t i = 0; i < call.num_offsets; ++i) {
@@ -198,7 +200,7 @@ class Task {
     return std::find(rows.begin(), rows.end(), row) != rows.end();
   }
 
-  // Pack a row of keys, in place of one that is not needed now.
+  // Pack a row of keys, in the memory of a row that is not needed now.
   void hold(int64_t key_row, const std::vector<int64_t>& needed) {
     KeyRow* free = nullptr;
     for (int i = 1; i < 4; ++i) {
@@ -238,8 +240,8 @@ class Task {
     }
   }
 
-  // Begin a tile for a block of queries of a chunk, unless it is in use already. Return whether it
-  // has to be filled.
+  // Start a tile for a block of queries of a chunk, unless this tile is in use already. Return
+  // whether the tile has to be filled.
   bool hold_tile(
       int64_t slot, int64_t kind, int64_t block, int64_t queries, int64_t cols, const Keys& keys) {
     if (held[slot].kind == kind && held[slot].block == block) return false;
@@ -252,7 +254,7 @@ class Task {
     return true;
   }
 
-  // Return the tile in use, which may be left from an earlier row or image.
+  // Return the tile in use. It is filled only if no earlier row or image has filled it.
   Buffer& tile_for(int64_t r, int64_t kind, const Keys& keys) {
     const Tile& tile = held[kind];
     const int64_t at = kind + (keep_tiles ? tile.kind * num_kinds : 0);
@@ -272,7 +274,7 @@ class Task {
     bias.fill_tile({data, sizes.score_stride}, keys, band.head, tile.first, tile.count, tile.cols);
   }
 
-  // The chunks of the band, those with equal tiles in a row.
+  // Return the chunks of the band, grouped by their tile.
   std::map<std::vector<int64_t>, std::vector<int64_t>> chunks_by_tile() const {
     std::map<std::vector<int64_t>, std::vector<int64_t>> chunks;
     const int64_t width = columns.size();

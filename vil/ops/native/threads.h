@@ -1,4 +1,4 @@
-// Tasks on several threads.
+// Run tasks on several threads.
 #pragma once
 
 #include <algorithm>

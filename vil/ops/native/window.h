@@ -1,8 +1,9 @@
 // The call, and the keys that each chunk of queries attends to, in a window or a layout.
 //
 // The grid has chunks of w x w tokens. Only tokens inside the grid, and keys that are not padding,
-// are computed. Along an axis, chunks with equally many queries and keys are of one kind. Chunks of
-// a window of equal kinds along both axes have the same tile: what is added to their scores.
+// are computed. Along an axis, chunks with the same numbers of queries and keys are of one kind. In
+// a window, chunks of the same kinds along both axes have the same tile, a matrix that is added to
+// their scores.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +14,14 @@
 
 namespace vil {
 
-constexpr int64_t GLOBAL = -1;  // instead of a row of chunks, for the global tokens
+constexpr int64_t GLOBAL = -1;  // stands for the global tokens in place of a row of chunks
 
 struct Tokens {  // (images, heads, tokens, channels), with adjacent channels
   void* data;
   int64_t image, head, token;  // distances, in elements
 };
 
-struct Call {  // as in library.py
+struct Call {  // as `_Call` in vil/ops/backends/native.py
   Tokens q, k, v, out, dout, dq, dk, dv;
   const float* table;      // (heads, (2 reach[0] + 1) (2 reach[1] + 1)) or null
   const float* to_global;  // (heads, G) or null
@@ -29,12 +30,12 @@ struct Call {  // as in library.py
   int64_t images, heads, grid[2], num_global, dim, size, exact, cyclic, num_offsets, offsets[18];
   int64_t bfloat16, threads, reach[2], span[2];  // span: the largest displacement of a key
   double scale;
-  // Of a layout, whose heads may differ: the key chunks of query chunk c of its head h have the
-  // numbers first[h * chunks + c] to first[h * chunks + c + 1] in `keys` and `key_masks`.
+  // The layout of a pattern. Its heads may differ. The key chunks of query chunk c of head h are
+  // the elements from first[h * chunks + c] to first[h * chunks + c + 1] - 1 of `keys`.
   const int64_t *first, *keys, *key_masks;  // key_masks: index in `masks`, -1 for all visible
-  const uint8_t* masks;  // (number, w*w queries, mask_bytes), a bit for each of w*w keys
-  int64_t layout_heads, mask_bytes;  // 0 heads: a window
-  // Of the global tokens, which attend to all tokens, unless q_global is null.
+  const uint8_t* masks;  // (masks, w*w queries, mask_bytes), a bit for each of w*w keys
+  int64_t layout_heads, mask_bytes;  // layout_heads: 0 for a window
+  // The global tokens, which attend to all tokens. If q_global is null, they are not computed.
   Tokens q_global, out_global, dout_global, dq_global;
   const float* from_globals;  // (heads, G, G + 1) or null: toward global tokens, then local ones
   float* dfrom_globals;
@@ -42,9 +43,10 @@ struct Call {  // as in library.py
   int64_t chunks(int axis) const { return divide_up(grid[axis], size); }
 };
 
-// The chunk's queries and its keys at the steps -1, 0 and 1 along an axis, in lines of the grid.
+// A chunk along one axis of the grid. queries: its number of rows (or columns). key, count: the
+// index of the key chunk at the steps -1, 0 and 1, and the number of rows (or columns) of its keys.
 struct Line {
-  int64_t queries, key[3], count[3], kind;  // key: number of the chunk
+  int64_t queries, key[3], count[3], kind;
 };
 
 inline std::vector<Line> lines_of(const Call& call, int axis, int64_t image) {
@@ -75,7 +77,7 @@ inline int64_t pad(int64_t count, int64_t unit) { return divide_up(count, unit) 
 // A row stride that spreads a column over all sets of the cache.
 inline int64_t odd_stride(int64_t count) { return divide_up(count, 16) / 2 * 32 + 16; }
 
-struct Segment {  // the keys of one chunk, from `column` of the scores on
+struct Segment {  // the keys of one chunk, which begin at `column` of the scores
   int64_t down, across, rows, cols, count, column;  // down, across: the offset in tokens
   const uint8_t* mask;  // null: all visible
 };
@@ -84,14 +86,15 @@ struct Run {  // adjacent keys in a packed row of chunks
   int64_t key_row, start, count, column;
 };
 
-// The keys that a chunk attends to, in the order of the scores' columns.
+// The keys that a chunk attends to, in the order of the columns of the scores.
 struct Keys {
   std::vector<Segment> segments;
   std::vector<Run> runs;
   int64_t total = 0;
-  bool masked = false;  // some columns are hidden, or are no keys
+  bool masked = false;  // whether some columns are masked or padding
 
-  // Of the chunk of a window in some row and column. unit: numbers of keys are padded to multiples.
+  // The keys of a chunk of a window. row, col: the chunk along both axes. The number of keys in
+  // each chunk is padded to a multiple of `unit`.
   Keys(const Call& call, const Line& row, const Line& col, int64_t unit) : call(&call), unit(unit) {
     if (call.num_global) add_run(GLOBAL, 0, call.num_global);
     for (int64_t i = 0; i < call.num_offsets; ++i) {
@@ -101,7 +104,7 @@ struct Keys {
     }
   }
 
-  // Of the chunk (r, c) of a layout.
+  // The keys of the chunk in row r and column c of a layout.
   Keys(const Call& call, const std::vector<Line>& lines, const std::vector<Line>& columns,
        int64_t head, int64_t r, int64_t c, int64_t unit)
       : call(&call), unit(unit) {

@@ -26,8 +26,8 @@ Grid = tuple[int, int]
 Reach = tuple[int, int]
 BY_NUMBER: WeakValueDictionary[int, Pattern] = WeakValueDictionary()
 _counter = itertools.count()
-LAYOUT = "vil.ops.layout:Layout"  # which imports this file
-DENSITY_CHUNK = 8  # of the layout from which `density` is counted
+LAYOUT = "vil.ops.layout:Layout"  # not imported here, because its module imports this one
+DENSITY_CHUNK = 8  # chunk side of the layout that `density` uses
 
 
 class Pairs(NamedTuple):
@@ -93,11 +93,11 @@ class Pattern:
     same as `invariant`.
     """
 
-    number: int  # of the object in this process, by which torch operators name it
+    number: int  # identifies the object in this process, as an argument of torch operators
     heads: int = 1
     invariant: bool = False
     reach: Reach | None = None
-    precedence: ClassVar[int] = 9  # of the text: an operand of lower precedence gets parentheses
+    precedence: ClassVar[int] = 9  # str() puts operands of lower precedence in parentheses
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Pattern:
         self = super().__new__(cls)
@@ -179,7 +179,10 @@ class Pattern:
         return combine("-", self, other)
 
     def __str__(self) -> str:
-        """Return the pattern as text, such as "local:5", which `parse_pattern` reads."""
+        """Return the pattern as text, such as "local:5".
+
+        `parse_pattern` can read the text if all arguments are numbers or words.
+        """
         arguments = [getattr(self, field.name) for field in fields(self)]
         return f"{self.name}:{','.join(map(str, arguments))}" if arguments else self.name
 
@@ -315,7 +318,10 @@ def check_entry(cls: Any, entry: Entry) -> None:
     `visible`. The entry's name must be an identifier.
     """
     if not entry.name.isidentifier():
-        raise ValueError(f"the pattern name {entry.name!r} must consist of letters, digits and _")
+        raise ValueError(
+            f"the pattern name {entry.name!r} must consist of letters, digits and _, "
+            "and must not begin with a digit"
+        )
     if not callable(cls):
         raise ValueError(f"pattern {entry.name!r} must be a class or a function, got {cls!r}")
     if isinstance(cls, type) and (not issubclass(cls, Pattern) or cls.visible is Pattern.visible):

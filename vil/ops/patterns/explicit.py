@@ -6,6 +6,7 @@ Shapes: L tokens of a grid, H heads, Q chunks of a grid.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,10 +35,16 @@ class GlobalTokens(Pattern):
         if isinstance(self.tokens, int):
             check_count("global_tokens: the number of tokens", self.tokens)
             return
-        positions = tuple(tuple(position) for position in self.tokens)
-        if not positions or any(len(p) != 2 or min(p) < 0 for p in positions):
+        try:
+            positions = tuple(
+                (operator.index(row), operator.index(col)) for row, col in self.tokens
+            )
+        except (TypeError, ValueError):  # not pairs of whole numbers
+            positions = ()
+        if not positions or min(map(min, positions)) < 0:
             raise ValueError(
-                f"global_tokens: expected a number or (row, column) pairs, got {self.tokens!r}"
+                "global_tokens: expected a number of tokens, or (row, column) pairs of numbers of "
+                f"at least 0, got {self.tokens!r}"
             )
         object.__setattr__(self, "tokens", positions)
 
@@ -174,7 +181,8 @@ def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
     source = str(mask) if isinstance(mask, str | Path) else ""
     if source:
         try:
-            mask = np.load(source, allow_pickle=False)
+            with open(source, "rb") as file:
+                mask = np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ValueError(f"{name}: {source} cannot be read as .npy: {error}") from None
     if not isinstance(mask, Tensor):  # from_numpy ignores a default device such as meta

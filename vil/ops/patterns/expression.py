@@ -45,7 +45,7 @@ def parse_pattern(text: str) -> Pattern:
     return _Parser(text).parse()
 
 
-def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
+def make_pattern(name: str, /, *arguments: Any, **options: Any) -> Pattern:
     """Build a pattern by calling the class or function that is registered as `name`.
 
     arguments, options: the positional and keyword arguments of the call. Raises ValueError for an
@@ -158,7 +158,7 @@ class _Parser:
             self.position -= 1
             raise self._error(f"expected {text}")
 
-    def _checked(self, token: Token, function: Callable, *arguments: Any, **options: Any) -> Any:
+    def _checked(self, token: Token, function: Callable, /, *arguments: Any, **options: Any) -> Any:
         """Call a function. If it raises ValueError, raise it again with the position of `token`."""
         try:
             return function(*arguments, **options)

@@ -91,6 +91,7 @@ class Swin(Pattern):
     shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows that cross
     the border of the grid are truncated, as with Swin's attention masks.
 
+    Raises ValueError for a window below 1 and for another shift.
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
 
@@ -126,8 +127,9 @@ class ChunkWindow(Pattern):
     sw_exact: 1 for keys at most w rows and columns away, 0 for all keys of the attended chunks.
     mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for a cyclic window (sw_exact -1), because a pattern cannot express that a
-    query attends to a key twice, with different biases.
+    Raises ValueError for other values, for mode -1 with sw_exact 1, and for a cyclic window
+    (sw_exact -1), because a pattern cannot express that a query attends to a key twice, with
+    different biases.
     """
 
     size: int

@@ -6,16 +6,19 @@ computed without the rest, and is the same on every machine.
 Pairs are sampled without replacement, with probabilities proportional to their weights. Each pair
 has an exponentially distributed arrival time, whose rate is the weight of the pair, and the pairs
 that arrive first are the sample (Efraimidis and Spirakis, Weighted random sampling with a
-reservoir, 2006). Up to EXACT_TOKENS tokens, the sample has the exact size. In larger grids, pairs
-are sampled independently, so that the sample has this size only on average.
+reservoir, 2006). In grids of up to EXACT_TOKENS tokens, the sample has exactly the requested number
+of pairs. In larger grids, pairs are sampled independently, so that the sample has this size only on
+average.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -24,11 +27,11 @@ from vil.ops.patterns.base import Grid, Pairs, Pattern
 
 EXACT_TOKENS = 8192
 PAIRS_AT_ONCE = 1 << 20
-BIN_SHIFT = 48  # of a float64: the sign, the exponent and four bits of the mantissa are left
+BIN_SHIFT = 48  # leaves the sign, the exponent and four bits of the mantissa of a float64
 BINS = 1 << 15
-NEWTON_STEPS, PRECISION = 100, 1e-9
-LATEST = 1e300
-SAMPLED_QUERIES = 1024  # of larger grids, to estimate the number of arrivals
+NEWTON_STEPS, PRECISION, BISECTIONS = 101, 1e-9, 40
+LATEST = sys.float_info.max  # a time at which almost all pairs of nonzero weight have arrived
+SAMPLED_QUERIES = 1024  # queries from which the number of arrivals in larger grids is estimated
 Weights = Callable[[Pairs], Tensor]
 # constants of SplitMix64 (Steele, Lea and Flood, 2014)
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -96,7 +99,7 @@ class Sampled(Pattern):
 
     weights: function that takes `Pairs` and returns their sampling weights.
     fraction: the fraction of pairs that are sampled.
-    seed: random seed.
+    seed: random seed, from -2**63 to 2**63 - 1.
     text: the pattern as text, which str() returns. If it is "", str() describes the other fields.
     """
 
@@ -108,6 +111,10 @@ class Sampled(Pattern):
     def __post_init__(self) -> None:
         if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
             raise ValueError(f"the density must be above 0 and at most 1, got {self.fraction!r}")
+        if not isinstance(self.seed, Integral) or not -(2**63) <= self.seed < 2**63:
+            raise ValueError(
+                f"the seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed!r}"
+            )
 
     def visible(self, pairs: Pairs) -> Tensor:
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
@@ -194,20 +201,40 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
 
     See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the weights
     of some queries. This fraction is a concave function of time, so Newton's method does not
-    overshoot if it starts from a time that is too early.
+    overshoot if it starts from a time that is too early. If the weights differ by many orders of
+    magnitude, it may not converge in NEWTON_STEPS, and bisection finds the time.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
     if (weights > 0).double().mean().item() <= density:
         return LATEST
-    time = density / weights.mean().item()
+    time = 0.0
     for _ in range(NEWTON_STEPS):
         waiting = torch.exp(-time * weights)  # probability that a pair has not arrived
         missing = density - (1 - waiting.mean().item())
-        time += missing / (weights * waiting).mean().item()
-        if missing <= density * PRECISION:
+        slope = (weights * waiting).mean().item()
+        if not abs(missing) < slope * LATEST:  # the next time would not be finite
             break
-    return time
+        time += missing / slope
+        if missing <= density * PRECISION:
+            return time
+    return _bisect(weights, density)
+
+
+def _bisect(weights: Tensor, density: float) -> float:
+    """Return the time up to which a fraction `density` of pairs is expected to arrive.
+
+    It is found by bisection of its logarithm, and is at most LATEST. weights: the sampling weights
+    of the pairs, flat.
+    """
+    early, late = sys.float_info.min, LATEST
+    for _ in range(BISECTIONS):
+        time = math.sqrt(early) * math.sqrt(late)
+        if 1 - torch.exp(-time * weights).mean().item() < density:
+            early = time
+        else:
+            late = time
+    return late
 
 
 def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:

@@ -1,1 +1,1 @@
-"""Measure all attention backends on a case, and store the fastest."""
+"""Measure the backends of attention, linear layers and MLPs, and store the fastest."""

@@ -19,10 +19,10 @@ from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 
 EPS = 1e-6
-CHECKED_TOKENS = 257  # an incomplete block in every backend
+CHECKED_TOKENS = 257  # so that the last block of tokens is incomplete in every backend
 
 
-Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]  # of the tokens, and the weights by name
+Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]  # (tokens, {name: weight}) -> output
 MLPS = {"torch": norm_mlp_torch, "native": norm_mlp_native}
 LINEARS = {"torch": linear_torch, "native": linear_native}
 

@@ -1,7 +1,8 @@
-"""What is timed for a case of attention on a CPU: the calls that an attention module makes.
+"""The operations that are timed for a case of attention on a CPU, as an attention module runs them.
 
-Queries, keys and values are views of joined projections, whose gradient is joined again. The
-outputs of global and local queries are joined. Some backends save a part of these copies.
+Queries, keys and values are views of one tensor, the joined projections. Their gradients are joined
+to one tensor, and so are the outputs of global and local queries. Some backends avoid a part of
+these copies.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
@@ -21,12 +22,12 @@ from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.ops.window import SELF_CHUNK, Mask, Window
 from vil.utils.interleaved_timer import Candidate
 
-SDPA = "masked_sdpa"  # stands for torch's attention if there is no mask
+SDPA = "masked_sdpa"  # the backend that calls torch's fused attention
 Leaves = dict[str, Tensor]  # qkv (B, G+L, 3C), and the fields of a `LocalBias`
 
 
 def is_joined(case: Case) -> bool:
-    """Whether a case is timed with joined projections."""
+    """Return whether a case is timed with joined projections."""
     return case.device == "cpu" and not case.valid and not case.dropout
 
 
@@ -46,14 +47,17 @@ def make_leaves(case: Case, seed: int = 0) -> tuple[Leaves, Tensor]:
 
 
 def is_full(case: Case) -> bool:
-    """Whether every token attends to every token without a bias."""
+    """Return whether every token attends to every token without a bias."""
     biased = case.table_bias or case.global_bias
     return not case.is_layout and case.window.covers_grid and not biased
 
 
 def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
-    """Return the attention output (B, G+L, C), by the backend `name` for local queries and torch's
-    attention for global queries, or for all queries if `is_full` and this is the backend."""
+    """Return the attention output (B, G+L, C), computed separately for global and local queries.
+
+    Local queries use the backend `name`, and global queries use torch's attention. If `is_full` and
+    the backend is SDPA, one call of torch's attention computes all queries.
+    """
     qkv = leaves["qkv"].unflatten(2, (3, case.heads, case.head_dim))
     q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
     num_global, scale = case.num_global, case.head_dim**-0.5

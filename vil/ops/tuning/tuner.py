@@ -35,11 +35,13 @@ from vil.utils.machine import free_bytes
 from vil.utils.memory import fake_memory
 
 ROUNDS = 7
-FREE_SHARE = 0.5  # of the free memory that a candidate may allocate
-LIMITS = Limits(slow=4.0, too_slow=math.inf, patience=0.0, slow_rounds=1000)  # timed once
-PLAIN = ("chunk_autograd", "masked")  # differentiated by autograd; others are compared with them
-MAX_SCORES = {"cpu": 2e7, "cuda": 4e9}  # of a timed call; larger batches scale linearly
-CHECKED_IMAGES = 2  # to compare full grids
+FREE_SHARE = 0.5  # share of the free memory that a backend may allocate
+# a backend that takes more than 4 times as long as the fastest is timed only once
+LIMITS = Limits(slow=4.0, too_slow=math.inf, patience=0.0, slow_rounds=1000)
+# backends that use autograd; on the full grid, the others are compared with one of them
+PLAIN = ("chunk_autograd", "masked")
+MAX_SCORES = {"cpu": 2e7, "cuda": 4e9}  # largest number of scores in a timed call
+CHECKED_IMAGES = 2  # images of a comparison on the full grid
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def timed_batch(case: Case) -> int:
     """
     window = case.window
     keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
-    scores = case.heads * window.length * (case.num_global + keys)
+    scores = max(1, case.heads * window.length * (case.num_global + keys))
     return max(1, min(case.batch, int(MAX_SCORES[case.device] // scores)))
 
 
@@ -147,9 +149,9 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
         return "; ".join(reasons)
     try:
         if (size := expected_bytes(name, case)) > max_bytes:
-            return f"needs {size / 2**20:.0f} MiB, the limit is {max_bytes / 2**20:.0f}"
+            return f"needs {size / 2**20:.0f} MiB, the limit is {max_bytes / 2**20:.0f} MiB"
         return find_mismatch(name, trial_case)
-    except Exception as error:  # of a user's backend
+    except Exception as error:  # a user's backend may raise anything
         return f"failed: {one_line(error)}"
 
 
@@ -167,7 +169,7 @@ def expected_bytes(name: str, case: Case) -> int:
             before = memory.now
             testing.run(BACKENDS[name].attend, case, inputs)
             return memory.peak - before
-    except Exception:  # a user's backend on fake tensors
+    except Exception:  # a user's backend may not support fake tensors
         return 0
 
 

@@ -25,7 +25,7 @@ import torch
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.ops.tuning.tuner import Trial
 from vil.utils.atomic_write import replace_text
-from vil.utils.cache_dir import cache_dir
+from vil.utils.cache_dir import cache_dir, hold_lock
 from vil.utils.machine import processor, version
 
 log = logging.getLogger(__name__)
@@ -90,15 +90,18 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
     device: "cpu" or "cuda". trials: {`Case.bucket()`: trials, fastest first}.
     """
-    machines = _read()
-    entries = machines.setdefault(machine(device), {})
+    found = {}
     for bucket, results in trials.items():
         usable = [asdict(trial) for trial in results if not trial.reason]
         if usable:
-            entries[bucket] = {"backend": usable[0]["name"], "trials": usable}
+            found[bucket] = {"backend": usable[0]["name"], "trials": usable}
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path(), json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n")
+        with hold_lock(path().parent):  # another process may add entries
+            machines = _read()
+            machines.setdefault(machine(device), {}).update(found)
+            text = json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n"
+            replace_text(path(), text)
     except OSError as error:
         log.warning("cannot write the tuned backends to %s: %s", path(), error.strerror)
         return False
@@ -121,7 +124,7 @@ def _read() -> dict[str, dict[str, Any]]:
         return {}
     except (OSError, ValueError) as invalid:
         error = invalid
-    except (AttributeError, KeyError, TypeError):  # of another content
+    except (AttributeError, KeyError, TypeError):  # valid JSON with other content
         error = "it is not a tuning cache"
     log.warning("%s is ignored: %s (run vil tune again)", path(), error)
     return {}

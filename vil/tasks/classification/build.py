@@ -31,7 +31,6 @@ class Classification(ConfigImageTask, ClassificationTask):
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
-        warn_unused(cfg, "TASK is classification", ("DETECTION",))
         loss = dict(loss=_build_loss(cfg), label_smoothing=cfg.LOSS.LABEL_SMOOTHING)
         classes = dict(num_classes=cfg.DATA.NUM_CLASSES, per_class=cfg.OUTPUT_PERCLASS_ACC)
         super().__init__(cfg, device, **loss, **classes)

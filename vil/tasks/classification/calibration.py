@@ -14,7 +14,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The cross entropy is convex in 1 / T, so every local
     minimum is a global minimum. Raises DivergedError if a logit is NaN or infinite.
     """
-    from scipy.optimize import minimize_scalar  # a dependency of scikit-learn
+    from scipy.optimize import minimize_scalar  # scipy is a dependency of scikit-learn
     from scipy.special import logsumexp
 
     logits = logits.astype(np.float64)

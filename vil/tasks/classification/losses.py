@@ -114,7 +114,7 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 def takes_weights(loss: LossFunction) -> bool:
     """Return whether a loss supports class weights and sample weights.
 
-    It must have the argument `per_image`, with which it returns the loss of each image.
+    Such a loss has the argument `per_image`, with which it returns the loss of each image.
     """
     return "per_image" in inspect.signature(loss).parameters
 

@@ -12,7 +12,7 @@ import numpy as np
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.metrics import bootstrap, calibration_bins, count_classes, mean, rank, rank_metrics
 
-MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC and AP
+MAX_RANKED = 100  # maximum number of classes for which all probabilities are kept, for AUROC and AP
 
 
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ NEIGHBORS = (1, 5, 10, 20, 50, 100)
 DEFAULT_NEIGHBORS = 20
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularization
 MAX_ITERATIONS = 1000
-EVERY = 5  # every fifth training image of a class belongs to the part that chooses k and C
+EVERY = 5  # every fifth training image of a class is held out, to choose k and C
 
 
 class Labeled(NamedTuple):
@@ -78,8 +78,8 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
 def split_off(classes: np.ndarray) -> np.ndarray:
     """Select a fifth of the training images as a held-out set, at random with a fixed seed.
 
-    classes (N,): class of each image. Returns a mask (N,) bool. A fifth of each
-    class is selected, rounded down, so a class with fewer than five images has no held-out image.
+    classes (N,): class of each image. Returns a mask (N,) bool. A fifth of each class is selected,
+    rounded down, so a class with fewer than five images has no held-out image.
     """
     mask = np.zeros(len(classes), bool)
     shuffled = np.random.RandomState(0).permutation(len(classes))

@@ -169,7 +169,7 @@ class ClassificationTask(ImageTask):
         predictions = self.collect_predictions(model, name, between)
 
         def compute() -> dict[str, Any]:
-            self.hint = self.find_collapse(name, predictions)
+            self.hint = self.hint or self.find_collapse(name, predictions)
             mapping = self.class_mapping.get(name)
             is_mapped = mapping is not None
             measures = Measures(predictions, self.num_classes, is_mapped=is_mapped)
@@ -192,8 +192,8 @@ class ClassificationTask(ImageTask):
             return ""
         label = printable(self.class_label(predicted[0]))
         return (
-            f"the model predicts one class ({label}) for all images of {name}: train longer, or "
-            "try another learning rate"
+            f"the model predicts the same class ({label}) for all images of {name}: train longer, "
+            "or try another learning rate"
         )
 
     def collect_predictions(

@@ -45,7 +45,7 @@ UNUSED_BY = {
     "faster_rcnn": ("DETECTION.MASK",),
 }
 SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
-RENDERED = "the images of this set are rendered; only those of one step are counted here"
+RENDERED = "the images are synthetic: only those of one training step are rendered and counted here"
 
 
 class Detection(ConfigTask, DetectionTask):
@@ -64,7 +64,7 @@ class Detection(ConfigTask, DetectionTask):
             )
         if cfg.INPUT.CHANNELS != 3:
             raise ConfigError(
-                f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: detectors take RGB images only: set "
+                f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}, but detectors take RGB images only: set "
                 "INPUT.CHANNELS to 3"
             )
         warn_unused(cfg, f"{model} is a detector", UNUSED)
@@ -140,7 +140,7 @@ class Detection(ConfigTask, DetectionTask):
         if len(names) > 1:
             sets = ", ".join(names)
             raise ConfigError(
-                f"DATA.TRAIN {sets}: a detector trains on one set only: merge the sets into one"
+                f"DATA.TRAIN is {sets}, but a detector trains on one set only: merge the sets"
             )
         return self._open(names[0], "train", build_train_transform(self.cfg))
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from vil.engine.distributed import broadcast_object, gather_objects
+from vil.engine.distributed import compute_on_main, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss
 from vil.tasks.base import ImageMeta, Task, make_metric
@@ -56,8 +56,8 @@ class DetectionTask(Task):
         """Store the settings of the task.
 
         masks: whether to evaluate masks as well as boxes. tile: side of the tiles in which
-        inference processes an image, in pixels; 0: process the full image at once. overlap, nms,
-        per_image: settings of inference with tiles, see `detect_tiled`. print_classes: whether
+        evaluation and inference process an image, in pixels; 0: process the full image at once.
+        overlap, nms, per_image: settings of tiles, see `detect_tiled`. print_classes: whether
         `format_metrics` returns a table of per-class metrics. common: arguments of `Task`.
         Raises DataError if faster-coco-eval is not installed.
         """
@@ -86,12 +86,13 @@ class DetectionTask(Task):
         """
         dataset = self.test_sets[name].dataset
         all_results = gather_objects(self.collect_results(model, name, between))
-        metrics = None
-        if all_results:
+
+        def compute() -> dict[str, Any]:
             results = coco_eval.sort_results(chain.from_iterable(all_results))
             self.write_results(name, results)
-            metrics = coco_eval.average_precision(dataset.annotations, results, self.iou_types)
-        return {**broadcast_object(metrics), "count": len(dataset)}
+            return coco_eval.average_precision(dataset.annotations, results, self.iou_types)
+
+        return {**compute_on_main(compute), "count": len(dataset)}
 
     def collect_results(
         self, model: nn.Module, name: str, between: Callable[[], None]
@@ -105,10 +106,13 @@ class DetectionTask(Task):
         category_ids = loader.dataset.category_ids
         for batch in iter_in_step(loader, between):
             batch = batch.to(self.device, self.memory_format)
-            with autocast(self.device, self.amp_dtype):
-                outputs = model(batch.images)
-            for image, target, output in zip(batch.images, batch.targets, outputs):
-                size, detections = tuple(image.shape[-2:]), from_output(output)
+            if self.tiling["tile"]:
+                outputs = self.run(model, batch.images)
+            else:
+                with autocast(self.device, self.amp_dtype):
+                    outputs = map(from_output, model(batch.images))
+            for image, target, detections in zip(batch.images, batch.targets, outputs):
+                size = tuple(image.shape[-2:])
                 results += coco_eval.to_results(
                     detections, image_id=target["image_id"], size=size, category_ids=category_ids
                 )

@@ -1,8 +1,8 @@
 """Detection in images of any size: in the full image, or in overlapping tiles.
 
 A detector resizes its input to about 1000 pixels, so small objects in a large image become too
-small to detect, and the memory grows with the size of the image. With tiles, objects have the same
-scale, and inference needs the same memory, as in training.
+small to detect, and the memory grows with the size of the image. With tiles, the scale of objects
+and the memory of inference do not depend on the size of the image.
 
 An inner border is a border of a tile that is not a border of the image. If an object crosses an
 inner border, its box in the tile is cut: it covers only a part of the object. A box that touches an

@@ -15,7 +15,7 @@ from vil.utils.image_text import Color, draw_text, enlarge, font_for, load_font
 OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#f0e442")
 SHADES = ((1.0, 0), (0.6, 0), (0.5, 128))  # factor and offset: unchanged, darker, lighter
 TINT = 110  # of 255: opacity of masks
-LINE_WIDTHS = 350  # widths of a box's line in the longer side
+LINE_WIDTHS = 350  # the longer side of an image is this many line widths of a box
 GAP = 8  # pixels between two images
 
 

@@ -15,7 +15,7 @@ from vil.tasks.multilabel.report import report_test_set
 from vil.tasks.multilabel.task import MultilabelTask
 from vil.utils.errors import as_config_error
 
-UNUSED = ("DETECTION", "REGRESSION", "LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT")
+UNUSED = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
 
 
 class Multilabel(ConfigImageTask, MultilabelTask):
@@ -25,7 +25,7 @@ class Multilabel(ConfigImageTask, MultilabelTask):
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
-        warn_unused(cfg, "TASK is multilabel", (*UNUSED, "DATA.TARGETMAP"))
+        warn_unused(cfg, "TASK is multilabel", UNUSED)
         refuse_mixing(cfg)
         own, options = cfg.MULTILABEL, {}
         if own.LOSS == "asymmetric":

@@ -8,8 +8,8 @@ DECLARED = (
     Key(
         "LOSS",
         "bce",
-        "bce: binary cross entropy. asymmetric: the same with a lower weight for easy negatives "
-        "(arXiv:2009.14119).",
+        "bce: binary cross entropy. asymmetric: binary cross entropy with a lower weight for easy "
+        "negatives (arXiv:2009.14119).",
         one_of("bce", "asymmetric"),
     ),
     Key("GAMMA_POS", 0.0, "asymmetric: exponent for images with the label.", at_least(0)),
@@ -17,7 +17,7 @@ DECLARED = (
     Key(
         "CLIP",
         0.05,
-        "asymmetric: images without the label and with a probability below this do not count.",
+        "asymmetric: an image without the label has no loss if its probability is below this.",
         below_one,
     ),
 )

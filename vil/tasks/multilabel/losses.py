@@ -41,7 +41,7 @@ def asymmetric(
     positive = -((1 - probability) ** gamma_pos) * F.logsigmoid(logits)
     if positive_weights is not None:
         positive = positive * positive_weights
-    # not 0, where a power with an exponent below 1 has an infinite gradient
+    # at least 1e-8, because a power with an exponent below 1 has an infinite gradient at 0
     shifted = (probability - clip).clamp(min=1e-8)
     log_miss = torch.log1p(-shifted) if clip > 0 else F.logsigmoid(-logits)
     negative = -(shifted**gamma_neg) * log_miss

@@ -26,7 +26,7 @@ def report_test_set(
     cards = [
         ("Mean average precision", f"{metrics['map']:.2f}%", checkpoint),
         ("Macro F1", f"{metrics['macro_f1']:.2f}%", remark),
-        ("Exactly the right labels", f"{metrics['exact']:.2f}%", remark),
+        ("Images with all labels correct", f"{metrics['exact']:.2f}%", remark),
     ]
     each = metrics["per_label"]
     order = sorted(range(len(class_names)), key=lambda i: np.nan_to_num(each["ap"][i], nan=101))

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import broadcast_object, compute_on_main
+from vil.engine.distributed import compute_on_main
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
@@ -30,9 +30,9 @@ class MultilabelTask(ImageTask):
     """Task for models that give each image any number of K labels.
 
     loss: "bce" or "asymmetric", the name of a function in losses.py. loss_options: additional
-    keyword arguments of this function. label_smoothing: amount s, which changes the targets 0 and 1
-    to s / 2 and 1 - s / 2. positive_weights (K,): weight of positive images in the loss of each
-    label; None: 1. thresholds (K,): minimum probability for predicting each label; None: 0.5.
+    keyword arguments of this function. label_smoothing: amount s. The target 0 becomes s / 2, and
+    the target 1 becomes 1 - s / 2. positive_weights (K,): weight of positive images in the loss of
+    each label; None: 1. thresholds (K,): minimum probability for predicting each label; None: 0.5.
     """
 
     metric = Metric("map", label="mean average precision", unit="%")
@@ -72,7 +72,7 @@ class MultilabelTask(ImageTask):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of the test set `name`, see `score`."""
         outputs = self.collect_outputs(model, name, between)
-        return broadcast_object(None if outputs is None else self.score(outputs))
+        return compute_on_main(lambda: self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
         """Compute the metrics of the model's outputs, with the task's thresholds.
@@ -119,7 +119,7 @@ class MultilabelTask(ImageTask):
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
         """For each label, choose the threshold that maximizes the label's F1 on the first test set.
 
-        Returns {"thresholds": {label: threshold}}, the same on all ranks.
+        Returns {"thresholds": {label name: threshold}}, the same on all ranks.
         """
         name, outputs = self.first_outputs(model)
 

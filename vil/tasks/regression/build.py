@@ -15,7 +15,7 @@ from vil.tasks.regression.report import report_test_set
 from vil.tasks.regression.task import RegressionTask
 from vil.utils.errors import ConfigError, DataError, as_config_error
 
-UNUSED = ("DETECTION", "LOSS", "MULTILABEL", "DATA.TARGETMAP")
+UNUSED = ("LOSS", "DATA.TARGETMAP")
 
 
 class Regression(ConfigImageTask, RegressionTask):
@@ -50,8 +50,8 @@ class Regression(ConfigImageTask, RegressionTask):
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
-                f"{len(constant)} of {len(std)} targets are constant in the training set, so "
-                f"they cannot be learned: remove them. The first is {constant[0]}"
+                f"{len(constant)} of {len(std)} targets are constant in the training set and "
+                f"cannot be learned: remove them; the first is {constant[0]}"
             )
         self.set_scale(mean, std)
         self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}

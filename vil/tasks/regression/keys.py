@@ -8,7 +8,8 @@ DECLARED = (
     Key(
         "LOSS",
         "huber",
-        "huber: squared up to HUBER_DELTA, then linear. mse: squared. mae: absolute.",
+        "huber: squared error up to HUBER_DELTA, linear above. mse: squared error. mae: absolute "
+        "error.",
         one_of("huber", "mse", "mae"),
     ),
     Key(
@@ -20,8 +21,8 @@ DECLARED = (
     Key(
         "MEAN",
         (),
-        "Mean of each number; the network learns (number - MEAN) / STD. auto: of the training set; "
-        "a run's config.yaml has the values.",
+        "Mean of each number. The network predicts (number - MEAN) / STD. auto: computed from the "
+        "training set; the run's config.yaml has the computed values.",
     ),
     Key(
         "STD",

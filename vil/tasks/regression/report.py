@@ -12,7 +12,7 @@ from vil.tasks.image_task import Outputs
 from vil.tasks.regression.task import RegressionTask
 from vil.utils.plot_text import plot_text
 
-MAX_PLOTS = 6  # numbers whose predictions are plotted
+MAX_PLOTS = 6  # maximum number of predicted numbers that are plotted
 
 
 def report_test_set(

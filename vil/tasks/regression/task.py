@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import broadcast_object
+from vil.engine.distributed import compute_on_main
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
@@ -63,8 +63,8 @@ class RegressionTask(ImageTask):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the mean absolute error as a metric.
 
-        The loss is computed from normalized numbers, and is the mean over images and numbers. The
-        metric is in the original units of the numbers, and is a mean too.
+        Both are means over images and numbers. The loss is computed from normalized numbers. The
+        metric is in the original units of the numbers.
         """
         outputs = model(batch.images).float()
         scaled = (batch.targets - self.mean) / self.std
@@ -86,7 +86,7 @@ class RegressionTask(ImageTask):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of the test set `name`, see `score`."""
         outputs = self.collect_outputs(model, name, between)
-        return broadcast_object(None if outputs is None else self.score(outputs))
+        return compute_on_main(lambda: self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
         """Compute the metrics of the predicted numbers.

@@ -131,11 +131,6 @@ def is_axis(setting: Setting) -> bool:
 def with_fixed(grid: Grid, setting: Setting) -> Grid:
     """Return a copy of the grid in which all runs have the given setting. An axis with the same
     config key is removed."""
-    if setting.key == "OUTPUT_DIR":
-        raise ConfigError(
-            f"{setting.where}: OUTPUT_DIR is not allowed, because --output sets the folder of all "
-            "runs"
-        )
     axes = {key: values for key, values in grid.axes.items() if key != setting.key}
     return replace(grid, fixed=(*grid.fixed, setting), axes=axes)
 
@@ -154,7 +149,8 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError if the name of a variant has invalid characters, or if settings conflict.
+    """Raise ConfigError if the name of a variant has invalid characters, if OUTPUT_DIR is set for
+    all runs or is an axis, or if settings conflict.
 
     Settings conflict if a variant sets a key that is an axis, or if a setting in `grid.fixed` has
     no effect because every variant overrides it.
@@ -171,6 +167,12 @@ def check_grid(grid: Grid) -> None:
                     f"{setting.where}: {setting.key} is set by the variant {variant.name}, but is "
                     f"also an axis of the grid ({other}): remove one of them"
                 )
+    for setting in (*grid.fixed, *(values[0] for values in grid.axes.values())):
+        if setting.key == "OUTPUT_DIR":
+            raise ConfigError(
+                f"{setting.where}: OUTPUT_DIR is not allowed, because --output sets the folder of "
+                "all runs"
+            )
     set_by = [{setting.key for setting in variant.settings} for variant in grid.variants]
     for setting in grid.fixed:
         if set_by and all(setting.key in keys for keys in set_by):

@@ -30,7 +30,8 @@ from vil.utils.output_paths import make_folder
 from vil.workflows.log_forwarding import log_warnings_once
 from vil.workflows.sweeping.grid import Cell, Grid, digest, plain
 
-# Keys that a later call may change: where and how a run is computed, not what.
+# Keys that a later call may change, unless the sweep varies them: where and how a run is computed,
+# not what.
 LOCAL = {
     "OUTPUT_DIR", "IMPORTS", "DATA.PATH", "DATALOADER.WORKERS", "LOG_FREQ", "RUN.SAVE_EVERY",
     "RUN.SAVE_STEPS", "RUN.KEEP", "RUN.KEEP_EVERY", "RUN.MAX_FAILED_SAVES", "RUN.HANG_SECONDS",
@@ -167,22 +168,27 @@ def merge(
     """Add newly planned runs to the known runs of a sweep. Returns all runs.
 
     A planned run that has the same config as a known run is not added. local: new settings of LOCAL
-    keys (paths, logging, checkpoints); the configs of the known runs are changed accordingly.
+    keys (paths, logging, checkpoints); the configs of the known runs are changed accordingly,
+    except for the keys that the sweep varies.
     """
-    runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
-    by_config = {identify(run.cfg): run.name for run in known}
-    groups = {identify(run.cfg, SEED): run.group for run in known}
+    runs = {}
+    for run in known:
+        changes = [setting for setting in local if setting.key not in run.settings]
+        runs[run.name] = replace(run, cfg=override(run.cfg, changes))
+    by_config = {identify(run): run.name for run in known}
+    groups = {identify(run, SEED): run.group for run in known}
     seen: dict[str, str] = {}
     for run in planned:
-        name = by_config.get(identify(run.cfg))
+        name = by_config.get(identify(run))
+        if name in seen:
+            log.warning("%s and %s have the same config: it is trained once", seen[name], run.name)
+            continue
         if name is None:
             run = with_free_name(run, runs)
-            name = by_config[identify(run.cfg)] = run.name
-            runs[name] = replace(run, group=groups.setdefault(identify(run.cfg, SEED), run.group))
-        elif name in seen:
-            log.warning("%s and %s have the same config: it is trained once", seen[name], run.name)
+            name = by_config[identify(run)] = run.name
+            runs[name] = replace(run, group=groups.setdefault(identify(run, SEED), run.group))
         runs[name] = replace(runs[name], cfg=run.cfg)
-        seen.setdefault(name, run.name)
+        seen[name] = run.name
     return list(runs.values())
 
 
@@ -197,7 +203,8 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
     if other is None:
         return run
     if (other.variant, other.settings) == (run.variant, run.settings):
-        changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in LOCAL}
+        ignored = LOCAL.difference(run.settings)
+        changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in ignored}
         key, (was, now) = next(iter(changed.items()))
         raise ConfigError(
             f"the sweep in {run.sweep} has a run {run.name} with {key} {was!r}, not {now!r}: "
@@ -207,11 +214,11 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
     return replace(run, name=f"{run.name}-{mark}", group=f"{run.group}-{mark}")
 
 
-def identify(cfg: CfgNode, *without: str) -> str:
-    """Return a text that identifies a config. It is the same for configs that differ only in LOCAL
-    keys (paths, logging, checkpoints). without: more keys to ignore."""
-    ignored = LOCAL.union(without)
-    return repr(sorted(item for item in leaves(cfg).items() if item[0] not in ignored))
+def identify(run: SweepRun, *without: str) -> str:
+    """Return a text that identifies a run's config. It is the same for configs that differ only in
+    LOCAL keys (paths, logging, checkpoints) that are not axes. without: more keys to ignore."""
+    ignored = LOCAL.difference(run.settings).union(without)
+    return repr(sorted(item for item in leaves(run.cfg).items() if item[0] not in ignored))
 
 
 # The folder

@@ -27,7 +27,8 @@ from vil.workflows.sweeping.plan import SweepRun
 from vil.workflows.sweeping.state import begin_attempt, end_attempt
 
 POLL_SECONDS = 0.1
-# How long to wait for a run that another process holds: one that saves after its sweep was killed.
+# How long to wait for a run whose folder another process locks. After a sweep is killed, its runs
+# may still be saving their state.
 LOCKED_SECONDS = 60.0
 
 
@@ -91,7 +92,7 @@ class RunPool:
             run = waiting.popleft()
             if not is_locked(run.folder):
                 self.active[slot] = self._start(run, slot)
-                if self.signal:  # it arrived before the run could be told
+                if self.signal:  # it arrived during `_start`
                     self._pass_on(self.signal)
                 return True
             waiting.append(run)
@@ -137,7 +138,7 @@ class RunPool:
         for slot in ended:
             attempt = self.active.pop(slot)
             returncode = attempt.process.returncode
-            if returncode and self.signal:  # it was stopped, also before it could handle signals
+            if returncode and self.signal:  # stopped by the signal
                 returncode = 130 if self.signal == signal.SIGINT else 75
             end_attempt(attempt.run, returncode, attempt.began)
             self.on_end(attempt.run)
@@ -161,7 +162,7 @@ class RunPool:
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        # torchrun dies of SIGUSR1; SIGTERM means the same to a run
+        # SIGUSR1 would kill torchrun; a run handles SIGTERM in the same way
         passed = signal.SIGTERM if number == signal.SIGUSR1 else number
         for attempt in list(self.active.values()):
             if attempt.process.poll() is None:

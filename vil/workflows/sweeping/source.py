@@ -25,7 +25,7 @@ from vil.workflows.configure import Overrides, as_options, make_config
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.sweeping.grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
 
-PARTS = dict.fromkeys(("base", "fixed", "grid", "variants"))  # of a file
+PARTS = dict.fromkeys(("base", "fixed", "grid", "variants"))  # top-level keys of a grid file
 
 
 def make_grid(
@@ -46,7 +46,7 @@ def make_grid(
     file: YAML file, see `read_grid`; the other arguments override its settings.
     axes: {config key: values to sweep over}.
     variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
-    flags: {config key: value or None}, which override all other settings.
+    flags: {config key: value or None}, which override all other settings, axes too.
     imports: Python files to run first.
 
     Raises ConfigError for invalid or contradictory settings.
@@ -66,6 +66,7 @@ def make_grid(
         grid = with_axis(grid, setting) if is_axis(setting) else with_fixed(grid, setting)
     for setting in from_mapping({key: list(of) for key, of in (axes or {}).items()}, "grid"):
         grid = with_axis(grid, setting)
+    grid = replace(grid, axes={key: of for key, of in grid.axes.items() if key not in flags})
     if variants is not None:
         grid = replace(grid, variants=tuple(as_variant(*item) for item in variants.items()))
     check_grid(grid)

@@ -14,7 +14,7 @@ from vil.utils.errors import INTERRUPTED, PREEMPTED, RunFolderError
 from vil.workflows.sweeping.plan import SweepRun
 
 STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
-LOST = 1  # exit code of a run that a signal killed
+LOST = 1  # exit code to record for a run that a signal killed
 LINE = re.compile(r"^(?:vil [^\s:]+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # an error of a command
 TAIL = 20_000  # bytes of a run's output that are searched
 

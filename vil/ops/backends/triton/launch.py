@@ -23,11 +23,13 @@ from vil.ops.call import Call
 from vil.ops.layout import Layout
 from vil.ops.window import Window
 
-PROGRAMS = 1024  # enough to fill a large GPU where the number of splits is free
+PROGRAMS = 1024  # programs that fill a large GPU, for kernels that can split their sums
 TILE_SHARE = 16  # tiles of scores take at most 1/16 of the bytes of the other tensors
-ENTRIES, LINES = 128, 16  # of the table and of a tile, per step of the last kernel
+# bias table entries of a program, and tile rows that it reads at a time, in the kernels that sum
+# tiles
+ENTRIES, LINES = 128, 16
 
-Rectangle = tuple[int, int, int, int]
+Rectangle = tuple[int, int, int, int]  # first row, end row, first column, end column
 
 
 class Tokens(NamedTuple):
@@ -64,7 +66,7 @@ def current_target() -> str:
 
 @lru_cache(maxsize=1)
 def kernels() -> SimpleNamespace:
-    """Import the kernels and their helper functions. Returns a namespace that has them all."""
+    """Import the kernels and their helper functions. Returns them as one namespace."""
     if interpreted():
         from vil.ops.backends.triton.interpreter import repair
 

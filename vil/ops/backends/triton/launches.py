@@ -47,7 +47,7 @@ def four(queries: int, keys: int) -> Launch:
     return Launch(queries, keys, registers=128)
 
 
-LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for numbers of 16 bits
+LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16-bit dtypes
     "sm_80": {
         "forward": (four(64, 32), three(64, 32), Launch(64, 16)),
         "query": (three(64, 16), four(32, 32), Launch(32, 32)),
@@ -81,7 +81,8 @@ LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for nu
         "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16, stages=1)),
     },
 }
-FLOAT32 = (Launch(32, 32), Launch(32, 32), Launch(32, 16))  # all kernels, without tensor cores
+# for all kernels in float32, which do not use tensor cores
+FLOAT32 = (Launch(32, 32), Launch(32, 32), Launch(32, 16))
 
 
 def kind_of(target: str) -> str:

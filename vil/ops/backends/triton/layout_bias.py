@@ -41,7 +41,7 @@ def step_kernel(
     count = tl.load(start + 1) - begin
     bias = tl.zeros([Q, K], tl.float32)
     if TABLE is not None:  # all pairs of a step have the same bias
-        # this head may have no pair, and `begin` be behind the last
+        # a head may have no pair with this step; then `begin` may be past the end of the lists
         chunk = tl.load(lists.chunks + begin, mask=count > 0, other=0)
         key_chunk = tl.load(KEY_CHUNKS + begin, mask=count > 0, other=0)
         row, col, place, query, is_query = chunk_places(chunk, part * Q, X, Y, Y, w, Q)

@@ -177,9 +177,10 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
     for key, field_type in fields.items():
         value = row.get(key)
         if not isinstance(value, field_type) or isinstance(value, bool):
-            return f"has {key} {value!r:.40}" if key in row else f"has no {key!r}"
+            wrong = f"has {key} {value!r:.40}, which is not of type {field_type.__name__}"
+            return wrong if key in row else f"has no {key!r}"
         if key in ("width", "height") and not 0 < value < 1 << 31:
-            return f"has {key} {value}"
+            return f"has {key} {value}, which is not a size in pixels"
         if key == "id" and not -(1 << 63) <= value < 1 << 63:
             return "has an id of more than 64 bits"
         try:

@@ -26,7 +26,7 @@ from vil.tasks.detection.data.fake import Files, fake_boxes
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
-from vil.utils.safe_files import path_below
+from vil.utils.safe_files import join_roots, path_below
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ def build_detection_set(
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")
     folder, file = locate(root, split, **own)
-    options = dict(masks=masks, keep_empty=keep_empty, roots=(root, *extra_roots))
+    options = dict(masks=masks, keep_empty=keep_empty, roots=join_roots(root, extra_roots))
     return CocoDataset(folder, file, split, transform, **options)
 
 

@@ -65,7 +65,7 @@ def write_fake(
                 "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0,
                 "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
             })  # fmt: skip
-        with write_aside(folder / f"{index}.png") as aside:  # other ranks may read it meanwhile
+        with write_aside(folder / f"{index}.png") as aside:  # other ranks may read the file now
             image.save(aside, compress_level=1)
     categories = [{"id": c + 1, "name": f"category {c + 1}"} for c in range(num_classes)]
     file = Path(root, "annotations", f"instances_{split}.json")

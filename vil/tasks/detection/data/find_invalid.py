@@ -16,9 +16,9 @@ from vil.utils.errors import DataError
 SHOWN = 12  # number of faults listed per kind
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, float("inf"))}
 MISSING, UNREADABLE = "is not in the folder", "cannot be opened"
-WRONG_SIZE = "{} x {} px in the file, {} x {} in the image, which counts"
+WRONG_SIZE = "{} x {} px in the file, but {} x {} px in the image; the image's size is used"
 NO_MASKS = "none: mask_rcnn needs them"
-NO_MASK = REASONS[-1]  # only matters to detectors with masks
+NO_MASK = REASONS[-1]  # a fault only for detectors with masks
 MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops above it
 
 
@@ -123,9 +123,13 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
 
 
 def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
-    """Return a fault for each image that is missing, unreadable, or of an unexpected size."""
+    """Return a fault for each image that is missing, unreadable, or of an unexpected size.
+
+    Symbolic links to any place are followed. Where training allows them to lead depends on the
+    config (DATA.PATH, DATA.KWARGS.extra_roots).
+    """
     names = [os.fsdecode(name) for name in table.names.tolist()]
-    missing = set(missing_images(folder, names))
+    missing = set(missing_images(folder, names, roots=[os.sep]))
     faults = [Fault("image", name, MISSING) for name in names if name in missing]
     for name, expected in zip(names, table.sizes.tolist()):
         if name in missing:

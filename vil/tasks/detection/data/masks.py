@@ -17,7 +17,7 @@ from vil.utils.errors import DataError
 # Limits on coordinates and sizes, so that an invalid file cannot exhaust the memory.
 MAX_COORDINATE = 100_000.0  # pixels
 MAX_PIXELS = 1 << 28
-POLYGON = (0, 0)
+POLYGON = (0, 0)  # in place of the size of an RLE
 Piece = tuple[tuple[int, int], bytes]  # (size, runs) of an RLE, (POLYGON, coordinates) of a polygon
 
 

@@ -189,10 +189,9 @@ def average(losses: Sequence[Tensors]) -> Tensors:
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
     """Raise ValueError if there is not one target per image, or if a box has no area."""
     if targets is None or len(targets) != len(images):
-        count = "none" if targets is None else len(targets)
+        count = "no" if targets is None else len(targets)
         raise ValueError(
-            f"training needs one target per image, got {len(images)} images, but targets for "
-            f"{count}"
+            f"training needs one target per image, got {len(images)} images and {count} targets"
         )
     for i, target in enumerate(targets):
         boxes = target["boxes"]

@@ -21,7 +21,7 @@ from torchvision.ops import MultiScaleRoIAlign, box_area
 POOLED, MASK_POOLED = 7, 14  # output size of RoI pooling for boxes, for masks
 PER_GROUP = 8  # channels per group of RetinaNet's v2 GroupNorm, as published: 256 in 32 groups
 BOX_CONVS = 4  # convolutions of the v2 box head
-CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at stride 2^4
+CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box with a side of 224 pixels is pooled at stride 2^4
 
 
 class Anchors(AnchorGenerator):
@@ -80,9 +80,10 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 class LevelMapper:
     """Assign boxes to pyramid levels of any strides, by the FPN paper (arXiv:1612.03144).
 
-    Equation 1 of the paper gives the ideal stride for the size of a box. The box is assigned to the
-    coarsest level whose stride is not above the ideal stride or, if there is no such level, to the
-    finest level. torchvision's LevelMapper supports only strides that double from level to level.
+    Equation 1 of the paper gives the ideal stride for the size of a box, a power of 2. The box is
+    assigned to the coarsest level whose stride, rounded down to a power of 2, is not above the
+    ideal stride. If there is no such level, the box is assigned to the finest level. torchvision's
+    LevelMapper supports only strides that double from level to level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:
