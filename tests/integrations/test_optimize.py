@@ -111,6 +111,12 @@ def test_forward_hooks_are_kept(name):
     torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
 
 
+def test_a_replaced_forward_is_kept():
+    model, x = nn.Sequential(Mlp(8, 16)).eval(), torch.randn(3, 8)
+    model[0].fc1.forward = lambda x: nn.functional.linear(2 * x, model[0].fc1.weight)
+    torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
+
+
 def test_weights_of_hooks_are_kept():
     model, x = nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 8))).eval(), torch.randn(3, 8)
     torch.testing.assert_close(vil.optimize_for_inference(model)(x), model(x))
@@ -130,6 +136,14 @@ def test_gradients_and_training_are_refused():
         fast.train()
     with pytest.raises(ValueError, match=r"must be a floating-point type, not torch\.int8"):
         vil.optimize_for_inference(SMALL["vil"](), dtype=torch.int8)
+
+
+def test_moving_and_converting_are_refused():
+    fast = vil.optimize_for_inference(SMALL["vil"]())
+    fast.to("cpu").float().to(memory_format=torch.channels_last)
+    for change in (lambda: fast.to("meta"), fast.half):
+        with pytest.raises(RuntimeError, match="original model, then optimize it again"):
+            change()
 
 
 def test_structures_of_tensors_are_converted():

@@ -300,13 +300,24 @@ def own_forward(block):
     )
 
 
+def replaced_forward(block):
+    before = block.attn.forward
+    block.attn.forward = lambda *args: 2 * before(*args)
+
+
+def replaced_layer_forward(block):
+    before = block.attn.proj.forward
+    block.attn.proj.forward = lambda x: 2 * before(x)
+
+
 def dropout(block):
     block.attn.proj_drop.p = 0.5
     block.train()
 
 
 CHANGES = (
-    hooked_norm, hooked_attention, hooked_layer, other_norm, other_linear, own_forward, dropout,
+    hooked_norm, hooked_attention, hooked_layer, other_norm, other_linear, own_forward,
+    replaced_forward, replaced_layer_forward, dropout,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils._pytree import tree_map
 
 from vil.layers.block import Block, mlp_weights
 from vil.layers.fused_attention import PackedProjections, can_fuse
-from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack, has_hooks
+from vil.layers.linear import has_hooks
+from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack
 from vil.ops.linear_case import MLP, NORM_LINEAR, is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a PackedLinear can apply
@@ -42,6 +44,23 @@ class OptimizedModel(nn.Module):
         with torch.inference_mode(), torch.autocast(device_of(self.model), enabled=False):
             return tree_map(lambda x: convert(x, torch.float32), function(*args, **kwargs))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OptimizedModel":
+        """Apply a function to all parameters and buffers: `to`, `cuda`, `half` and others call it.
+
+        Raises RuntimeError if it would move the tensors of a model on a CPU, or convert them,
+        because packed weights are neither.
+        """
+        if device_of(self.model) == "cpu":
+            old = torch.empty(0, dtype=self.dtype)
+            new = fn(old)
+            if (new.device, new.dtype) != (old.device, old.dtype):
+                raise RuntimeError(
+                    "a model optimized for inference on a CPU cannot be moved or converted to "
+                    f"{new.device} and {new.dtype}: move or convert the original model, then "
+                    "optimize it again"
+                )
+        return super()._apply(fn, recurse)
+
     def train(self, mode: bool = True) -> "OptimizedModel":
         if mode:
             raise RuntimeError(
@@ -59,7 +78,7 @@ def optimize_for_inference(
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
     the tokens in parts. MLPs and attention projections use compiled code with packed weights if
-    `vil tune` found this code to be faster. Modules with forward hooks are not replaced. Up to
+    `vil tune` found this code to be faster. Modules with hooks are not replaced. Up to
     rounding, the outputs are the same as those of the model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
@@ -145,5 +164,5 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
 
 def device_of(model: nn.Module) -> str:
     """Return the device type of a model's parameters and buffers, or "cpu" if it has none."""
-    tensors = (*model.parameters(), *model.buffers())
-    return tensors[0].device.type if tensors else "cpu"
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return "cpu" if tensor is None else tensor.device.type

@@ -33,7 +33,7 @@ def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = Fa
     whether they can be used for x.
     """
     if packed := getattr(attn, "packed", None):
-        return packed.can_run(x) and not any(map(has_hooks, (norm, *attn.modules())))
+        return packed.can_run(x) and not any(map(has_hooks, (norm, attn, *attn.children())))
     last = LINEAR_RESIDUAL if residual else LINEAR
     native = is_native(NORM_LINEAR, x, 3 * x.shape[-1]) or is_native(last, x, x.shape[-1])
     return native and can_fuse(norm, attn)

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 from vil.ops.linear import linear
 from vil.ops.linear_case import LINEAR, is_native
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return layer(x) for a linear layer and x (..., I): a tensor (..., O).
@@ -28,8 +26,14 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks."""
-    return any(getattr(module, name) for name in HOOKS)
+    """Return whether calling a module may do more than its class does.
+
+    This is the case if it has hooks, or if `forward` was replaced in this instance, as other
+    packages do to record or to move tensors.
+    """
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    backward = module._backward_hooks or module._backward_pre_hooks
+    return bool(forward or backward)
 
 
 def has_plain_type(x: Tensor | None) -> bool:

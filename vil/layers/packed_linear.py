@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vil.layers.linear import has_hooks
 from vil.ops.mlp import MlpWeights, norm_mlp_packed, norm_mlp_torch, pack_weights
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting
@@ -127,8 +128,3 @@ def can_pack(linear: nn.Module) -> bool:
         and linear.weight.dtype in DTYPES
         and torch.backends.mkldnn.is_available()
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks may change the inputs, outputs or weights of a module."""
-    return bool(module._forward_pre_hooks or module._forward_hooks)

@@ -65,7 +65,7 @@ def _attend(
     if not len(qkv):
         return out
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
-    out_global, local = _split_queries(out, call.num_global, num_heads)
+    out_global, local = _split_queries(out, call.num_global, num_heads, call.q.shape[3])
     tokens = {"out": local}
     if call.num_global:
         tokens |= {"q_global": q_global, "out_global": out_global}
@@ -106,18 +106,35 @@ def _split(
 ) -> tuple[Call, Tensor]:  # fmt: skip
     """Return the call of the local queries, and the global queries (B, N, G, D), as views."""
     window, num_global = from_numbers(numbers)
-    q, k, v = qkv.chunk(3, dim=2)
-    q_global, q = _split_queries(q, num_global, num_heads)
-    _, k = _split_queries(k, 0, num_heads)
-    _, v = _split_queries(v, 0, num_heads)
+    channels = qkv.shape[2] // 3
+    head_dim = channels // num_heads
+    q_global, q = _split_queries(qkv, num_global, num_heads, head_dim)
+    k, v = (_view_heads(qkv, num_heads, head_dim, channel=i * channels) for i in (1, 2))
     bias = LocalBias(table, to_global)
     return Call(q, k, v, window, num_global, bias, scale=scale), q_global
 
 
-def _split_queries(x: Tensor, num_global: int, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Split x (B, G+L, C) into views (B, N, G, D) and (B, N, L, D)."""
-    x = x.unflatten(2, (num_heads, -1)).transpose(1, 2)
-    return x[:, :, :num_global], x[:, :, num_global:]
+def _split_queries(
+    x: Tensor, num_global: int, num_heads: int, head_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Split the first N*D channels of x (B, G+L, ...) into views (B, N, G, D) and (B, N, L, D)."""
+    first = _view_heads(x, num_heads, head_dim, count=num_global)
+    return first, _view_heads(x, num_heads, head_dim, token=num_global)
+
+
+def _view_heads(
+    x: Tensor, num_heads: int, head_dim: int, *, token: int = 0, count: int | None = None,
+    channel: int = 0,
+) -> Tensor:  # fmt: skip
+    """View N*D channels of some tokens of x, which is contiguous, as (B, N, count, D).
+
+    token, channel: the first of the tokens and of the channels. count: the number of tokens; by
+    default, all that follow. One `as_strided` takes a fifth of the time of several views.
+    """
+    batch, tokens, width = x.shape
+    shape = (batch, num_heads, tokens - token if count is None else count, head_dim)
+    offset = x.storage_offset() + token * width + channel
+    return x.as_strided(shape, (tokens * width, head_dim, width, 1), offset)
 
 
 @torch.library.custom_op("vil::attend_qkv_gradient", mutates_args=())
@@ -136,7 +153,7 @@ def _gradient(
         return [dqkv, *(qkv.new_empty(0) if b is None else torch.zeros_like(b) for b in biases)]
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
     grads, dq_global = _split(dqkv, None, None, numbers, num_heads, scale)
-    dout_global, dout = _split_queries(dout, call.num_global, num_heads)
+    dout_global, dout = _split_queries(dout, call.num_global, num_heads, call.q.shape[3])
     tokens = {"dout": dout, "dq": grads.q, "dk": grads.k, "dv": grads.v}
     if call.num_global:
         tokens |= {"q_global": q_global, "dout_global": dout_global, "dq_global": dq_global}
