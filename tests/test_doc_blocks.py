@@ -49,8 +49,10 @@ ELSEWHERE = {
 SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
     "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
-    "docs/guides/streaming.md", "docs/guides/sweep.md",
-    "docs/tutorials/attention_lab.md", "docs/tutorials/from_folder_to_model.md",
+    "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
+    "docs/guides/check_data.md", "docs/guides/timm_and_hub.md", "docs/guides/fast_inference.md",
+    "docs/guides/channels.md", "docs/tutorials/attention_lab.md",
+    "docs/tutorials/from_folder_to_model.md", "docs/tutorials/from_folder_to_model_2.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES

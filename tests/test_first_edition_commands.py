@@ -92,6 +92,7 @@ def test_every_line_is_checked():
     assert len(COMMANDS) > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", cases(line for line in COMMANDS if line not in KEYED))
 def test_commands_without_keys(line, commands, place):
     run_line(commands, COMMANDS[line], place)

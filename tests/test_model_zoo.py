@@ -78,6 +78,7 @@ def test_every_published_weight_file_has_one_folder():
     assert len(folders) - len(set(folders)) == 1
 
 
+@pytest.mark.long
 def test_the_parameters_are_those_of_the_reference():
     assert {name(row): counts.count(row.config).parameters for row in PUBLISHED} == EXACT
 
@@ -105,6 +106,7 @@ def test_the_config_says_what_the_table_says(row):
     assert quoted <= known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "code"), [(None, 1), ("# Model zoo\n", 1), ("up to date", 0)], ids=str
 )

@@ -24,7 +24,9 @@ TRAINED_LOSS, TRAINED_TOP = 3e-4, 100 * 1.5 / 360  # of 360 pictures one may cha
 # Average precision jumps when two boxes with almost the same score change places.
 PRECISION = {"evaluate_detector": 0.1, "resume_detector": 0.1}
 EXACT = {"step", "count", "tuned", "others", "taken", "tensors", "index"}
-SLOW = {"evaluate_best", "export", "tuned", "visualize"}
+LONG = {
+    "evaluate_best", "evaluate_detector", "export", "resume_detector", "tuned", "visualize",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def same(check: str, found: object, wanted: object, name: str = "") -> None:
         assert found == wanted, name
 
 
-@pytest.mark.parametrize("name", cases(CHECKS, SLOW))
+@pytest.mark.parametrize("name", cases(CHECKS, LONG))
 def test_as_the_first_edition_did(name, commands, tmp_path):
     copy = copy_old("", tmp_path / "old")
     found = as_json(CHECKS[name](partial(commands, copy), copy))

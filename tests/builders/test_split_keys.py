@@ -224,7 +224,7 @@ def test_a_fraction_where_a_whole_number_belongs_is_refused(argument):
 
 def test_a_detector_has_no_such_keys():
     words = ["DATA.VAL_FRACTION=0.2"]
-    with pytest.raises(ConfigError, match="TASK detection .* does not support DATA.VAL_FRACTION"):
+    with pytest.raises(ConfigError, match="TASK detection does not support DATA.VAL_FRACTION"):
         task_of(get_config("configs/scenes/mask_rcnn_vil_nano.yaml", words))
 
 

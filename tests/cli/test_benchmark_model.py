@@ -24,6 +24,7 @@ def result(tmp_path_factory):
     return folder, ended.out
 
 
+@pytest.mark.long
 def test_every_way_backend_and_other_model_is_a_row(result):
     folder, out = result
     found = json.loads((folder / "model.json").read_text())

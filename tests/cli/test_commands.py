@@ -166,6 +166,7 @@ def test_the_last_line_says_how_the_run_ended_and_what_is_next(run):
     assert re.search(wanted, succeeds("train", *words))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lr", "count"), [("1", 1), ("1e-3", 0)])
 def test_a_model_that_predicts_one_class_gets_a_hint(lr, count):
     shown = succeeds("train", *TINY, "OPTIM.OPT=adamw", f"OPTIM.LR={lr}", "--output_dir", "out")
@@ -173,6 +174,7 @@ def test_a_model_that_predicts_one_class_gets_a_hint(lr, count):
     assert len(re.findall(hint, shown)) == count
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.defect("B30")
 def test_the_same_command_gives_the_same_numbers(run, tmp_path):
@@ -210,6 +212,7 @@ def test_the_reader_of_a_pipe_may_leave():
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
+@pytest.mark.long
 def test_evaluation_and_saving_every_other_epoch():
     words = ["RUN.EVAL_EVERY=2", "RUN.SAVE_EVERY=2", "RUN.KEEP=9", "DATA.KWARGS.n=16"]
     succeeds("train", *TINY, *words, "OPTIM.EPOCHS=5", "--output_dir", "out")
@@ -217,13 +220,10 @@ def test_evaluation_and_saving_every_other_epoch():
     assert steps_kept("out") == [2, 4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.defect("B25")
 @pytest.mark.parametrize(
-    ("words", "newest"),
-    [
-        ("RUN.KEEP=2", [4, 5]),
-        pytest.param("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5], marks=pytest.mark.long),
-    ],
+    ("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5])]
 )
 def test_the_newest_checkpoints_and_the_best_are_kept(words, newest):
     """A learning rate this high ruins the weights, so the best ones are early."""

@@ -194,6 +194,7 @@ def test_a_dry_run_uses_synthetic_images(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["e.png"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -70,6 +70,7 @@ def test_a_config_with_eval_fast_can_be_streamed(photo):
     assert ended.out == vil("predict", photo, "--stream").out
 
 
+@pytest.mark.long
 def test_a_dry_run_prints_the_plan_and_reads_no_pixels(photo, tmp_path):
     image = Image.open(photo).resize((2000, 1500))
     image.save(tmp_path / "cut.jpg")
@@ -85,6 +86,7 @@ def test_a_dry_run_prints_the_plan_and_reads_no_pixels(photo, tmp_path):
     assert "cannot be read" in ended.err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
     (tmp_path / "folder.zarr").mkdir()
     large = tmp_path / "large.npy"

@@ -52,6 +52,7 @@ def said_of(*words, out="attention.png"):
 # Attention
 
 
+@pytest.mark.long
 def test_a_file_a_stream_and_an_image_of_the_test_set(run, photo, monkeypatch):
     whole, said = drawn("attention", photo, "--run", run)
     assert re.match(r"weights of .*step-\d+: \d+ loaded\n", said)

@@ -116,7 +116,7 @@ HOSTILE = {
     "broken": ("OPTIM:\n  LR: [1\nMODEL: {}", "x.yaml:3: not valid YAML"),
     "nested": ("DATA: {KWARGS: {a: " + "[" * 100, "nested more than"),
     "binary": ("\0\1\2", "not valid YAML"),
-    "huge": ("#" * (1 << 20) + "\n", "larger than"),
+    "huge": ("#" * (1 << 20) + "\n", "has more than"),
     "section as value": ("OPTIM: 5", "x.yaml:1: OPTIM: expected a section"),
     "value as section": ("OPTIM: {LR: {a: 1}}", "x.yaml:1: OPTIM.LR.a: unknown key"),
     "bytes of brackets": (f"AUG: {{SCALE: '{'(' * 9000}'}}", "AUG.SCALE: expected tuple of float"),

@@ -187,6 +187,7 @@ def test_an_odd_batch_is_mixed():
     assert len(metrics("run", "train")) == 3
 
 
+@pytest.mark.long
 @pytest.mark.defect("B29")
 @pytest.mark.parametrize("mixing", [(), ("AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8")])
 def test_every_loss_trains(mixing):

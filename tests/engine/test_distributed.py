@@ -26,9 +26,9 @@ def final_weights(folder, file="model.safetensors"):
     return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("world", "accumulate", "options"),
-    [(2, 3, {"clip_grad": 0.1, "ema": 0.8}), pytest.param(3, 1, {}, marks=pytest.mark.long)],
+    ("world", "accumulate", "options"), [(2, 3, {"clip_grad": 0.1, "ema": 0.8}), (3, 1, {})]
 )
 def test_ranks_together_are_one_process(world, accumulate, options, tmp_path):
     """10 steps of AdamW in float64; test sets of 361 and of 2 images: none for the third rank."""

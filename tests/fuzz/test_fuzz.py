@@ -72,6 +72,7 @@ def fuzz(inputs, run, first_seed, *, cases=sys.maxsize, seconds=float("inf")):
     return ran
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", cases(FAILURES, [c for c in FAILURES if c[0] == "tar"]), ids=lambda case: case[0]
 )

@@ -205,6 +205,7 @@ class OnMaps(torch.nn.Module):
         return self.attention(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     cases(

@@ -131,6 +131,7 @@ def test_backends_equal_the_reference_on_the_full_product(kind):
         check(case)
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(

@@ -383,6 +383,7 @@ def test_reasons(monkeypatch, change, reason):
     assert any(reason in said for said in fused.unsupported(replace(PLAIN, **change)))
 
 
+@pytest.mark.long
 def test_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"

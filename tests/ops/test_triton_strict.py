@@ -117,6 +117,7 @@ def leave_memory() -> str:
     return ""
 
 
+@pytest.mark.long
 def test_the_check_of_addresses_finds_a_read_past_the_end(interpreter):
     assert "16 addresses are outside" in interpreter(leave_memory)
 

@@ -184,6 +184,7 @@ def test_a_taken_name_raises():
         register_backend("masked", correct)
 
 
+@pytest.mark.long
 def test_every_backend_is_tried_or_gives_reasons():
     trials = tuner.tune(CASE, rounds=1)
     assert {trial.name for trial in trials} == set(BACKENDS)

@@ -49,6 +49,7 @@ def run_steps(objects, start, stop):
         optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:It is highly recommended")
 @pytest.mark.parametrize("name", USABLE)
 def test_a_resumed_run_is_bit_identical(name, tmp_path):

@@ -151,6 +151,7 @@ def test_named_models_are_inferred(name):
         assert infer_arch(detector)[0] == name
 
 
+@pytest.mark.long
 def test_a_detector_with_local_attention_only_is_inferred(tmp_path, monkeypatch):
     """Like the published ones: no full attention, no head, cropped positions."""
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,7 @@ def check_case(seed: int, folder) -> None:
         assert LOW * planned <= measured <= HIGH * planned, where
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", FAST)
 def test_plans_and_peaks_agree(seed, tmp_path):
     check_case(seed, tmp_path)

@@ -44,15 +44,8 @@ def run(model, image, folder, stop_at: int | None = None):
     return {n: np.array(result[n]) for n in all_outputs(model)}, shares
 
 
-@pytest.mark.parametrize(
-    ("arch", "mask"),
-    [
-        (LOCAL, -1),
-        pytest.param(FULL, 1, marks=pytest.mark.long),
-        pytest.param(LOCAL, 1, marks=pytest.mark.long),
-        pytest.param(TOKEN, 1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("arch", "mask"), [(LOCAL, -1), (FULL, 1), (LOCAL, 1), (TOKEN, 1)])
 def test_the_same_bytes_after_every_strip(arch, mask, tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "SAVE_SECONDS", 0)
     model, image = make_model(arch, sw_exact=mask), make_image((120, 45))

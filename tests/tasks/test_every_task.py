@@ -30,7 +30,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
-@pytest.fixture(scope="module", params=cases(TASK_NAMES, long=TASK_NAMES[2:]))
+@pytest.fixture(scope="module", params=cases(TASK_NAMES, long=TASK_NAMES[1:]))
 def trained(request, root):
     """(task, result of a run)."""
     return request.param, train(request.param, root, request.param)

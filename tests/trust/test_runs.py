@@ -44,6 +44,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_can_start_again(run):
     assert "WARNING an earlier run ended before its first checkpoint" in ended.out
 
 
+@pytest.mark.long
 def test_a_deleted_best_checkpoint_is_replaced(tmp_path, monkeypatch):
     """Otherwise its value might never be reached again, and `best` would point to nothing."""
     run, save = tmp_path / "run", manager.save

@@ -183,6 +183,7 @@ def test_bad_numbers_in_the_padding_of_every_module(name):
         torch.testing.assert_close(spoiled, clean)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "training"),
     [(b, t) for b in ("auto", "gathered", "chunk_handgrad", "masked") for t in (False, True)],

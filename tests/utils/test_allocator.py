@@ -30,6 +30,7 @@ def test_settings_of_the_user_are_kept(name, monkeypatch):
     assert not keep_freed_memory()
 
 
+@pytest.mark.long
 @linux
 def test_freed_tensors_cause_no_page_faults():
     """A new page of memory is a page fault. Without the settings there are usually many."""

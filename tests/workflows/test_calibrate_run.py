@@ -22,6 +22,7 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_stored_calibration_is_used_for_its_checkpoint(run):
     plain = package.evaluate(run)["fake"]
     shown = succeeds("evaluate", "--run", run, "--calibrate")

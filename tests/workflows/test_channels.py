@@ -59,6 +59,7 @@ def test_rgb_augmentations_have_one_warning_with_bands(caplog):
     assert "INPUT.CHANNELS is 4, so these keys have no effect: AUG.GRAY_SCALE" in record.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 5])
 def test_a_run_of_other_channels(channels, tmp_path):
     options = [*TINY, *ONE, f"INPUT.CHANNELS={channels}", "INPUT.MEAN=[" + "0.5," * channels + "]"]

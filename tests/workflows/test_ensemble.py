@@ -202,6 +202,7 @@ def test_a_threshold_leaves_probable_classes(runs, photos):
     assert [line["file"] for line in lines if not line["class"] and not line["error"]] == empty
 
 
+@pytest.mark.long
 def test_probabilities_have_a_column_per_class(runs, photos):
     (photos / "a/broken.png").write_bytes(b"")
     words = ["predict", "--run", runs / "run*", photos, "--format", "probabilities"]

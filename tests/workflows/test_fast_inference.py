@@ -25,6 +25,7 @@ def run(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_metrics_are_those_of_the_model(run):
     (plain,), (fast,) = (
         vil.evaluate(run, {"EVAL.FAST": value}).values() for value in (False, True)
@@ -46,6 +47,7 @@ def test_commands_have_the_flag(tmp_path):
     assert "optimized for inference in bfloat16" in done.err
 
 
+@pytest.mark.long
 def test_python_has_the_key():
     model = vil.load_for_inference(WEIGHTS, {"EVAL.FAST": True})
     assert isinstance(model.model, OptimizedModel)

@@ -90,6 +90,7 @@ def test_resuming_a_finished_run_repeats_nothing_unless_results_are_missing(trai
     assert again.test_metrics == saved(folder)["metrics"] == trained.test_metrics
 
 
+@pytest.mark.long
 def test_a_run_stopped_in_the_final_test_is_finished_on_resuming(pets, tmp_path, monkeypatch):
     folder = tmp_path / "run"
 

@@ -140,7 +140,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(f"{where}: IMPORTS: cannot be set as a key: use the flag --import FILE")
+        raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE instead of this key")
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:

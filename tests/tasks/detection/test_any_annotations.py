@@ -41,6 +41,7 @@ def everything():
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
 def test_losses_are_finite(name, chain, tmp_path):

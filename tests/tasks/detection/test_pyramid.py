@@ -84,6 +84,7 @@ def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, *
     return noisy(Backbone(body, stages=stages, channels=24, extra=extra, norm=norm))
 
 
+@pytest.mark.long
 @pytest.mark.defect("B33")
 @pytest.mark.parametrize("exact", [0, 1])
 @pytest.mark.parametrize("absolute", [0, 1])
