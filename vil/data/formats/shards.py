@@ -135,7 +135,7 @@ class Shards(ArchiveDataset):
         names = [name for part in parts for name in part.names]
         where = Location(Path(root, files), "sample", names, "samples")
         if target_type != "numbers" and not text_labels:
-            refuse_ambiguous(own, FIELDS[target_type], classes, where)
+            warn_ambiguous(own, FIELDS[target_type], classes, where.path)
         known = {str(number): name for number, name in enumerate(classes)}
         known = known | {name: name for name in classes} if target_type != "numbers" else {}
         self.classes, targets = read_lists(
@@ -201,29 +201,32 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
     return [names.get(number, str(number)) for number in range(max(names) + 1)]
 
 
-def refuse_ambiguous(own: Samples, field: str, classes: Sequence[str], where: Location) -> None:
-    """Raise DataError if a label is the name of one class and the number of another.
+def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: object) -> None:
+    """Log a warning if a label is the name of one class and the number of another.
 
-    Text in a JSON object is always a name. If any label is not a number of a class, all labels are
-    names. field: field of a JSON label. classes: the class names by number. where: position of each
-    sample, for the error message.
+    Such a label is read as a name. Text in a JSON object is always a name. If any label is not a
+    number of a class, all labels are names. field: field of a JSON label. classes: the class names
+    by number. files: the shards, for the warning.
     """
     by_number = {str(number): name for number, name in enumerate(classes)}
     if {text for texts in own.texts for text in texts} - by_number.keys():
         return
     ambiguous = {name for name in classes if by_number.get(name, name) != name}
-    wrong = []
+    found: list[str] = []
     for texts, record in zip(own.texts, own.records):
         value = record.get(field)
         values = value if isinstance(value, list) else [value]
-        has_text = any(isinstance(one, str) for one in values)
-        wrong.append(not has_text and not ambiguous.isdisjoint(texts))
-    problem = (
-        "have a label that is the name of one class and the number of another in the list of "
-        "classes (if labels are names, set DATA.KWARGS.text_labels True; if they are numbers, "
-        "rename the classes to words)"
-    )
-    where.refuse(wrong, problem, [" ".join(texts) for texts in own.texts])
+        if not any(isinstance(one, str) for one in values):
+            found += ambiguous.intersection(texts)
+    if found:
+        logger.warning(
+            "%s: %d labels, such as %s, are the name of one class and the number of another, and "
+            "are read as names; if they are numbers, rename the classes to words, otherwise set "
+            "DATA.KWARGS.text_labels True",
+            files,
+            len(found),
+            found[0],
+        )
 
 
 def read_samples(
