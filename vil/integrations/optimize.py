@@ -153,7 +153,7 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
 def _use_channels_last(model: nn.Module) -> None:
     """Store the weights of 2-D convolutions on a CPU in channels-last format, in place.
 
-    oneDNN then computes in this format, whatever the format of the images. This took 0.46 to 1.0
+    oneDNN then computes in this format, whatever the format of the images. This took 0.46 to 1.00
     times as long for the models of timm that were measured.
     """
     for conv in model.modules():
