@@ -233,7 +233,7 @@ def test_compiling_leaves_training_as_it_is():
 
 @pytest.mark.long
 def test_it_is_compiled_as_one_graph():
-    model, x = small().eval(), torch.randn(2, 3, 40, 40)
+    model, x = small("l1,h1,d8,n2,s0,g1,p4,a1").eval(), torch.randn(2, 3, 40, 40)
     with torch.no_grad():
         plain = model(x)
         graph = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -67,7 +67,7 @@ def test_names_follow_torchvision():
         vil.get_model_weights("vil_tny")
     with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
         vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
-    with pytest.raises(ValueError, match="another model: vil_small needs a ViL_Small_Weights"):
+    with pytest.raises(ValueError, match="another model: use a member of ViL_Small_Weights"):
         vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
     with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
         vil.ViL_Huge_Weights  # noqa: B018

@@ -244,9 +244,8 @@ def test_a_path_may_be_swept_over(caplog):
     more = {"path_a": "a", "path_b": "b", "path_c": "c"}
     assert paths(remember("DATA.PATH=[c]")) == more
     assert not caplog.text
-    assert paths(remember("DATA.PATH=[a, b]", "SEED=[0]", flags={"DATA.PATH": "d"})) == more | {
-        "seed_0": "d"
-    }
+    plan = remember("DATA.PATH=[a, b]", "SEED=[0]", flags={"DATA.PATH": "d"})
+    assert paths(plan) == more | {"seed_0": "d"}
     variants = {name: {"DATA.PATH": name} for name in ("a", "b")}
     assert paths(planned(folder="t", variants=variants)) == {"a": "a"}
     assert "a and b have the same config: it is trained once" in caplog.text

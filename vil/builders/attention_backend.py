@@ -111,12 +111,12 @@ def select_attention_backends(
     them to `folder`.
 
     If `resuming`, uses the backends stored in `folder`. If there are none, or if this is a new run,
-    uses those that `vil tune` found fastest for this user. For attention calls that then still have
-    no backend, all backends are timed if both MODEL.VIT.MSVIT.TUNE and `training` are set.
+    uses those in the user's cache of `vil tune`. Calls that have no backend yet are timed: with all
+    backends if both MODEL.VIT.MSVIT.TUNE and `training` are set; otherwise, if `tune` is set and
+    the device is a CPU, with `native` and the backend that is used without tuning.
 
     training: whether to select backends for training too, not only for evaluation.
-    tune: on a CPU, time two backends for attention calls that have none: the compiled backend, and
-    the one that is used without tuning.
+    tune: whether to time calls, see above.
     folder: folder of the run.
     say: function that logs a line.
 

@@ -29,9 +29,10 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
     """Run the installed plug-ins and the given Python files. Returns the list to store in IMPORTS.
 
-    named: files that the user passes with --import or from Python. recorded: pairs (file or plug-in
-    in a config's IMPORTS, location of this entry). Raises ConfigError for a missing file or
-    plug-in, for a recorded file that this user has never named, and for code that fails.
+    named: files that the user passes with --import or from Python. recorded: entries of IMPORTS in
+    a config, as pairs (file or plug-in, place in the config for messages). Raises ConfigError for a
+    missing file or plug-in, for code that fails, and for a recorded file that the user has not
+    passed now or in an earlier command.
     """
     installed = load_entry_points()
     for file in named:

@@ -100,5 +100,5 @@ def _resolve_weights(
         member = weights.removeprefix(f"{cls.__name__}.")
         return lookup(cls.__members__, member, f"weights of {name}")
     if not isinstance(weights, cls):
-        raise ValueError(f"{weights!r} is for another model: {name} needs a {cls.__name__}")
+        raise ValueError(f"{weights!r} is for another model: use a member of {cls.__name__}")
     return weights

@@ -16,7 +16,7 @@ Points = list[tuple[float, float]]
 class Curve(NamedTuple):
     """Line of a chart, in SVG coordinates.
 
-    style: "solid", "dashed" or "thin". color: index of a color of the page. line: points of the
+    style: "solid", "dashed" or "thin". color: number i of the CSS color "--ci". line: points of the
     line as "x,y" pairs, separated by spaces. dots: (x, y, label) of each dot.
     """
 
