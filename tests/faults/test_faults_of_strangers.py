@@ -91,7 +91,7 @@ CONFIGS = {
     "bomb of aliases": (BOMB, "too large after its aliases are expanded"),
     "alias to itself": ("DATA: &a {KWARGS: *a}", "too large"),
     "depth": ("DATA: {KWARGS: {a: " + "[" * 5000, "nest"),
-    "size": ("#" * (1 << 20) + "\n", "larger than"),
+    "size": ("#" * (1 << 20) + "\n", "has more than"),
     "base of the system": ("_BASE_: ../../../etc/passwd", "the name of a config must end in"),
     "base that is a link": ("_BASE_: link.yaml", "is outside of"),
     "base above": ("_BASE_: ../theirs/secret.yaml", "is outside of"),
