@@ -241,13 +241,12 @@ def test_a_path_may_be_swept_over(caplog):
         return {run.name: run.cfg.DATA.PATH for run in plan.runs}
 
     assert paths(remember("DATA.PATH=[a, b]")) == {"path_a": "a", "path_b": "b"}
-    more = {"path_a": "a", "path_b": "b", "path_c": "c"}
+    more = {f"path_{name}": name for name in "abc"}
     assert paths(remember("DATA.PATH=[c]")) == more
     assert not caplog.text
     plan = remember("DATA.PATH=[a, b]", "SEED=[0]", flags={"DATA.PATH": "d"})
     assert paths(plan) == more | {"seed_0": "d"}
-    variants = {name: {"DATA.PATH": name} for name in ("a", "b")}
-    assert paths(planned(folder="t", variants=variants)) == {"a": "a"}
+    assert paths(planned(folder="t", variants={n: {"DATA.PATH": n} for n in "ab"})) == {"a": "a"}
     assert "a and b have the same config: it is trained once" in caplog.text
 
 
