@@ -28,6 +28,8 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
 constexpr int64_t LINEAR_UNITS = 32768;  // inputs or outputs of a block, whichever are more
 constexpr int64_t FORWARD_TASKS = 2;  // per thread; 1 in the backward pass, as each task has sums
 constexpr int64_t MIN_ROWS = 128;  // of a block, because each block reads all weights
+constexpr int64_t FEW_ROWS = 32;   // of a block, if the weights stay in the level-2 cache
+constexpr int64_t LARGE_UNITS = 1 << 19;  // weights above this size do not stay there
 constexpr int64_t MIN_BACKWARD_ROWS = 192;  // each block also writes the gradients of the weights
 
 // Add `part` of all tasks. Write the `count` floats that begin at `first` to the same place of
@@ -43,20 +45,51 @@ void sum_tasks(
   }
 }
 
-// Run a pass over all rows, in tasks of complete blocks of `size` rows. In the backward pass,
-// return the sums of each task.
+// The tasks of a forward pass: ranges of rows, and parts of the features for each of them.
+struct Division {
+  int64_t tasks, parts;  // of the rows, of the features
+  int64_t size;          // rows that go through all steps at a time
+};
+
+// Divide `rows` rows, so that all threads have the same number of them. If they are few, or if the
+// weights do not fit into the level-2 cache, the features are divided too: a thread then reads only
+// a part of the weights. size: the largest number of rows of a block. units: of all weights.
+inline Division divide(
+    int64_t rows, int64_t features, int64_t units, int64_t size, int64_t threads) {
+  const int64_t wanted = threads > 1 ? FORWARD_TASKS * threads : 1;
+  const int64_t least = units > LARGE_UNITS ? MIN_ROWS : FEW_ROWS;
+  int64_t tasks = std::clamp<int64_t>(rows / least, 1, wanted);
+  while (wanted % tasks) --tasks;
+  const int64_t parts = std::min(wanted / tasks, divide_up(features, PANEL_WIDTH));
+  const int64_t blocks = tasks * std::max<int64_t>(divide_up(rows, tasks * size), 1);
+  return {tasks, parts, std::max<int64_t>(divide_up(rows, blocks), 1)};
+}
+
+// Call run(rows, part, task) for each part of each range of rows.
+template <class Task, class Scratch, class Call, class Weights, class Run>
+void run_forward(const Call& call, const Weights& weights, const Division& division, Run run) {
+  const int64_t blocks = divide_up(call.rows, division.size), parts = division.parts;
+  const int64_t tasks = std::min(blocks, division.tasks);
+  parallel<Scratch>(tasks * parts, call.threads, [&](int64_t i, Scratch& scratch) {
+    const int64_t first = i / parts * blocks / tasks * division.size;
+    const int64_t last = (i / parts + 1) * blocks / tasks * division.size;
+    Task task(call, weights, scratch, division.size);
+    run(task, Range{first, std::min(call.rows, last)}, i % parts);
+  });
+}
+
+// Run a backward pass over all rows, in tasks of complete blocks of `size` rows. Return the sums of
+// each task.
 template <class Task, class Scratch, class Sums, class Call, class Weights>
-std::vector<Sums> run_tasks(
-    const Call& call, const Weights& weights, int64_t size, bool is_backward) {
-  const int64_t blocks = divide_up(call.rows, size), each = is_backward ? 1 : FORWARD_TASKS;
-  const int64_t tasks = std::min(blocks, call.threads > 1 ? each * call.threads : 1);
+std::vector<Sums> run_backward(const Call& call, const Weights& weights, int64_t size) {
+  const int64_t blocks = divide_up(call.rows, size);
+  const int64_t tasks = std::min(blocks, call.threads);
   std::vector<Sums> sums;
-  for (int64_t i = 0; is_backward && i < tasks; ++i) sums.emplace_back(call);
+  for (int64_t i = 0; i < tasks; ++i) sums.emplace_back(call);
   parallel<Scratch>(tasks, call.threads, [&](int64_t i, Scratch& scratch) {
     const int64_t first = i * blocks / tasks * size;
     const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
-    Task task(call, weights, scratch, size);
-    is_backward ? task.backward(first, last, sums[i]) : task.forward(first, last);
+    Task(call, weights, scratch, size).backward(first, last, sums[i]);
   });
   return sums;
 }
@@ -92,23 +125,13 @@ class LinearTask {
     scratch.moments.resize(rows);
   }
 
-  void forward(int64_t first, int64_t last) {
-    for (int64_t top = first; top < last; top += rows) {
-      const int64_t count = std::min(rows, last - top);
+  // Compute the outputs in `some` of a range of rows.
+  void forward(Range range, Range some) {
+    for (int64_t top = range.first; top < range.last; top += rows) {
+      const int64_t count = std::min(rows, range.last - top);
       const Matrix x = inputs_from(top, count);
-      Out* y = static_cast<Out*>(call.y) + top * outputs;
-      float* product;
-      if constexpr (std::is_same_v<Out, float>) product = y;
-      else product = scratch.product.take(rows * widest);
-      weight.multiply(count, x, {product, outputs});
-      for (int64_t i = 0; i < count; ++i, product += outputs) {
-        if (call.bias) add_row(product, call.bias, outputs);
-        if (call.residual) {
-          const Out* residual = static_cast<const Out*>(call.residual) + (top + i) * outputs;
-          add_row(product, as_floats(residual, outputs), outputs);
-        }
-        if constexpr (!std::is_same_v<Out, float>) write_row(product, outputs, y + i * outputs);
-      }
+      for (int64_t left = some.first; left < some.last; left += PANEL_WIDTH)
+        multiply_panel(top, count, x, {left, std::min(left + PANEL_WIDTH, some.last)});
     }
   }
 
@@ -151,6 +174,25 @@ class LinearTask {
   const Panels<Type>& weight;
   LinearScratch& scratch;
   const int64_t rows, inputs, outputs, widest;
+
+  // Compute a panel of columns of the output.
+  void multiply_panel(int64_t top, int64_t count, Matrix x, Range panel) {
+    const int64_t width = panel.size(), at = top * outputs + panel.first;
+    Out* y = static_cast<Out*>(call.y) + at;
+    Matrix product;
+    if constexpr (std::is_same_v<Out, float>) product = {y, outputs};
+    else product = {scratch.product.take(rows * widest), width};
+    weight.multiply(count, x, product, panel, {0, inputs / Type::PAIR});
+    for (int64_t i = 0; i < count; ++i) {
+      float* row = product.from(i, 0).data;
+      if (call.bias) add_row(row, call.bias + panel.first, width);
+      if (call.residual) {
+        const Out* residual = static_cast<const Out*>(call.residual) + at + i * outputs;
+        add_row(row, as_floats(residual, width), width);
+      }
+      if constexpr (!std::is_same_v<Out, float>) write_row(row, width, y + i * outputs);
+    }
+  }
 
   // Return rows of x as an operand, normalized if the call has a norm.
   Matrix inputs_from(int64_t top, int64_t count) {
@@ -218,7 +260,15 @@ void linear(const LinearCall& call, bool is_backward) {
   const int64_t fitting = LINEAR_UNITS / std::max(inputs, outputs) / 2 * 2;
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
   using Task = LinearTask<Type, In, Out>;
-  const auto sums = run_tasks<Task, LinearScratch, LinearSums>(call, weight, size, is_backward);
+  if (!is_backward) {
+    const Division division = divide(call.rows, outputs, inputs * outputs, size, call.threads);
+    run_forward<Task, LinearScratch>(
+        call, weight, division, [&](Task& task, Range rows, int64_t part) {
+          task.forward(rows, part_of(outputs, part, division.parts));
+        });
+    return;
+  }
+  const auto sums = run_backward<Task, LinearScratch, LinearSums>(call, weight, size);
   if (sums.empty()) return;
   if (call.dgain) {
     sum_tasks(sums, &LinearSums::dgain, 0, call.inputs, call.dgain);

@@ -25,7 +25,6 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
 };
 
 constexpr int64_t HIDDEN_UNITS = 49152;  // hidden activations of a block
-constexpr int64_t LARGE_UNITS = 1 << 19;  // weights above this size are large, see block_rows
 
 // The weights of a call as right-hand operands. `first` and `second` are transposed. `first_rows`
 // and `second_rows`, for the backward pass, are not.
@@ -75,37 +74,42 @@ class MlpTask {
     scratch.moments.resize(rows);
   }
 
-  void forward(int64_t first, int64_t last) {
-    for (int64_t top = first; top < last; top += rows) {
-      const int64_t count = std::min(rows, last - top);
-      Matrix inner = hidden_rows(top, count, false), out{scratch.out.take(rows * dim), dim};
+  // Compute a range of rows with the hidden channels in `some`. If these are not all, write a part
+  // of the sum of the second layer to `partial` (rows of the call, dim) instead of the output.
+  void forward(Range range, Range some, float* partial) {
+    const Range used{some.first / Type::PAIR, some.last / Type::PAIR};
+    for (int64_t top = range.first; top < range.last; top += rows) {
+      const int64_t count = std::min(rows, range.last - top);
+      Matrix inner = hidden_rows(top, count, false, some);
       for (int64_t i = 0; i < count; ++i) {
         float* row = inner.from(i, 0).data;
-        if (call.saved) std::memcpy(saved_row(top + i), row, hidden * sizeof(float));
-        for (int64_t j = 0; j < hidden; j += LANES) {
-          const Vector x = load(row + j) + load(call.bias1 + j);
+        if (call.saved)
+          std::memcpy(saved_row(top + i) + some.first, row, some.size() * sizeof(float));
+        for (int64_t j = 0; j < some.size(); j += LANES) {
+          const Vector x = load(row + j) + load(call.bias1 + some.first + j);
           store(row + j, Gelu<Type>(x).value());
         }
-        if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), hidden);
+        if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), some.size());
       }
-      weights.second.multiply(count, inner, out);
-      for (int64_t i = 0; i < count; ++i) {
-        float* row = out.from(i, 0).data;
-        const float* x = scratch.x.get() + i * dim;
-        for (int64_t j = 0; j < dim; j += LANES) {
-          Vector y = load(row + j) + load(call.bias2 + j);
-          if (call.residual) y = y + load(x + j);
-          store(row + j, y);
-        }
-        write_row(row, dim, static_cast<Element*>(call.y) + (top + i) * dim);
-      }
+      float* out = partial ? partial + top * dim : scratch.out.take(rows * dim);
+      weights.second.multiply(count, inner, {out, dim}, {0, dim}, used);
+      for (int64_t i = 0; !partial && i < count; ++i) write_output(top + i, out + i * dim);
     }
+  }
+
+  // Write a row of the output. `sum`: the product with the weight of the second layer, which is
+  // overwritten.
+  void write_output(int64_t row, float* sum) {
+    const Element* x = static_cast<const Element*>(call.x) + row * dim;
+    add_row(sum, call.bias2, dim);
+    if (call.residual) add_row(sum, as_floats(x), dim);
+    write_row(sum, dim, static_cast<Element*>(call.y) + row * dim);
   }
 
   void backward(int64_t first, int64_t last, MlpSums& sums) {
     for (int64_t top = first; top < last; top += rows) {
       const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
-      Matrix inner = hidden_rows(top, count, call.saved);
+      Matrix inner = hidden_rows(top, count, call.saved, {0, hidden});
       Matrix grads{scratch.dhidden.take(rows * wide + LANES), wide};
       Matrix dy{copy_gradients(top, count), units};
       weights.second_rows.multiply(count, dy, grads);
@@ -140,9 +144,19 @@ class MlpTask {
 
   float* saved_row(int64_t row) const { return call.saved + row * hidden; }
 
-  // Normalize rows. Return the outputs of the first linear layer without its bias or, if they are
-  // `known`, uninitialized memory for them.
-  Matrix hidden_rows(int64_t top, int64_t count, bool known) {
+  const float* as_floats(const float* row) { return row; }
+
+#if defined(__AVX512BF16__)
+  const float* as_floats(const uint16_t* row) {
+    float* out = scratch.joined.take(rows * dim + 2 * dim);
+    read_row(row, dim, out);
+    return out;
+  }
+#endif
+
+  // Normalize rows. Return the outputs in `some` of the first linear layer without its bias or, if
+  // they are `known`, uninitialized memory for them.
+  Matrix hidden_rows(int64_t top, int64_t count, bool known, Range some) {
     float* normed = scratch.normed.take((rows + 1) * units + LANES);
     float* x = scratch.x.take(rows * dim);
     for (int64_t i = 0; i < count; ++i) {
@@ -152,7 +166,7 @@ class MlpTask {
     }
     if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
     Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
-    if (!known) weights.first.multiply(count, {normed, units}, out);
+    if (!known) weights.first.multiply(count, {normed, units}, out, some, {0, units});
     return out;
   }
 
@@ -250,10 +264,28 @@ void pack_mlp(const MlpCall& call) {
 template <class Type, class Element>
 void mlp(const MlpCall& call, bool is_backward) {
   const MlpWeights<Type> weights(call, is_backward);
-  const int64_t size = block_rows(call, is_backward);
+  const int64_t size = block_rows(call, is_backward), dim = call.dim, hidden = call.hidden;
   using Task = MlpTask<Type, Element>;
-  auto sums = run_tasks<Task, MlpScratch, MlpSums>(call, weights, size, is_backward);
-  if (!sums.empty()) sum_gradients(call, sums);
+  if (is_backward) {
+    auto sums = run_backward<Task, MlpScratch, MlpSums>(call, weights, size);
+    if (!sums.empty()) sum_gradients(call, sums);
+    return;
+  }
+  const Division division = divide(call.rows, hidden, 2 * dim * hidden, size, call.threads);
+  const int64_t units = call.rows * dim, parts = division.parts;
+  std::vector<float> partial(parts > 1 ? parts * units : 0);
+  run_forward<Task, MlpScratch>(call, weights, division, [&](Task& task, Range rows, int64_t part) {
+    task.forward(rows, part_of(hidden, part, parts), parts > 1 ? &partial[part * units] : nullptr);
+  });
+  if (parts == 1) return;
+  const Division whole{division.tasks, 1, division.size};
+  run_forward<Task, MlpScratch>(call, weights, whole, [&](Task& task, Range rows, int64_t) {
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      float* sum = &partial[row * dim];
+      for (int64_t part = 1; part < parts; ++part) add_row(sum, sum + part * units, dim);
+      task.write_output(row, sum);
+    }
+  });
 }
 
 }  // namespace vil

@@ -6,7 +6,7 @@
 
 namespace vil {
 
-constexpr int64_t PANEL_WIDTH = 48, PANEL_DEPTH = 256;  // columns, units: 48 KiB
+constexpr int64_t PANEL_WIDTH = 64, PANEL_DEPTH = 128;  // columns, units: 48 KiB
 
 // Copy a row of floats, or convert it from or to bfloat16.
 inline void read_row(const float* row, int64_t count, float* out) {
@@ -32,6 +32,18 @@ struct PackScratch {  // memory of a thread
   Buffer rounded;
   bool is_large() const { return rounded.capacity() > KEPT_UNITS; }
 };
+
+struct Range {
+  int64_t first, last;  // last: not included
+  int64_t size() const { return last - first; }
+};
+
+// Return part `i` of `count` parts of columns. Each but the last has complete panels.
+inline Range part_of(int64_t columns, int64_t i, int64_t count) {
+  const int64_t panels = divide_up(columns, PANEL_WIDTH);
+  return {i * panels / count * PANEL_WIDTH,
+          std::min(columns, (i + 1) * panels / count * PANEL_WIDTH)};
+}
 
 // A right-hand operand B (depth, columns) of 32-bit units. It is stored as consecutive panels of
 // columns, so that a part of a panel fits in the level-1 cache.
@@ -64,13 +76,18 @@ class Panels {
 
   // Compute C = A B for rows of A.
   void multiply(int64_t rows, Matrix a, Matrix c) const {
-    for (int64_t first = 0; first < columns; first += PANEL_WIDTH) {
+    multiply(rows, a, c, {0, columns}, {0, depth});
+  }
+
+  // Compute the columns of C in `some`, from the rows of B in `used`. C and A begin with them.
+  void multiply(int64_t rows, Matrix a, Matrix c, Range some, Range used) const {
+    for (int64_t first = some.first; first < some.last; first += PANEL_WIDTH) {
       const int64_t width = std::min(PANEL_WIDTH, columns - first);
       float* panel = data + first * depth;
-      for (int64_t k = 0; k < depth; k += PANEL_DEPTH)
-        vil::multiply<Type>(rows, width, std::min(PANEL_DEPTH, depth - k), a.from(0, k),
-                            {panel + k * width, width}, c.from(0, first),
-                            k > 0);
+      for (int64_t k = used.first; k < used.last; k += PANEL_DEPTH)
+        vil::multiply<Type>(rows, width, std::min(PANEL_DEPTH, used.last - k),
+                            a.from(0, k - used.first), {panel + k * width, width},
+                            c.from(0, first - some.first), k > used.first);
     }
   }
 
