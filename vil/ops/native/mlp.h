@@ -80,16 +80,11 @@ class MlpTask {
     const Range used{some.first / Type::PAIR, some.last / Type::PAIR};
     for (int64_t top = range.first; top < range.last; top += rows) {
       const int64_t count = std::min(rows, range.last - top);
-      Matrix inner = hidden_rows(top, count, false, some);
-      for (int64_t i = 0; i < count; ++i) {
-        float* row = inner.from(i, 0).data;
-        if (call.saved)
-          std::memcpy(saved_row(top + i) + some.first, row, some.size() * sizeof(float));
-        for (int64_t j = 0; j < some.size(); j += LANES) {
-          const Vector x = load(row + j) + load(call.bias1 + some.first + j);
-          store(row + j, Gelu<Type>(x).value());
-        }
-        if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), some.size());
+      const Matrix normed = normed_rows(top, count);
+      const Matrix inner{scratch.hidden.take(rows * wide + LANES), wide / Type::PAIR};
+      for (int64_t left = some.first; left < some.last; left += PANEL_WIDTH) {
+        const Range panel{left, std::min(left + PANEL_WIDTH, some.last)};
+        activate(top, count, normed, panel, inner.from(0, (left - some.first) / Type::PAIR));
       }
       float* out = partial ? partial + top * dim : scratch.out.take(rows * dim);
       weights.second.multiply(count, inner, {out, dim}, {0, dim}, used);
@@ -109,7 +104,7 @@ class MlpTask {
   void backward(int64_t first, int64_t last, MlpSums& sums) {
     for (int64_t top = first; top < last; top += rows) {
       const int64_t count = std::min(rows, last - top), pairs = divide_up(count, Type::PAIR);
-      Matrix inner = hidden_rows(top, count, call.saved, {0, hidden});
+      Matrix inner = hidden_rows(top, count);
       Matrix grads{scratch.dhidden.take(rows * wide + LANES), wide};
       Matrix dy{copy_gradients(top, count), units};
       weights.second_rows.multiply(count, dy, grads);
@@ -154,9 +149,8 @@ class MlpTask {
   }
 #endif
 
-  // Normalize rows. Return the outputs in `some` of the first linear layer without its bias or, if
-  // they are `known`, uninitialized memory for them.
-  Matrix hidden_rows(int64_t top, int64_t count, bool known, Range some) {
+  // Return normalized rows as an operand.
+  Matrix normed_rows(int64_t top, int64_t count) {
     float* normed = scratch.normed.take((rows + 1) * units + LANES);
     float* x = scratch.x.take(rows * dim);
     for (int64_t i = 0; i < count; ++i) {
@@ -165,8 +159,31 @@ class MlpTask {
       normalize(i, row, reinterpret_cast<typename Type::Element*>(normed + i * units));
     }
     if (count % Type::PAIR) std::memset(normed + count * units, 0, units * sizeof(float));
-    Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
-    if (!known) weights.first.multiply(count, {normed, units}, out, some, {0, units});
+    return {normed, units};
+  }
+
+  // Write the hidden activations of a panel to `out`, as an operand. The outputs of the first layer
+  // stay in the level-1 cache.
+  void activate(int64_t top, int64_t count, Matrix normed, Range panel, Matrix out) {
+    const int64_t width = panel.size();
+    const Matrix product{scratch.dhidden.take(rows * PANEL_WIDTH), PANEL_WIDTH};
+    weights.first.multiply(count, normed, product, panel, {0, units});
+    for (int64_t i = 0; i < count; ++i) {
+      const float* row = product.from(i, 0).data;
+      if (call.saved)
+        std::memcpy(saved_row(top + i) + panel.first, row, width * sizeof(float));
+      auto* to = reinterpret_cast<typename Type::Element*>(out.from(i, 0).data);
+      for (int64_t j = 0; j < width; j += LANES)
+        store_as(to + j, Gelu<Type>(load(row + j) + load(call.bias1 + panel.first + j)).value());
+    }
+  }
+
+  // Return the outputs of the first linear layer without its bias or, if the forward pass has saved
+  // them, uninitialized memory for them.
+  Matrix hidden_rows(int64_t top, int64_t count) {
+    const Matrix normed = normed_rows(top, count);
+    const Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
+    if (!call.saved) weights.first.multiply(count, normed, out);
     return out;
   }
 
