@@ -14,6 +14,8 @@ from vil.layers.block import Block, mlp_weights
 from vil.layers.fused_attention import PackedProjections, can_fuse
 from vil.layers.linear import has_hooks
 from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack
+from vil.layers.packed_patches import PackedPatchEmbed, can_pack_embed
+from vil.models.stage import Stage
 from vil.ops.linear_case import MLP, NORM_LINEAR, is_tuned_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a PackedLinear can apply
@@ -147,6 +149,11 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
         if is_tuned_native(MLP, *weights.weight1.shape[::-1], dtype):
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
+    for stage in [module for module in model.modules() if isinstance(module, Stage)]:
+        # a patch embedding uses the same matmul as an MLP
+        if any(isinstance(block.mlp, PackedMlp) for block in stage.blocks):
+            if can_pack_embed(stage.embed):
+                stage.embed.packed = PackedPatchEmbed(stage.embed)
     return packed
 
 

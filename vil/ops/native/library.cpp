@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "mlp.h"
+#include "patches.h"
 
 namespace vil {
 namespace {
@@ -82,5 +83,15 @@ extern "C" const char* vil_mlp(const vil::MlpCall* call, int is_backward) {
 #endif
     if (call->compute_bfloat16) throw std::runtime_error("compiled without bfloat16");
     vil::mlp<vil::Float32, float>(*call, is_backward);
+  });
+}
+
+extern "C" const char* vil_embed_patches(const vil::PatchCall* call, int) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    if (call->bfloat16) return vil::embed_patches<vil::BFloat16>(*call);
+#endif
+    if (call->bfloat16) throw std::runtime_error("compiled without bfloat16");
+    vil::embed_patches<vil::Float32>(*call);
   });
 }

@@ -32,7 +32,10 @@ INSTRUCTIONS = {  # {capability: compiler options, which torch's kernels use as 
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
-FUNCTIONS = ("vil_attention", "vil_linear", "vil_mlp", "vil_pack_linear", "vil_pack_mlp")
+FUNCTIONS = (
+    "vil_attention", "vil_embed_patches", "vil_linear", "vil_mlp", "vil_pack_linear",
+    "vil_pack_mlp",
+)  # fmt: skip
 AMX = ("-mamx-tile", "-mamx-bf16")
 COMPILERS = ("g++", "c++", "clang++")
 MAX_SECONDS = 300  # of the compiler

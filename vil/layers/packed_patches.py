@@ -1,0 +1,102 @@
+"""The patch embedding of a stage for CPU inference, computed by compiled code.
+
+Shapes: B batch, c input channels, H W input size, L local tokens, G global tokens, C channels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vil.layers.linear import has_hooks, has_plain_type
+from vil.layers.padding import Grid
+from vil.layers.patch_embed import PatchEmbed
+from vil.ops.linear import Norm
+from vil.ops.native import library
+from vil.ops.patch_embed import can_pack_patches, embed_patches, pack_patches
+from vil.utils.transforms import is_exporting, is_transformed
+
+IMAGE_CHANNELS = 4  # inputs with more channels are maps, which are in the channels-last format
+PARTS = ("proj", "norm_embed", "position", "drop")
+
+
+class PackedPatchEmbed(nn.Module):
+    """The parameters of a `PatchEmbed` for inference, with packed weights. They have no gradients.
+
+    embed: the patch embedding, for which `can_pack_embed` is true, in float32 or bfloat16.
+    """
+
+    def __init__(self, embed: PatchEmbed) -> None:
+        super().__init__()
+        conv, norm = embed.proj, embed.norm_embed
+        self.weight = conv.weight.detach()
+        self.bias = None if conv.bias is None else conv.bias.detach()
+        self.norm = None
+        if isinstance(norm, nn.LayerNorm):
+            self.norm = Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+        self.pack()
+
+    def pack(self) -> None:
+        """Pack the weights, unless the compiled code cannot run on this machine."""
+        self.packed, self.last = None, None
+        if not library.prepare():
+            is_map = self.weight.shape[1] > IMAGE_CHANNELS
+            self.packed = pack_patches(
+                self.weight, self.bias, self.norm, adjacent_channels=is_map
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
+        state = super().__getstate__()
+        return {name: x for name, x in state.items() if name not in ("packed", "last")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+    def can_run(self, x: Tensor, embed: PatchEmbed) -> bool:
+        """Return whether the compiled code can compute a call of `embed` for x (B, c, H, W)."""
+        traced = torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
+        if self.packed is None or traced or not x.is_cpu:
+            return False
+        if x.dtype != self.weight.dtype or x.shape[1] != self.weight.shape[1]:
+            return False
+        return not any(map(has_hooks, _parts(embed)))
+
+    def forward(self, x: Tensor, embed: PatchEmbed, grid: Grid) -> Tensor:
+        """Return the tokens (B, G+L, C) of x (B, c, H, W). grid: rows and columns of patches."""
+        return embed_patches(x, self.packed, self.added(embed, grid), embed.num_global)
+
+    def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:
+        """Return the global tokens and the position embeddings of local tokens, (G+L, C), float32.
+
+        The result is kept for the next call.
+        """
+        key = (grid, *map(id, embed.parameters()))  # `set_img_size` replaces parameters
+        if self.last is None or self.last[0] != key:
+            tokens = self.weight.new_zeros(embed.num_global + grid[0] * grid[1], len(self.weight))
+            tokens = tokens.float()
+            if embed.cls_token is not None:
+                tokens[: embed.num_global] = embed.cls_token[0]
+            if embed.position is not None:
+                tokens += embed.position(grid)[0]
+            self.last = key, tokens
+        return self.last[1]
+
+
+def can_pack_embed(embed: PatchEmbed) -> bool:
+    """Return whether `PackedPatchEmbed` computes the same tokens as a patch embedding."""
+    norm, conv = embed.norm_embed, embed.proj
+    if type(embed) is not PatchEmbed or type(conv) is not nn.Conv2d:
+        return False
+    if type(norm) not in (nn.LayerNorm, nn.Identity) or any(map(has_hooks, _parts(embed))):
+        return False
+    side = (embed.patch, embed.patch)
+    plain = conv.kernel_size == conv.stride == side and conv.groups == 1
+    plain = plain and conv.padding == (0, 0) and conv.dilation == (1, 1)
+    tensors = (x for module in (conv, norm) for x in module.parameters())
+    return plain and all(map(has_plain_type, tensors)) and can_pack_patches(conv.weight)
+
+
+def _parts(embed: PatchEmbed) -> list[nn.Module]:
+    modules = (getattr(embed, name) for name in PARTS)
+    return [module for module in modules if module is not None]
