@@ -107,6 +107,10 @@ void multiply_tiles(
   if constexpr (TWO_ROWS && TWO_COLUMNS) _tile_stored(3, below + TILE, c_bytes);
 }
 
+// Return the size of the second of two tiles that cover `size`. If one tile is enough, it is not
+// used, and the size is the one that most blocks have.
+inline int second(int size) { return size == TILE ? TILE : std::max(size - TILE, 0); }
+
 // Compute C = A B, or C += A B if `add`: A (rows, depth), B (depth, columns), C (rows, columns), in
 // units of 32 bits. Blocks of the same size are computed one after another, because configuring
 // another size of the tiles takes as long as a block.
@@ -128,9 +132,8 @@ inline void multiply_amx(
         if (top == bottom || left == right) continue;
         const int height = std::min(SIDE, bottom - top), width = std::min(SIDE, right - left);
         const bool two_rows = height > TILE, two_columns = width > TILE;
-        configure({{std::min(TILE, height), std::max(height - TILE, 0)},
-                   {std::min(TILE, width), std::max(width - TILE, 0)},
-                   static_cast<int>(each)});
+        configure({{std::min(TILE, height), second(height)},
+                   {std::min(TILE, width), second(width)}, static_cast<int>(each)});
         const auto run = two_rows ? (two_columns ? multiply_tiles<true, true>
                                                  : multiply_tiles<true, false>)
                                   : (two_columns ? multiply_tiles<false, true>

@@ -129,7 +129,7 @@ class LinearTask {
   void forward(Range range, Range some) {
     for (int64_t top = range.first; top < range.last; top += rows) {
       const int64_t count = std::min(rows, range.last - top);
-      const Matrix x = inputs_from(top, count);
+      const Matrix x = inputs_from(top, count, false);
       for (int64_t left = some.first; left < some.last; left += PANEL_WIDTH)
         multiply_panel(top, count, x, {left, std::min(left + PANEL_WIDTH, some.last)});
     }
@@ -147,7 +147,7 @@ class LinearTask {
         add_row(dbias, as_floats(grads + i * outputs, outputs), outputs);
       if (call.dbias) add_row(sums.dbias.data(), dbias, outputs);
       const Matrix dy = operand(grads, count, outputs, scratch.dy);
-      const Matrix x = inputs_from(top, count);
+      const Matrix x = inputs_from(top, count, true);
       if (call.dweight) {
         const Matrix left{scratch.turned.take(outputs * (rows + LANES)), rows + LANES};
         transpose({join(dy, outputs, pairs), outputs}, pairs, outputs, left);
@@ -183,42 +183,45 @@ class LinearTask {
     if constexpr (std::is_same_v<Out, float>) product = {y, outputs};
     else product = {scratch.product.take(rows * widest), width};
     weight.multiply(count, x, product, panel, {0, inputs / Type::PAIR});
-    for (int64_t i = 0; i < count; ++i) {
-      float* row = product.from(i, 0).data;
-      if (call.bias) add_row(row, call.bias + panel.first, width);
-      if (call.residual) {
-        const Out* residual = static_cast<const Out*>(call.residual) + at + i * outputs;
-        add_row(row, as_floats(residual, width), width);
-      }
-      if constexpr (!std::is_same_v<Out, float>) write_row(row, width, y + i * outputs);
-    }
+    const float* bias = call.bias ? call.bias + panel.first : nullptr;
+    const Out* residual = call.residual ? static_cast<const Out*>(call.residual) + at : nullptr;
+    for (int64_t i = 0; i < count; ++i)
+      write_sum(product.from(i, 0).data, bias, residual ? residual + i * outputs : nullptr, width,
+                y + i * outputs);
   }
 
-  // Return rows of x as an operand, normalized if the call has a norm.
-  Matrix inputs_from(int64_t top, int64_t count) {
+  // Return rows of x as an operand, normalized if the call has a norm. If `keep`, scratch.x then
+  // has the rows.
+  Matrix inputs_from(int64_t top, int64_t count, bool keep) {
     const In* in = static_cast<const In*>(call.x) + top * inputs;
     if (!call.gain) return operand(in, count, inputs, scratch.operand);
-    float *x = scratch.x.take(rows * inputs), *normed = scratch.normed.take(rows * inputs);
-    for (int64_t i = 0; i < count; ++i) {
-      read_row(in + i * inputs, inputs, x + i * inputs);
-      scratch.moments[i] = normalize(x + i * inputs, inputs, call.eps, call.gain, call.shift,
-                                     normed + i * inputs);
-    }
-    return operand(normed, count, inputs, scratch.operand);
+    float *x = scratch.x.take(rows * inputs), *normed = scratch.normed.take(inputs);
+    return write_operand(count, inputs, scratch.operand, [&](int64_t i) {
+      float* row = keep ? x + i * inputs : x;
+      read_row(in + i * inputs, inputs, row);
+      scratch.moments[i] = normalize(row, inputs, call.eps, call.gain, call.shift, normed);
+      return normed;
+    });
   }
 
-  // Return rows as an operand, converted to the type if needed. In bfloat16, an odd number of rows
-  // is followed by a row of zeros.
+  // Return rows as an operand, converted to the type if needed.
   template <class Element>
   Matrix operand(const Element* in, int64_t count, int64_t width, Buffer& buffer) {
-    const int64_t units = width / Type::PAIR;
     if constexpr (std::is_same_v<typename Type::Element, Element>)
       if (count % Type::PAIR == 0)
-        return {const_cast<float*>(reinterpret_cast<const float*>(in)), units};
+        return {const_cast<float*>(reinterpret_cast<const float*>(in)), width / Type::PAIR};
+    return write_operand(count, width, buffer,
+                         [&](int64_t i) { return as_floats(in + i * width, width); });
+  }
+
+  // Write the rows that row_at(i) returns as an operand. In bfloat16, an odd number of rows is
+  // followed by a row of zeros.
+  template <class RowAt>
+  Matrix write_operand(int64_t count, int64_t width, Buffer& buffer, RowAt row_at) {
+    const int64_t units = width / Type::PAIR;
     float* out = buffer.take((rows + 1) * units + LANES);
     for (int64_t i = 0; i < count; ++i)
-      write_row(as_floats(in + i * width, width), width,
-                reinterpret_cast<typename Type::Element*>(out + i * units));
+      write_row(row_at(i), width, reinterpret_cast<typename Type::Element*>(out + i * units));
     if (count % Type::PAIR) std::memset(out + count * units, 0, units * sizeof(float));
     return {out, units};
   }

@@ -80,7 +80,7 @@ class MlpTask {
     const Range used{some.first / Type::PAIR, some.last / Type::PAIR};
     for (int64_t top = range.first; top < range.last; top += rows) {
       const int64_t count = std::min(rows, range.last - top);
-      const Matrix normed = normed_rows(top, count);
+      const Matrix normed = normed_rows(top, count, false);
       const Matrix inner{scratch.hidden.take(rows * wide + LANES), wide / Type::PAIR};
       for (int64_t left = some.first; left < some.last; left += PANEL_WIDTH) {
         const Range panel{left, std::min(left + PANEL_WIDTH, some.last)};
@@ -92,13 +92,11 @@ class MlpTask {
     }
   }
 
-  // Write a row of the output. `sum`: the product with the weight of the second layer, which is
-  // overwritten.
-  void write_output(int64_t row, float* sum) {
+  // Write a row of the output. sum: the product with the weight of the second layer.
+  void write_output(int64_t row, const float* sum) {
     const Element* x = static_cast<const Element*>(call.x) + row * dim;
-    add_row(sum, call.bias2, dim);
-    if (call.residual) add_row(sum, as_floats(x), dim);
-    write_row(sum, dim, static_cast<Element*>(call.y) + row * dim);
+    write_sum(sum, call.bias2, call.residual ? x : nullptr, dim,
+              static_cast<Element*>(call.y) + row * dim);
   }
 
   void backward(int64_t first, int64_t last, MlpSums& sums) {
@@ -139,22 +137,12 @@ class MlpTask {
 
   float* saved_row(int64_t row) const { return call.saved + row * hidden; }
 
-  const float* as_floats(const float* row) { return row; }
-
-#if defined(__AVX512BF16__)
-  const float* as_floats(const uint16_t* row) {
-    float* out = scratch.joined.take(rows * dim + 2 * dim);
-    read_row(row, dim, out);
-    return out;
-  }
-#endif
-
-  // Return normalized rows as an operand.
-  Matrix normed_rows(int64_t top, int64_t count) {
+  // Return normalized rows as an operand. If `keep`, scratch.x then has the rows.
+  Matrix normed_rows(int64_t top, int64_t count, bool keep) {
     float* normed = scratch.normed.take((rows + 1) * units + LANES);
     float* x = scratch.x.take(rows * dim);
     for (int64_t i = 0; i < count; ++i) {
-      float* row = x + i * dim;
+      float* row = keep ? x + i * dim : x;
       read_row(static_cast<const Element*>(call.x) + (top + i) * dim, dim, row);
       normalize(i, row, reinterpret_cast<typename Type::Element*>(normed + i * units));
     }
@@ -181,7 +169,7 @@ class MlpTask {
   // Return the outputs of the first linear layer without its bias or, if the forward pass has saved
   // them, uninitialized memory for them.
   Matrix hidden_rows(int64_t top, int64_t count) {
-    const Matrix normed = normed_rows(top, count);
+    const Matrix normed = normed_rows(top, count, true);
     const Matrix out{scratch.hidden.take(rows * wide + LANES), wide};
     if (!call.saved) weights.first.multiply(count, normed, out);
     return out;

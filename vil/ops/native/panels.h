@@ -8,6 +8,8 @@ namespace vil {
 
 constexpr int64_t PANEL_WIDTH = 64, PANEL_DEPTH = 128;  // columns, units: 48 KiB
 
+inline Vector load_as(const float* x) { return load(x); }
+
 // Copy a row of floats, or convert it from or to bfloat16.
 inline void read_row(const float* row, int64_t count, float* out) {
   std::memcpy(out, row, count * sizeof(float));
@@ -18,15 +20,29 @@ inline void write_row(const float* row, int64_t count, float* out) {
 }
 
 #if defined(__AVX512BF16__)
+inline Vector load_as(const uint16_t* x) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+
 inline void read_row(const uint16_t* row, int64_t count, float* out) {
-  for (int64_t j = 0; j < count; j += LANES) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j));
-    store(out + j, (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-  }
+  for (int64_t j = 0; j < count; j += LANES) store(out + j, load_as(row + j));
 }
 
 inline void write_row(const float* row, int64_t count, uint16_t* out) { convert(row, out, count); }
 #endif
+
+// Write the sum of a row, a bias and a residual. The bias and the residual may be null.
+template <class Element>
+void write_sum(
+    const float* row, const float* bias, const Element* residual, int64_t count, Element* out) {
+  for (int64_t j = 0; j < count; j += LANES) {
+    Vector y = load(row + j);
+    if (bias) y = y + load(bias + j);
+    if (residual) y = y + load_as(residual + j);
+    store_as(out + j, y);
+  }
+}
 
 struct PackScratch {  // memory of a thread
   Buffer rounded;
