@@ -80,9 +80,9 @@ def optimize_for_inference(
     pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
     use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
     the tokens in parts. Convolutions use the channels-last format. MLPs and attention projections
-    use compiled code with packed weights if `vil tune` found this code to be faster. Modules with
-    hooks are not replaced. Up to rounding, the outputs are the same as those of the model in
-    `dtype`.
+    use compiled code with packed weights if `vil tune` found this code to be faster, and so do the
+    patch embeddings of stages with such MLPs. Modules with hooks are not replaced. Up to rounding,
+    the outputs are the same as those of the model in `dtype`.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`.
@@ -135,7 +135,8 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
     """Pack the projections and MLPs of vil's transformer blocks for which compiled C++ code is
-    tuned, see `vil.ops.linear` and `vil.ops.mlp`. Returns the packed modules."""
+    tuned (`vil.ops.linear`, `vil.ops.mlp`), and the patch embeddings of stages with such MLPs
+    (`vil.ops.patch_embed`). Returns the packed modules of blocks."""
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         norm, attn = block.norm1, block.attn
@@ -150,10 +151,9 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
     for stage in [module for module in model.modules() if isinstance(module, Stage)]:
-        # a patch embedding uses the same matmul as an MLP
-        if any(isinstance(block.mlp, PackedMlp) for block in stage.blocks):
-            if can_pack_embed(stage.embed):
-                stage.embed.packed = PackedPatchEmbed(stage.embed)
+        compiled = any(isinstance(block.mlp, PackedMlp) for block in stage.blocks)
+        if compiled and can_pack_embed(stage.embed):  # with the same matmul as MLPs
+            stage.embed.packed = PackedPatchEmbed(stage.embed)
     return packed
 
 

@@ -41,9 +41,7 @@ class PackedPatchEmbed(nn.Module):
         self.packed, self.last = None, None
         if not library.prepare():
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
-            self.packed = pack_patches(
-                self.weight, self.bias, self.norm, adjacent_channels=is_map
-            )
+            self.packed = pack_patches(self.weight, self.bias, self.norm, adjacent_channels=is_map)
 
     def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
         state = super().__getstate__()
