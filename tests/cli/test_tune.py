@@ -141,7 +141,8 @@ def test_a_model_without_windows_has_nothing_to_tune():
     if not library.obstacle():
         code, out, _ = vil("tune", "--rounds", "1", *words)
         assert code == 0
-        assert out.count("<- chosen") == 12, "norm and linear layer, linear layer, MLP"
+        kinds = "norm and linear layer, linear layer, MLP; the first and last with packed weights"
+        assert out.count("<- chosen") == 16, kinds
 
 
 @pytest.mark.long

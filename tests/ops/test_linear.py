@@ -13,11 +13,16 @@ from vil.layers.block import Block
 from vil.layers.fused_attention import can_fuse
 from vil.ops.dispatch import CHOICES
 from vil.ops.linear import Norm, linear, linear_native, linear_torch, pack_weight
-from vil.ops.linear_case import MLP, NAMES, LinearCase, choose
+from vil.ops.linear_case import MLP, NAMES, NORM_LINEAR, LinearCase, choose, is_tuned_native
 from vil.ops.native import library
 from vil.ops.operator_call import call_operator
 from vil.ops.tuning import linear_tuner
-from vil.ops.tuning.linear_tuner import make_tensors, reason_against_native, tune_linear
+from vil.ops.tuning.linear_tuner import (
+    make_tensors,
+    packed_backends,
+    reason_against_native,
+    tune_linear,
+)
 
 needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 HALVES = [torch.bfloat16] if library.has_bfloat16() else []
@@ -363,3 +368,24 @@ def test_tools_that_trace_see_the_operators_of_torch(block, native_everywhere):
 def test_a_model_trains_alike(native_everywhere):
     assert_trains_alike()
     assert native_everywhere
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [NORM_LINEAR, MLP])
+def test_layers_of_optimized_models_are_tuned_with_packed_weights(kind, dtype):
+    case = LinearCase(kind, 33, 32, 64, dtype, needs_grad=False, packed=True)
+    x, weights, _ = make_tensors(case)
+    computes = packed_backends(case, weights)
+    plain, found = computes["torch"](x, weights), computes["native"](x, weights)
+    assert found.dtype == plain.dtype == dtype
+    torch.testing.assert_close(found, plain, rtol=0, atol=40 * torch.finfo(dtype).eps)
+    trials = tune_linear(case, rounds=1)
+    assert {trial.name for trial in trials if not trial.reason} == {"torch", "native"}
+    sizes = (kind, 32, 64, dtype)
+    assert is_tuned_native(*sizes) == (trials[0].name == "native")
+    CHOICES[case.bucket()] = "torch"
+    CHOICES[replace(case, packed=False).bucket()] = "native"
+    assert not is_tuned_native(*sizes)
+    del CHOICES[case.bucket()]
+    assert is_tuned_native(*sizes)

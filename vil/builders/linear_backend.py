@@ -5,6 +5,7 @@ with those of attention.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -41,9 +42,8 @@ class LinearRequest(NamedTuple):
 
     def __str__(self) -> str:
         case = self.case
-        phase = "training" if case.needs_grad else "evaluation"
         sizes = f"{case.tokens} tokens, {case.dim} to {case.features} channels"
-        return f"stage {self.stage}: {NAMES[case.kind]} of {sizes}, {phase}"
+        return f"stage {self.stage}: {NAMES[case.kind]} of {sizes}, {case.phase}"
 
 
 def linear_requests(
@@ -56,7 +56,7 @@ def linear_requests(
     world: int = 1,
 ) -> list[LinearRequest]:
     """List the calls of linear layers and MLPs that a network makes in evaluation and, if
-    `training`, in training.
+    `training`, in training. With EVAL.FAST, also those of the optimized network.
 
     The list is empty if the network is not an MsViT, or if the device is not a CPU.
     padded: whether the images have padding, as those of a detector.
@@ -66,6 +66,7 @@ def linear_requests(
         return []
     batch = max(1, cfg.DATALOADER.BSZ // world)
     dtype = amp_dtype(cfg) or torch.float32
+    optimized = cfg.EVAL.FAST and not padded and torch.backends.mkldnn.is_available()
     found = {}
     grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
@@ -78,6 +79,8 @@ def linear_requests(
                 for kind, dim, features in _operations(block, branches=branches, padded=padded):
                     case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
                     found[LinearRequest(number, case)] = None
+                    if optimized and not needs_grad and kind in (NORM_LINEAR, MLP):
+                        found[LinearRequest(number, replace(case, packed=True))] = None
     return list(found)
 
 

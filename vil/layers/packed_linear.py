@@ -11,20 +11,18 @@ from torch import Tensor, nn
 from vil.layers.linear import has_hooks
 from vil.ops.mlp import MlpWeights, norm_mlp_packed, norm_mlp_torch, pack_weights
 from vil.ops.native import library
+from vil.ops.onednn import linear_packed, pack
 from vil.utils.transforms import is_exporting
 
 DTYPES = (torch.float32, torch.bfloat16)
 PART_BYTES = 6 * 2**20  # hidden activations of the tokens that are processed at a time
-# {activation: oneDNN's (activation, algorithm)}
-ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 
 
 class PackedLinear(nn.Module):
     """A linear layer for inference, optionally followed by an activation. It has no gradients.
 
     linear: the layer whose weights (float32 or bfloat16) are copied to oneDNN's memory layout.
-    activation: "gelu" (exact), "relu", or "" for none. oneDNN applies it while the outputs are in
-    the CPU cache.
+    activation: "gelu" (exact), "relu", or "" for none.
     This layer has no parameters, so its weights are not in a state dict: save the state dict of the
     original model.
     """
@@ -49,8 +47,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., I) to (..., O)."""
-        name, algorithm = ACTIVATIONS[self.activation]
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
+        return linear_packed(x, self.packed, self.bias, self.activation)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
@@ -112,11 +109,6 @@ class InParts(nn.Module):
             return self.module(x)
         parts = [self.module(part) for part in x.flatten(0, -2).split(rows)]
         return torch.cat(parts).unflatten(0, x.shape[:-1])
-
-
-def pack(weight: Tensor) -> Tensor:
-    """Return weights (O, I) in the memory layout of oneDNN's kernels."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
 def can_pack(linear: nn.Module) -> bool:

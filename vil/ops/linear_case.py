@@ -3,7 +3,7 @@
 Shapes: ... leading dimensions, C channels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -38,6 +38,7 @@ class LinearCase:
     features: number of output features of the linear layer, or of hidden channels of the MLP.
     dtype: dtype of the matmuls, for example the autocast dtype.
     needs_grad: whether autograd is enabled.
+    packed: whether the weights are packed before, as in models that are optimized for inference.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class LinearCase:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     needs_grad: bool = True
+    packed: bool = False
 
     def bucket(self) -> str:
         """Return the key of this case in the tuning cache, which stores the fastest backend.
@@ -58,10 +60,16 @@ class LinearCase:
 
     @cached_property
     def _bucket(self) -> str:
-        phase = "training" if self.needs_grad else "evaluation"
         dtype = f"{self.dtype} {self.device}".removeprefix("torch.")
         tokens = next_power_of_2(self.tokens)
-        return f"{self.kind} {self.dim}->{self.features}, {tokens} tokens, {dtype}, {phase}"
+        return f"{self.kind} {self.dim}->{self.features}, {tokens} tokens, {dtype}, {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        """Where the call is made: "training", "evaluation" or "optimized for inference"."""
+        if self.packed:
+            return "optimized for inference"
+        return "training" if self.needs_grad else "evaluation"
 
     def unsupported(self) -> list[str]:
         """Return the reasons why the C++ backend does not support this case; an empty list if it
@@ -116,14 +124,22 @@ def _case(*fields: Any) -> LinearCase:
 
 
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
-    """Return whether the C++ backend can run, and is the fastest for some number of tokens.
+    """Return whether the C++ backend can run with packed weights, and is the fastest for some
+    number of tokens.
 
-    Only tuned cases of evaluation are considered. The arguments are as in `LinearCase`.
+    Tuned cases of evaluation are considered if none with packed weights is tuned. The arguments are
+    as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
-    sizes, _, rest = case.bucket().partition(" 1 tokens")
-    is_chosen = any(
-        name == "native" and bucket.startswith(sizes) and bucket.endswith(rest)
-        for bucket, name in CHOICES.items()
-    )
-    return is_chosen and not (case.unsupported() or library.prepare())
+    if case.unsupported() or library.prepare():
+        return False
+    for packed in (True, False):
+        sizes, _, rest = replace(case, packed=packed).bucket().partition(" 1 tokens")
+        names = {
+            name
+            for bucket, name in CHOICES.items()
+            if bucket.startswith(sizes) and bucket.endswith(rest)
+        }
+        if names:
+            return "native" in names
+    return False

@@ -14,6 +14,7 @@ from vil.builders.attention_backend import (
 )
 from vil.builders.device import configure_device
 from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
+from vil.config import override
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES, describe_crossover
@@ -66,8 +67,8 @@ def requests_of(
     cfg: CfgNode, device: torch.device
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
     """List the calls of local attention, and those of linear layers and MLPs, that the config's
-    model makes in training and in evaluation."""
-    cfg = with_num_classes(cfg)
+    model makes in training, in evaluation, and optimized for inference."""
+    cfg = override(with_num_classes(cfg), ["EVAL.FAST=True"])
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     network = attention_network(model)

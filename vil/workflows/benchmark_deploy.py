@@ -179,7 +179,7 @@ class DeployBenchmark:
         for batch in self.settings.batches:
             for amp in (False, True):
                 changes = [f"DATALOADER.BSZ={batch}", f"AMP.ENABLED={amp}", "AMP.DTYPE=bfloat16"]
-                cfg = override(self.cfg, changes)
+                cfg = override(self.cfg, [*changes, "EVAL.FAST=True"])
                 select_attention_backends(
                     model,
                     cfg,

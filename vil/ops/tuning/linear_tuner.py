@@ -7,18 +7,27 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from vil.ops import onednn
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear import Norm, linear_native, linear_torch
+from vil.ops.linear import Norm, linear_native, linear_torch, pack_weight
 from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, MLP, LinearCase
-from vil.ops.mlp import MlpWeights, norm_mlp_native, norm_mlp_torch
+from vil.ops.mlp import (
+    MlpWeights,
+    norm_mlp_native,
+    norm_mlp_packed,
+    norm_mlp_torch,
+    pack_weights,
+)
 from vil.ops.native import library
 from vil.ops.tuning.tuner import LIMITS, ROUNDS, Trial
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 
 EPS = 1e-6
+PACKED_FACTOR = 0.95
 CHECKED_TOKENS = 257  # so that the last block of tokens is incomplete in every backend
 
 
@@ -32,6 +41,39 @@ def backends(case: LinearCase) -> dict[str, Compute]:
     if case.kind == MLP:
         return {name: partial(_run_mlp, compute) for name, compute in MLPS.items()}
     return {name: partial(_run_linear, compute) for name, compute in LINEARS.items()}
+
+
+def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
+    """Return {backend: function that computes the case with packed weights}, for `native` and for
+    torch's layers in an optimized model, which use oneDNN. case: a norm and a linear layer, or an
+    MLP."""
+    half, w = case.dtype == torch.bfloat16, weights
+    norm = Norm(w["gain"], w["shift"], EPS)
+
+    def normalize(x: Tensor) -> Tensor:
+        return F.layer_norm(x, norm.gain.shape, *norm)
+
+    if case.kind == MLP:
+        first, second = onednn.pack(w["weight1"]), onednn.pack(w["weight2"])
+        ours = pack_weights(MlpWeights(**w), half=half)
+
+        def mlp_torch(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+            hidden = onednn.linear_packed(normalize(x), first, w["bias1"], "gelu")
+            return x + onednn.linear_packed(hidden, second, w["bias2"])
+
+        def mlp_native(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+            return norm_mlp_packed(x, ours, eps=EPS, residual=True)
+
+        return {"torch": mlp_torch, "native": mlp_native}
+    theirs, ours = onednn.pack(w["weight"]), pack_weight(w["weight"], half=half)
+
+    def norm_linear_torch(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        return onednn.linear_packed(normalize(x), theirs, w["bias"])
+
+    def norm_linear_native(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        return linear_native(x, ours, w["bias"], norm=norm, packed=True)
+
+    return {"torch": norm_linear_torch, "native": norm_linear_native}
 
 
 def _run_mlp(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
@@ -65,10 +107,12 @@ def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
     backends with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
-    tensors = make_tensors(case)
+    x, weights, cotangent = make_tensors(case)
+    pack = case.packed and not reasons["native"]
+    computes = packed_backends(case, weights) if pack else backends(case)
     candidates = {
-        name: _candidate(compute, case, *tensors)
-        for name, compute in backends(case).items()
+        name: _candidate(compute, case, x, weights, cotangent)
+        for name, compute in computes.items()
         if not reasons[name]
     }
     device = torch.device(case.device)
@@ -78,7 +122,9 @@ def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
         passes = (statistics.median(column) for column in (measured.forward, measured.backward))
         trials.append(Trial(name, "", *passes, peak_bytes(candidates[name], device)[0]))
     reasons |= {name: f"failed: {reason}" for name, reason in failed.items()}
-    trials.sort(key=lambda trial: trial.seconds)
+    # with packed weights, `native` also saves copies and additions after the layer
+    factor = PACKED_FACTOR if case.packed else 1.0
+    trials.sort(key=lambda trial: trial.seconds * (factor if trial.name == "native" else 1.0))
     if trials:
         CHOICES[case.bucket()] = trials[0].name
     return trials + [Trial(name, reason) for name, reason in reasons.items() if reason]
@@ -92,7 +138,8 @@ def reason_against_native(case: LinearCase) -> str:
     if reasons := case.unsupported() or library.prepare():
         return "; ".join(reasons)
     try:
-        return _find_mismatch(replace(case, tokens=min(case.tokens, CHECKED_TOKENS)))
+        tokens = min(case.tokens, CHECKED_TOKENS)
+        return _find_mismatch(replace(case, tokens=tokens, packed=False))
     except RuntimeError as error:
         return f"failed: {one_line(error)}"
 
@@ -101,7 +148,8 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
     All are in float32, because a model's tokens are float32 under autocast too. But x of a linear
-    layer without a norm is in the dtype of the matmuls, as outputs of attention are.
+    layer without a norm is in the dtype of the matmuls, as outputs of attention are. With packed
+    weights, all are in this dtype.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -111,6 +159,8 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         drawn = torch.randn(shape, generator=generator).to(case.device)
         tensors[name] = drawn / shape[-1] ** 0.5 if name.startswith("weight") else drawn
     cotangent = tensors.pop("cotangent")
+    if case.packed:
+        tensors = {name: tensor.to(case.dtype) for name, tensor in tensors.items()}
     if case.kind in (LINEAR, LINEAR_RESIDUAL):
         tensors["x"] = tensors["x"].to(case.dtype)
     for tensor in tensors.values():
@@ -119,7 +169,7 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
 
 
 def _autocast(case: LinearCase) -> AbstractContextManager:
-    half = case.dtype != torch.float32
+    half = case.dtype != torch.float32 and not case.packed
     return torch.autocast(case.device, case.dtype if half else None, enabled=half)
 
 
