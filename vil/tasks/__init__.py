@@ -39,8 +39,9 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
-    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. The argument `keys` is
-    also accepted: a dict {constructor argument: `vil.utils.registry.Key`} of config keys to add.
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. One of them may be `keys`,
+    a dict {name: `vil.utils.registry.Key`} of config keys to add. The task reads their values from
+    cfg.
 
     Raises ValueError if the name is taken or if the class does not define a required method.
     """
