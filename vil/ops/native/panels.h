@@ -6,7 +6,7 @@
 
 namespace vil {
 
-constexpr int64_t PANEL_WIDTH = 64, PANEL_DEPTH = 128;  // columns, units: 48 KiB
+constexpr int64_t PANEL_WIDTH = 64, PANEL_DEPTH = 128;  // columns, units: 32 KiB
 
 inline Vector load_as(const float* x) { return load(x); }
 

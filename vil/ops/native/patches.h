@@ -10,7 +10,7 @@ struct PatchCall {       // as in vil/ops/patch_embed.py
   const void* x;         // (images, channels, rows, columns)
   void* y;               // (images, num_global + patches, outputs), contiguous
   const float* weight;   // packed, (outputs, pixels of a patch)
-  const float *bias, *gain, *shift;  // (outputs,); the bias may be null; gain and shift too
+  const float *bias, *gain, *shift;  // (outputs,); null without a bias, or without a norm
   const float* added;    // (num_global + patches, outputs): global tokens, then positions
   int64_t strides[4], images, channels, grid[2], patch, outputs, num_global, threads;
   int64_t bfloat16;      // dtype of x and y, and of the operands of the matmul
