@@ -181,7 +181,7 @@ class LinearTask {
     Out* y = static_cast<Out*>(call.y) + at;
     Matrix product;
     if constexpr (std::is_same_v<Out, float>) product = {y, outputs};
-    else product = {scratch.product.take(rows * widest), width};
+    else product = {scratch.product.take(rows * PANEL_WIDTH), width};
     weight.multiply(count, x, product, panel, {0, inputs / Type::PAIR});
     const float* bias = call.bias ? call.bias + panel.first : nullptr;
     const Out* residual = call.residual ? static_cast<const Out*>(call.residual) + at : nullptr;
