@@ -83,7 +83,7 @@ def test_other_names_are_refused(colors, tmp_path):
     assert ended.code == DATA
     assert (
         "folder has other classes than the model (it lacks blue; it adds azure): "
-        "to match them by position, set DATA.CLASSES by_position\n" in ended.err
+        "to match them by number, set DATA.CLASSES by_position\n" in ended.err
     )
     assert results_of(run, data, "DATA.CLASSES=by_position")["top1"] == 100
 

@@ -106,7 +106,7 @@ def test_probabilities_and_views(runs):
         (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are in no run's test"),
         (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, such"),
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
-        (["--run", "other"], "other has the test sets fake, but no run was trained on any"),
+        (["--run", "other"], "no run was trained on a test set of other (fake)"),
         (["--run", "fold0", "--run", "few"], "the first model has 3 classes, this one has 2"),
         (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),

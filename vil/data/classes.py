@@ -78,9 +78,10 @@ def match_classes(
     missing, added = sorted(set(learned) - set(here)), sorted(set(here) - set(learned))
     lists = {"it lacks": missing, "it adds": added}
     problem = "; ".join(f"{verb} {', '.join(names[:5])}" for verb, names in lists.items() if names)
+    differ = f"{name} has other classes than the model ({problem})"
+    repeated = f"two classes of {name} have the same name, so they cannot be matched by name"
     raise DataError(
-        f"{name} has other classes than the model ({problem or 'a name occurs twice'}): "
-        "to match them by position, set DATA.CLASSES by_position"
+        f"{differ if problem else repeated}: to match them by number, set DATA.CLASSES by_position"
     )
 
 

@@ -86,8 +86,8 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
     held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
     if not held_out:
         raise ConfigError(
-            f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, but no run was trained on any of "
-            "these datasets"
+            f"no run was trained on a test set of {run} ({', '.join(cfg.DATA.TEST)}), so its test "
+            "images are no fold of the training images of the others"
         )
     several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())

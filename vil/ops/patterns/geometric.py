@@ -115,7 +115,7 @@ class Swin(Pattern):
         return same_rows & (self._number(pairs.query_col) == self._number(pairs.key_col))
 
     def _number(self, line: Tensor) -> Tensor:
-        """Return the index of the window of each row (or column) number in `line`."""
+        """Return the indices of the windows that contain the rows (or columns) `line`."""
         return (line - self.shift) // self.window
 
 

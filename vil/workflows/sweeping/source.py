@@ -42,11 +42,11 @@ def make_grid(
 
     config: the base config.
     overrides: settings of all runs. A key that is set to several values becomes an axis, a key to
-    sweep over. Several values are a list or, for a key whose values are lists, a list of lists.
+    sweep over. Write several values as a list, or as a list of lists if a value is a list.
     file: YAML file, see `read_grid`; the other arguments override its settings.
     axes: {config key: values to sweep over}.
     variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
-    flags: {config key: value or None}, which override all other settings, axes too.
+    flags: {config key: value}, which override all other settings and axes. None is ignored.
     imports: Python files to run first.
 
     Raises ConfigError for invalid or contradictory settings.
