@@ -211,7 +211,7 @@ def test_an_empty_part_is_refused(root):
     words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", *UNSMOOTHED)
     sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
     message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
-    assert "1 of 2 parts have no images, because too few of the 10 images share a label" in message
+    assert "1 of 2 parts have no images, because the images of each label are divided" in message
 
 
 @pytest.mark.parametrize("argument", ["n", "size", "num_classes"])

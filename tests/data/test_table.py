@@ -85,6 +85,8 @@ def test_numbers_per_image(root):
     assert data.classes == ["y", "x"]
     assert data.targets.tolist() == [[-1, 0.5], [2, 1], [4, 300], [0, 0]]
     assert data.targets.dtype == np.float32
+    data = open_table(root, text, target_type="numbers", label_columns="x")
+    assert (data.classes, data.targets.tolist()) == (["x"], [[0.5], [1], [300], [0]])
     message = refusal(root, text.replace("1,2", "nan,2"), target_type="numbers", label_column="x")
     assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
 

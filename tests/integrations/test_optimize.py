@@ -155,6 +155,12 @@ def test_moving_and_converting_are_refused():
             change()
 
 
+def test_weights_are_not_loaded_into_packed_layers():
+    fast = vil.optimize_for_inference(SMALL["vil"]())
+    with pytest.raises(RuntimeError, match="load them into the original model, then optimize it"):
+        fast.load_state_dict(fast.state_dict())
+
+
 def test_structures_of_tensors_are_converted():
     class Two(nn.Module):
         def __init__(self):

@@ -98,8 +98,8 @@ def _divide(
         _check_classes(dataset.classes, targets, parts, count, what)
     if empty := count - len(np.unique(parts)):
         raise DataError(
-            f"{what}: {empty} of {count} parts have no images, because too few of the "
-            f"{len(samples)} images share a label: add images"
+            f"{what}: {empty} of {count} parts have no images, because the images of each label "
+            f"are divided separately, and {len(samples)} images are too few for this: add images"
         )
     return parts
 

@@ -63,6 +63,16 @@ class OptimizedModel(nn.Module):
                 )
         return super()._apply(fn, recurse)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, see `nn.Module.load_state_dict`. Raises RuntimeError on a CPU, where packed
+        weights would not change."""
+        if device_of(self.model) == "cpu":
+            raise RuntimeError(
+                "weights cannot be loaded into a model optimized for inference on a CPU: load them "
+                "into the original model, then optimize it again"
+            )
+        return super().load_state_dict(*args, **kwargs)
+
     def train(self, mode: bool = True) -> "OptimizedModel":
         if mode:
             raise RuntimeError(

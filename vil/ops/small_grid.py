@@ -74,8 +74,8 @@ def _square(table: Tensor, size: int) -> Tensor:
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
     """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
 
-    In the cyclic `window`, each key occurs once for each offset. The new bias is the log-sum-exp of
-    the biases of these occurrences. If `table` is None, the biases of the occurrences are 0, and q
+    In `window`, which is cyclic, several offsets lead to the same key, each with its own bias. The
+    bias in the new table is the log-sum-exp of these biases. If `table` is None, they are 0, and q
     determines N and the dtype. size: s.
     """
     if table is None:

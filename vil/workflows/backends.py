@@ -94,10 +94,13 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
 
 def _environment(device: torch.device) -> list[str]:
     cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    built = next((f"{name} {number}" for name, number in builds.items() if number), "CPUs only")
     return [
         f"python {platform.python_version()} on {platform.platform()}",
         "  ".join(f"{name} {version(name)}" for name in PACKAGES),
-        f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}",
+        f"device {device}, {torch.get_num_threads()} threads, GPUs: {', '.join(cards) or 'none'} "
+        f"(torch is built for {built})",
     ]
 
 

@@ -193,7 +193,8 @@ def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: 
         names = [""]
     hint = "" if split == "train" else f": set DATA.{split.upper()}_FRACTION 0.2"
     if not names and "" in loaded:
-        raise DataError(f"{folder} has no splits, so all of its rows are training images{hint}")
+        problem = f"has no split {split}: it has no splits, so all rows are training images"
+        raise DataError(f"{folder} {problem}{hint}")
     if not names:
         problem = f"has no split {' or '.join(NAMES[split])}, only {', '.join(loaded)}"
         raise DataError(f"{folder} {problem}{hint}")

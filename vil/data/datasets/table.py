@@ -48,7 +48,7 @@ class Table(ImageDataset):
         file: str = "labels.csv",
         path_column: str = "path",
         label_column: str = "label",
-        label_columns: Sequence[str] = (),
+        label_columns: Sequence[str] | str = (),
         separator: str = "|",
         text_labels: bool = False,
         images: str = ".",
@@ -81,6 +81,8 @@ class Table(ImageDataset):
             raise ValueError("DATA.KWARGS.separator is empty: expected the text between labels")
         self.path = path_below(root, file, "the config", extra_roots)
         self.images = path_below(root, images, "DATA.KWARGS.images", extra_roots)
+        if isinstance(label_columns, str):
+            label_columns = [label_columns]
         columns = [str(name) for name in label_columns] or [str(label_column)]
         paths, given, labels = self._read(str(path_column), columns, separator)
         paths = self._normalize(paths)

@@ -175,10 +175,11 @@ class LocalAttention(GlobalLocalAttention):
     def _weights_of_query(
         self, scores: Tensor, grid: Grid, query: int, bias: LocalBias | None, valid_hw: Valid
     ) -> Tensor:
-        """Return the attention weights (B, N, T) of one local query, from its scores (B, N, T).
+        """Return the attention weights (B, N, T) of one local query for all T tokens.
 
-        query: index of the query among local tokens. bias: the bias to add to the scores. If a key
-        occurs several times, its weights are summed.
+        scores (B, N, T): the query's scores for all tokens. query: its index among local tokens.
+        bias: the bias to add to the scores. A key that the window contains several times gets the
+        sum of its weights.
         """
         num_global, device = self.num_global, scores.device
         local, entries, visible = (x.to(device) for x in self.attended(grid, query))

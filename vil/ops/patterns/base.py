@@ -1,4 +1,6 @@
-"""The base class of patterns, the query-key pairs on which patterns are evaluated, and operators.
+"""The base class of patterns, and the operators `|`, `&` and `-` that combine patterns.
+
+`Pairs` are the query-key pairs on which a pattern is evaluated.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ, else 1, w chunk
 side, Q chunks of w x w tokens.
