@@ -3,6 +3,7 @@
 Shapes: B batch, c input channels, H W input size, L local tokens, G global tokens, C channels.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class PackedPatchEmbed(nn.Module):
 
     def pack(self) -> None:
         """Pack the weights, unless the compiled code cannot run on this machine."""
-        self.packed, self.last = None, None
+        self.packed, self.last = None, (None, (), None)
         if not library.prepare():
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
             self.packed = pack_patches(self.weight, self.bias, self.norm, adjacent_channels=is_map)
@@ -69,16 +70,17 @@ class PackedPatchEmbed(nn.Module):
 
         The result is kept for the next call.
         """
-        key = (grid, *map(id, embed.parameters()))  # `set_img_size` replaces parameters
-        if self.last is None or self.last[0] != key:
+        last_grid, last_parameters, tokens = self.last
+        parameters = tuple(embed.parameters())  # `set_img_size` replaces some of them
+        if grid != last_grid or not all(map(operator.is_, parameters, last_parameters)):
             tokens = self.weight.new_zeros(embed.num_global + grid[0] * grid[1], len(self.weight))
             tokens = tokens.float()
             if embed.cls_token is not None:
                 tokens[: embed.num_global] = embed.cls_token[0]
             if embed.position is not None:
                 tokens += embed.position(grid)[0]
-            self.last = key, tokens
-        return self.last[1]
+            self.last = grid, parameters, tokens
+        return tokens
 
 
 def can_pack_embed(embed: PatchEmbed) -> bool:
