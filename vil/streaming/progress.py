@@ -1,10 +1,10 @@
 """Track the progress of a streamed forward pass, as a fraction of its estimated time.
 
 The time of a block is estimated in multiply-accumulates. With float32 on a CPU (Xeon with AVX-512),
-one attention score takes as long as 400 multiply-accumulates. The norms and activations of one
-channel of a token take as long as 1,800.
+the softmax of one attention score takes as long as 400 of them, and the norms and activations of
+one channel of a token as long as 1,800.
 
-Shapes: X Y grid of a stage.
+Shapes: X, Y rows and columns of a stage's grid.
 """
 
 from collections.abc import Callable
