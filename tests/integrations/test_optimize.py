@@ -198,7 +198,7 @@ def test_with_torch_compile(name, dtype):
 @pytest.mark.parametrize("shape", [(5, 8), (1, 8), (3, 7, 8), (2, 3, 5, 8)])
 def test_mlps_in_parts(shape, monkeypatch):
     """Three tokens at a time, and a rest: the same outputs."""
-    monkeypatch.setattr("vil.layers.packed_linear.PART_BYTES", 3 * 16 * 4)
+    monkeypatch.setattr("vil.ops.onednn.PART_BYTES", 3 * 16 * 4)
     seen, mlp = [], Mlp(8, 16, 6).eval()
     mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].numel() // 8))
     x = torch.randn(shape).transpose(0, -2)
@@ -213,7 +213,7 @@ def test_mlps_in_parts(shape, monkeypatch):
 
 @torch.no_grad()
 def test_optimized_mlps_compute_in_parts(monkeypatch):
-    monkeypatch.setattr("vil.layers.packed_linear.PART_BYTES", 4096)  # three tokens
+    monkeypatch.setattr("vil.ops.onednn.PART_BYTES", 4096)  # three tokens
     model, images = SMALL["vit"]().eval(), torch.randn(2, 3, 32, 32)
     fast = vil.optimize_for_inference(model)
     assert isinstance(fast.model.blocks[0].mlp, InParts)

@@ -389,3 +389,11 @@ def test_layers_of_optimized_models_are_tuned_with_packed_weights(kind, dtype):
     assert not is_tuned_native(*sizes)
     del CHOICES[case.bucket()]
     assert is_tuned_native(*sizes)
+
+
+def test_a_case_that_is_not_tuned_does_not_compile_the_library(monkeypatch):
+    def prepare():
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(library, "prepare", prepare)
+    assert not is_tuned_native(NORM_LINEAR, 32, 96, torch.float32)

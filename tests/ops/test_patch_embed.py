@@ -16,6 +16,7 @@ from vil.models.stage import to_map
 from vil.ops.dispatch import CHOICES
 from vil.ops.linear_case import MLP, LinearCase
 from vil.ops.native import library
+from vil.ops.patch_embed import embed_patches
 
 pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 DTYPES = [torch.float32, *([torch.bfloat16] if library.has_bfloat16() else [])]
@@ -99,6 +100,15 @@ def test_other_positions_are_used_after_a_change_of_the_grid():
     for each in (embed, packed):
         each.position.set_grid((7, 8), "bicubic")
     torch.testing.assert_close(packed(x)[0], embed(x)[0])
+    for each in (embed, packed):
+        each.position = None
+    torch.testing.assert_close(packed(x)[0], embed(x)[0])
+
+
+def test_the_operator_checks_the_number_of_tokens():
+    embed = pack(build())
+    with pytest.raises(ValueError, match=r"expected `added` of \(43, 32\), got \(42, 32\)"):
+        embed_patches(torch.randn(1, 3, 24, 28), embed.packed.packed, torch.zeros(42, 32), 1)
 
 
 def test_calls_that_the_compiled_code_does_not_support_use_the_modules(monkeypatch):
@@ -122,9 +132,13 @@ def test_calls_that_the_compiled_code_does_not_support_use_the_modules(monkeypat
         assert torch.equal(packed(x)[0], expected)
         handle.remove()
     assert len(seen) == 3
-    monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
-    elsewhere = pickle.loads(pickle.dumps(packed))
-    assert torch.equal(elsewhere(x)[0], expected)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(library, "prepare", lambda: ["no compiler"])
+        assert torch.equal(pickle.loads(pickle.dumps(packed))(x)[0], expected)
+        elsewhere.undo()
+        elsewhere.setattr(library, "has_bfloat16", lambda: False)
+        half, x = embed.bfloat16(), x.bfloat16()
+        assert torch.equal(pickle.loads(pickle.dumps(pack(half)))(x)[0], half(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -134,6 +148,7 @@ def test_calls_that_the_compiled_code_does_not_support_use_the_modules(monkeypat
         lambda embed: setattr(embed, "proj", nn.Conv2d(3, 32, 5, 4)),
         lambda embed: setattr(embed, "proj", nn.Sequential(embed.proj)),
         lambda embed: setattr(embed, "norm_embed", nn.GroupNorm(1, 32)),
+        lambda embed: setattr(embed, "norm_embed", nn.LayerNorm(32, bias=False)),
         lambda embed: embed.proj.register_forward_hook(lambda *args: None),
         lambda embed: embed.proj.register_parameter("weight", Scaled(embed.proj.weight)),
     ],
@@ -147,6 +162,10 @@ def test_changed_modules_are_not_packed(change):
 
 class Scaled(nn.Parameter):
     """A parameter of a subclass."""
+
+
+def test_other_modules_are_not_packed():
+    assert not can_pack_embed(nn.Identity())
 
 
 def test_other_numbers_of_channels_are_not_packed():

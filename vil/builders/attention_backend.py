@@ -127,7 +127,8 @@ def select_attention_backends(
     network = attention_network(model)
     padded = network is not model  # a detector
     options = dict(training=training, padded=padded, world=dist.world)
-    linears = linear_requests(network, cfg, device, **options)
+    optimized = cfg.EVAL.FAST and not training and not cfg.MODEL.COMPILE
+    linears = linear_requests(network, cfg, device, optimized=optimized, **options)
     tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
     if tune_all and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"

@@ -52,11 +52,12 @@ def linear_requests(
     device: torch.device,
     *,
     training: bool = True,
+    optimized: bool = False,
     padded: bool = False,
     world: int = 1,
 ) -> list[LinearRequest]:
     """List the calls of linear layers and MLPs that a network makes in evaluation and, if
-    `training`, in training. With EVAL.FAST, also those of the optimized network.
+    `training`, in training. If `optimized`, also those of the network optimized for inference.
 
     The list is empty if the network is not an MsViT, or if the device is not a CPU.
     padded: whether the images have padding, as those of a detector.
@@ -66,7 +67,7 @@ def linear_requests(
         return []
     batch = max(1, cfg.DATALOADER.BSZ // world)
     dtype = amp_dtype(cfg) or torch.float32
-    optimized = cfg.EVAL.FAST and not padded and torch.backends.mkldnn.is_available()
+    optimized = optimized and not padded and torch.backends.mkldnn.is_available()
     found = {}
     grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):

@@ -161,7 +161,8 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
             block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
             packed.update(block.mlp.modules())
     for stage in [module for module in model.modules() if isinstance(module, Stage)]:
-        compiled = any(isinstance(block.mlp, PackedMlp) for block in stage.blocks)
+        mlps = [getattr(block, "mlp", None) for block in stage.blocks]
+        compiled = any(isinstance(mlp, PackedMlp) for mlp in mlps)
         if compiled and can_pack_embed(stage.embed):  # with the same matmul as MLPs
             stage.embed.packed = PackedPatchEmbed(stage.embed)
     return packed

@@ -78,7 +78,7 @@ class PackedProjections(nn.Module):
     def pack(self) -> None:
         """Pack the weights, unless the compiled code cannot run on this machine."""
         half = self.weights[0].dtype == torch.bfloat16
-        ready = not library.prepare()
+        ready = library.is_ready(self.weights[0].dtype)
         self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
 
     def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ

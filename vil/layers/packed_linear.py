@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from vil.layers.linear import has_hooks
 from vil.ops.mlp import MlpWeights, norm_mlp_packed, norm_mlp_torch, pack_weights
 from vil.ops.native import library
-from vil.ops.onednn import linear_packed, pack
+from vil.ops.onednn import apply_in_parts, linear_packed, pack
 from vil.utils.transforms import is_exporting
 
 DTYPES = (torch.float32, torch.bfloat16)
-PART_BYTES = 6 * 2**20  # hidden activations of the tokens that are processed at a time
 
 
 class PackedLinear(nn.Module):
@@ -68,7 +67,8 @@ class PackedMlp(nn.Module):
     def pack(self) -> None:
         """Pack the weights, unless the compiled code cannot run on this machine."""
         half = self.weights.weight1.dtype == torch.bfloat16
-        self.packed = None if library.prepare() else pack_weights(self.weights, half=half)
+        ready = library.is_ready(self.weights.weight1.dtype)
+        self.packed = pack_weights(self.weights, half=half) if ready else None
 
     def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
         return {name: x for name, x in super().__getstate__().items() if name != "packed"}
@@ -91,9 +91,8 @@ class PackedMlp(nn.Module):
 
 
 class InParts(nn.Module):
-    """Wrapper that applies a module to a few tokens at a time, to save memory.
+    """Wrapper that applies a module to a few tokens at a time, see `apply_in_parts`.
 
-    The activations inside the module are then so small that they stay in the CPU cache.
     module: a module that maps each token separately, as an MLP does.
     hidden: the largest number of features of a token inside the module.
     """
@@ -104,11 +103,7 @@ class InParts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., I) to (..., O), for a module with I input and O output features."""
-        rows = max(1, PART_BYTES // (self.hidden * x.itemsize))
-        if x.numel() <= rows * x.shape[-1]:
-            return self.module(x)
-        parts = [self.module(part) for part in x.flatten(0, -2).split(rows)]
-        return torch.cat(parts).unflatten(0, x.shape[:-1])
+        return apply_in_parts(self.module, x, self.hidden)
 
 
 def can_pack(linear: nn.Module) -> bool:

@@ -40,7 +40,7 @@ class PackedPatchEmbed(nn.Module):
     def pack(self) -> None:
         """Pack the weights, unless the compiled code cannot run on this machine."""
         self.packed, self.last = None, (None, (), None)
-        if not library.prepare():
+        if library.is_ready(self.weight.dtype):
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
             self.packed = pack_patches(self.weight, self.bias, self.norm, adjacent_channels=is_map)
 
@@ -68,11 +68,14 @@ class PackedPatchEmbed(nn.Module):
     def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:
         """Return the global tokens and the position embeddings of local tokens, (G+L, C), float32.
 
-        The result is kept for the next call.
+        The result is kept for the next call. Like packed weights, it does not change if values of
+        the parameters are changed in place.
         """
         last_grid, last_parameters, tokens = self.last
-        parameters = tuple(embed.parameters())  # `set_img_size` replaces some of them
-        if grid != last_grid or not all(map(operator.is_, parameters, last_parameters)):
+        parameters = tuple(embed.parameters())  # `set_input_size` replaces some of them
+        same = len(parameters) == len(last_parameters)
+        same = same and all(map(operator.is_, parameters, last_parameters))
+        if not (same and grid == last_grid):
             tokens = self.weight.new_zeros(embed.num_global + grid[0] * grid[1], len(self.weight))
             tokens = tokens.float()
             if embed.cls_token is not None:
@@ -83,17 +86,19 @@ class PackedPatchEmbed(nn.Module):
         return tokens
 
 
-def can_pack_embed(embed: PatchEmbed) -> bool:
+def can_pack_embed(embed: nn.Module) -> bool:
     """Return whether `PackedPatchEmbed` computes the same tokens as a patch embedding."""
+    if type(embed) is not PatchEmbed or any(map(has_hooks, _parts(embed))):
+        return False
     norm, conv = embed.norm_embed, embed.proj
-    if type(embed) is not PatchEmbed or type(conv) is not nn.Conv2d:
+    if type(norm) not in (nn.LayerNorm, nn.Identity) or type(conv) is not nn.Conv2d:
         return False
-    if type(norm) not in (nn.LayerNorm, nn.Identity) or any(map(has_hooks, _parts(embed))):
-        return False
+    tensors = [conv.weight] if conv.bias is None else [conv.weight, conv.bias]
+    if type(norm) is nn.LayerNorm:
+        tensors += [norm.weight, norm.bias]
     side = (embed.patch, embed.patch)
     plain = conv.kernel_size == conv.stride == side and conv.groups == 1
     plain = plain and conv.padding == (0, 0) and conv.dilation == (1, 1)
-    tensors = (x for module in (conv, norm) for x in module.parameters())
     return plain and all(map(has_plain_type, tensors)) and can_pack_patches(conv.weight)
 
 

@@ -170,8 +170,9 @@ class AbsoluteEmbedding(nn.Module):
             return resize_line(line, length, rule)
         if length > line.shape[1]:
             raise ValueError(
-                f"cannot crop {line.shape[1]} position embeddings to a grid side of {length}: build "
-                'the model for larger images, or with resize="interpolate" (MODEL.VIT.POS_RESIZE)'
+                f"cannot crop {line.shape[1]} position embeddings to a grid side of {length}: "
+                'build the model for larger images, or with resize="interpolate" '
+                "(MODEL.VIT.POS_RESIZE)"
             )
         return line[:, :length]
 

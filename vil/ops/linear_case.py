@@ -131,8 +131,6 @@ def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> b
     as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
-    if case.unsupported() or library.prepare():
-        return False
     for packed in (True, False):
         sizes, _, rest = replace(case, packed=packed).bucket().partition(" 1 tokens")
         names = {
@@ -141,5 +139,5 @@ def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> b
             if bucket.startswith(sizes) and bucket.endswith(rest)
         }
         if names:
-            return "native" in names
+            return "native" in names and not (case.unsupported() or library.prepare())
     return False

@@ -3,9 +3,12 @@
 Shapes: ... leading dimensions, I input and O output features.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+PART_BYTES = 6 * 2**20  # hidden activations of the tokens that are processed at a time
 # {activation: oneDNN's (activation, algorithm)}
 ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 
@@ -23,3 +26,16 @@ def linear_packed(x: Tensor, packed: Tensor, bias: Tensor | None, activation: st
     """
     name, algorithm = ACTIVATIONS[activation]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, name, [], algorithm)
+
+
+def apply_in_parts(function: Callable[[Tensor], Tensor], x: Tensor, hidden: int) -> Tensor:
+    """Apply a function that maps each token separately to a few tokens at a time.
+
+    The activations inside the function are then so small that they stay in the CPU cache. x (...,
+    I). hidden: the largest number of features of a token inside the function.
+    """
+    rows = max(1, PART_BYTES // (hidden * x.itemsize))
+    if x.numel() <= rows * x.shape[-1]:
+        return function(x)
+    parts = [function(part) for part in x.flatten(0, -2).split(rows)]
+    return torch.cat(parts).unflatten(0, x.shape[:-1])

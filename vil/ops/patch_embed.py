@@ -75,6 +75,13 @@ def _embed_patches(
     x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor | None, shift: Tensor | None,
     eps: float, patch: int, adjacent_channels: bool, half: bool, added: Tensor, num_global: int,
 ) -> Tensor:  # fmt: skip
+    grid = (x.shape[2] // patch, x.shape[3] // patch)
+    tokens = num_global + grid[0] * grid[1]
+    if added.shape != (tokens, len(weight)):
+        raise ValueError(
+            f"vil::embed_patches expected `added` of {(tokens, len(weight))}, got "
+            f"{tuple(added.shape)}"
+        )
     if x.stride(1 if adjacent_channels else 3) != 1:
         layout = torch.channels_last if adjacent_channels else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
@@ -82,8 +89,9 @@ def _embed_patches(
     tensors = dict(x=x, y=y, weight=weight, bias=bias, gain=gain, shift=shift, added=added)
     numbers = _Call(
         strides=x.stride(), images=x.shape[0], channels=x.shape[1],
-        grid=(x.shape[2] // patch, x.shape[3] // patch), patch=patch, outputs=weight.shape[0],
-        num_global=num_global, threads=torch.get_num_threads(), bfloat16=half, eps=eps,
+        grid=grid, patch=patch, outputs=weight.shape[0],
+        num_global=num_global, threads=torch.get_num_threads(),
+        adjacent_channels=adjacent_channels, bfloat16=half, eps=eps,
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
     )  # fmt: skip
     if len(x):
@@ -113,7 +121,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("images", "channels")),
         ("grid", ctypes.c_int64 * 2),
         *((name, ctypes.c_int64) for name in ("patch", "outputs", "num_global", "threads")),
-        ("bfloat16", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("adjacent_channels", "bfloat16")),
         ("eps", ctypes.c_double),
     ]
 

@@ -14,7 +14,6 @@ from vil.builders.attention_backend import (
 )
 from vil.builders.device import configure_device
 from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
-from vil.config import override
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES, describe_crossover
@@ -68,11 +67,12 @@ def requests_of(
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
     """List the calls of local attention, and those of linear layers and MLPs, that the config's
     model makes in training, in evaluation, and optimized for inference."""
-    cfg = override(with_num_classes(cfg), ["EVAL.FAST=True"])
+    cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     network = attention_network(model)
-    linears = linear_requests(network, cfg, device, padded=network is not model)
+    padded = network is not model
+    linears = linear_requests(network, cfg, device, optimized=True, padded=padded)
     return backend_requests(model, cfg, device), linears
 
 

@@ -113,6 +113,12 @@ def prepare() -> list[str]:
     return list(_prepare())
 
 
+def is_ready(dtype: torch.dtype) -> bool:
+    """Return whether the library can compute in a dtype, float32 or bfloat16. Compiles it first if
+    needed."""
+    return not prepare() and (dtype != torch.bfloat16 or has_bfloat16())
+
+
 @functools.cache
 def _prepare() -> list[str]:
     try:

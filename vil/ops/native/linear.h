@@ -27,8 +27,8 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
 
 constexpr int64_t LINEAR_UNITS = 32768;  // inputs or outputs of a block, whichever are more
 constexpr int64_t FORWARD_TASKS = 2;  // per thread; 1 in the backward pass, as each task has sums
-constexpr int64_t MIN_ROWS = 128;  // of a block, because each block reads all weights
-constexpr int64_t FEW_ROWS = 32;   // of a block, if the weights stay in the level-2 cache
+constexpr int64_t MIN_ROWS = 128;  // limit of a block, because each block reads all weights
+constexpr int64_t FEW_ROWS = 32;   // of a task, if the weights stay in the level-2 cache
 constexpr int64_t LARGE_UNITS = 1 << 19;  // weights above this size do not stay there
 constexpr int64_t MIN_BACKWARD_ROWS = 192;  // each block also writes the gradients of the weights
 
@@ -51,18 +51,17 @@ struct Division {
   int64_t size;          // rows that go through all steps at a time
 };
 
-// Divide `rows` rows, so that all threads have the same number of them. If they are few, or if the
-// weights do not fit into the level-2 cache, the features are divided too: a thread then reads only
-// a part of the weights. size: the largest number of rows of a block. units: of all weights.
+// Divide `rows` rows about evenly. If they are few, or if the weights do not fit into the level-2
+// cache, the features are divided too: a task then reads only a part of the weights. size: the
+// largest number of rows of a block. units: of all weights.
 inline Division divide(
     int64_t rows, int64_t features, int64_t units, int64_t size, int64_t threads) {
   const int64_t wanted = threads > 1 ? FORWARD_TASKS * threads : 1;
   const int64_t least = units > LARGE_UNITS ? MIN_ROWS : FEW_ROWS;
-  int64_t tasks = std::clamp<int64_t>(rows / least, 1, wanted);
-  while (wanted % tasks) --tasks;
-  const int64_t parts = std::min(wanted / tasks, divide_up(features, PANEL_WIDTH));
+  const int64_t tasks = std::clamp<int64_t>(rows / least, 1, wanted);
+  const int64_t parts = std::min(divide_up(wanted, tasks), divide_up(features, PANEL_WIDTH));
   const int64_t blocks = tasks * std::max<int64_t>(divide_up(rows, tasks * size), 1);
-  return {tasks, parts, std::max<int64_t>(divide_up(rows, blocks), 1)};
+  return {tasks, parts, 2 * std::max<int64_t>(divide_up(rows, 2 * blocks), 1)};
 }
 
 // Call run(rows, part, task) for each part of each range of rows.

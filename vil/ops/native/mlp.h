@@ -5,6 +5,7 @@
 // Weights are packed once per call.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "gelu.h"
@@ -278,12 +279,14 @@ void mlp(const MlpCall& call, bool is_backward) {
   }
   const Division division = divide(call.rows, hidden, 2 * dim * hidden, size, call.threads);
   const int64_t units = call.rows * dim, parts = division.parts;
-  std::vector<float> partial(parts > 1 ? parts * units : 0);
+  // not a vector, which would be filled with zeros by one thread
+  const std::unique_ptr<float[]> partial(parts > 1 ? new float[parts * units] : nullptr);
   run_forward<Task, MlpScratch>(call, weights, division, [&](Task& task, Range rows, int64_t part) {
     task.forward(rows, part_of(hidden, part, parts), parts > 1 ? &partial[part * units] : nullptr);
   });
-  if (parts == 1) return;
-  const Division whole{division.tasks, 1, division.size};
+  if (parts == 1 || !call.rows) return;
+  const int64_t tasks = std::min(call.rows, FORWARD_TASKS * call.threads);
+  const Division whole{tasks, 1, divide_up(call.rows, tasks)};
   run_forward<Task, MlpScratch>(call, weights, whole, [&](Task& task, Range rows, int64_t) {
     for (int64_t row = rows.first; row < rows.last; ++row) {
       float* sum = &partial[row * dim];

@@ -13,7 +13,8 @@ struct PatchCall {       // as in vil/ops/patch_embed.py
   const float *bias, *gain, *shift;  // (outputs,); null without a bias, or without a norm
   const float* added;    // (num_global + patches, outputs): global tokens, then positions
   int64_t strides[4], images, channels, grid[2], patch, outputs, num_global, threads;
-  int64_t bfloat16;      // dtype of x and y, and of the operands of the matmul
+  // whether the channels of x are adjacent, else the columns are; dtype of x, y and the matmul
+  int64_t adjacent_channels, bfloat16;
   double eps;
 };
 
@@ -71,7 +72,7 @@ class PatchTask {
     const int64_t row = number / call.grid[1] * p, column = number % call.grid[1] * p;
     const auto* x = static_cast<const Element*>(call.x) + image * by[0] + row * by[2] +
                     column * by[3];
-    const bool by_pixel = by[1] == 1;
+    const bool by_pixel = call.adjacent_channels;
     for (int64_t i = 0; i < (by_pixel ? p : call.channels); ++i)
       for (int64_t j = 0; j < p; ++j)
         out = by_pixel ? copy(x + i * by[2] + j * by[3], call.channels, out)
