@@ -40,15 +40,17 @@ def pack(embed):
     return packed
 
 
-def assert_as_exact_as_modules(embed, x):
-    """Compare the tokens with float64, by the error of the modules."""
-    exact, grid = copy.deepcopy(embed).double()(x.double())
-    near, _ = embed(x)
-    found, found_grid = pack(embed)(x)
-    assert found_grid == grid
-    assert (found.dtype, found.shape) == (near.dtype, near.shape)
-    bound = 2 * (near - exact).abs().max() + 4 * torch.finfo(x.dtype).eps * exact.abs().max()
-    assert (found - exact).abs().max() <= bound
+def assert_as_exact_as_modules(embed, inputs):
+    """Compare the tokens of some inputs with float64, by the error of the modules."""
+    packed, double = pack(embed), copy.deepcopy(embed).double()
+    for x in inputs:
+        exact, grid = double(x.double())
+        near, _ = embed(x)
+        found, found_grid = packed(x)
+        assert found_grid == grid
+        assert (found.dtype, found.shape) == (near.dtype, near.shape)
+        bound = 2 * (near - exact).abs().max() + 4 * torch.finfo(x.dtype).eps * exact.abs().max()
+        assert (found - exact).abs().max() <= bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,9 +71,8 @@ def test_the_tokens_of_images(options, dtype, threads):
     embed = build(**options).to(dtype)
     for size in ((2, 20, 24), (3, 50, 39), (1, 16, 16)):  # another grid, incomplete patches
         x = torch.randn(size[0], options.get("in_chans", 3), *size[1:]).to(dtype)
-        assert_as_exact_as_modules(embed, x)
-        assert_as_exact_as_modules(embed, x.to(memory_format=torch.channels_last))
-        assert_as_exact_as_modules(embed, x.mT.contiguous().mT)
+        layouts = x, x.to(memory_format=torch.channels_last), x.mT.contiguous().mT
+        assert_as_exact_as_modules(embed, layouts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -80,9 +81,7 @@ def test_the_tokens_of_maps(side, dtype, threads):
     embed = build(in_chans=16, patch=side, dim=48).to(dtype)
     tokens = torch.randn(2, 2 + 13 * 11, 16).to(dtype)
     x = to_map(tokens, 2, (13, 11))
-    assert_as_exact_as_modules(embed, x)
-    assert_as_exact_as_modules(embed, x.contiguous())
-    assert_as_exact_as_modules(embed, x[:1])
+    assert_as_exact_as_modules(embed, (x, x.contiguous(), x[:1]))
 
 
 def test_they_repeat_bit_for_bit():
