@@ -1,5 +1,8 @@
 """What is measured of a function: the peak of its tensors, and time that is not negative."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -27,3 +30,14 @@ def test_what_was_there_before_does_not_count():
 
 def test_a_call_takes_time():
     assert 0 < seconds(lambda: torch.ones(10).sum(), CPU) < 10
+
+
+def test_measuring_memory_writes_nothing_to_stderr(monkeypatch):
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    code = (
+        "import os, torch; from vil.utils.timing import peak_tensor_bytes; "
+        "print(peak_tensor_bytes(lambda: torch.ones(1000), torch.device('cpu'))); "
+        "assert 'KINETO_LOG_LEVEL' not in os.environ"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("4000\n", "")

@@ -4,9 +4,11 @@ torch.utils.benchmark repeats one function. The comparisons in this package alte
 functions, so they need the time of every single call.
 """
 
+import os
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +42,8 @@ def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
         function()
         synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
+    options = dict(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with no_profiler_log(), profile(**options) as record:
         function()
     events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
@@ -48,3 +51,20 @@ def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+@contextmanager
+def no_profiler_log() -> Iterator[None]:
+    """Keep torch's profiler from writing to stderr that there is no GPU, in a `with` block.
+
+    A torch that is built for CUDA does so when the profiler is first used in a process. A level
+    that the user has set in KINETO_LOG_LEVEL is not changed.
+    """
+    if "KINETO_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop("KINETO_LOG_LEVEL", None)
