@@ -12,6 +12,7 @@ from tests.common.small_runs import (
     checkpoint,
     command,
     environment,
+    free_port,
     metrics,
     results,
     torchrun,
@@ -167,3 +168,19 @@ def test_a_mistake_is_said_by_each_process(tmp_path):
     assert "BSZ 15 is not divisible by the 2 processes" in ended.stderr
     assert "exitcode  : 2" in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_no_process_waits_for_a_folder_that_cannot_be_created(root, tmp_path):
+    """Started without torchrun, which would end the other process."""
+    (tmp_path / "eval").write_text("a file where the folder should be")
+    line = command("evaluate", "--run", root / "1-0", "--output_dir", tmp_path)
+    world = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes = [
+        subprocess.Popen(line, env=environment(**world, RANK=rank, LOCAL_RANK=rank), **pipes)
+        for rank in ("0", "1")
+    ]
+    errors = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 1]
+    assert "vil evaluate (rank 0): OUTPUT_DIR" in errors[0]
+    assert "rank 0 failed" in errors[1]

@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
-from vil.engine.distributed import DistInfo
+from vil.engine.distributed import DistInfo, compute_on_main
 from vil.tasks import refuse_without, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
@@ -106,9 +106,10 @@ def evaluate_config(
             if calibrate:
                 calibration = calibration_of_run.calibrate(cfg, task, model, dist)
             open_test_sets(task, cfg, dist, part)
-            if dist.is_main:
-                task.results_folder = make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
-            folder = task.results_folder
+            folder = compute_on_main(
+                lambda: make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
+            )
+            folder = task.results_folder = folder if dist.is_main else None
             metrics = task.evaluate(model)
         result = EvaluationResult(metrics, loaded.report, folder=folder, calibration=calibration)
         if folder is None:
