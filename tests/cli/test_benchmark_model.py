@@ -9,7 +9,9 @@ import torch
 
 from tests.common.small_runs import TINY, vil
 from vil.bench.profile import profiled
+from vil.config import get_config
 from vil.utils.errors import ConfigError
+from vil.workflows.benchmark_model import ModelBenchmark
 
 WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
 
@@ -106,3 +108,9 @@ def test_benchmark_alone_says_what_there_is():
     names = "benchmark attention or benchmark model or benchmark deploy"
     assert f"did you mean {names}?" in ended.err
     assert "did you mean benchmark model?" in vil("benchmark", "models").err
+
+
+def test_the_number_of_classes_may_be_auto():
+    cfg = get_config("digits/vil_nano.yaml", ["DATA.NUM_CLASSES=auto"])
+    benchmark = ModelBenchmark(cfg, "vil_nano", ways=["fp32"], backends=[])
+    assert [cfg.DATA.NUM_CLASSES for *_, cfg in benchmark.trials] == [10]

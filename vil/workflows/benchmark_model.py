@@ -20,7 +20,7 @@ from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
 from vil.ops.tuning import tuning_cache
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
@@ -66,7 +66,7 @@ class ModelBenchmark:
         out: str | None = None,
     ):
         refuse_without(cfg, "benchmark model")
-        self.rounds = rounds
+        cfg, self.rounds = with_num_classes(cfg), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
         self.trials = list_trials(cfg, self.name, ways, backends, beside)
         device = configure_device(cfg)
