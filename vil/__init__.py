@@ -1,7 +1,7 @@
 """vil: train multi-scale vision transformers with local 2-D attention (Vision Longformer).
 
-`import vil` does not import torch: `vil.train` and the other public names are loaded from their
-modules at their first use.
+`import vil` does not import torch. The public names, such as `vil.train`, are imported from their
+modules when they are first used.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Exceptions that tell a user what went wrong, such as an invalid config or missing data.
 
-A `vil` command that ends with one of them exits with the `exit_code` of the exception.
+If one of these exceptions ends a `vil` command, the command exits with the exception's `exit_code`.
 """
 
 # ruff: noqa: F401

@@ -34,7 +34,7 @@ def test_loaded_kernels_are_beside_their_rows():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_loading_without_a_gpu_is_refused():
-    with pytest.raises(RuntimeError, match="needs a CUDA device"):
+    with pytest.raises(RuntimeError, match="use a machine with a CUDA device"):
         next(load_kernels([("chunks, w 8", "bfloat16", 64)]))
 
 

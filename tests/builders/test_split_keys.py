@@ -242,7 +242,7 @@ def test_classes_are_counted(root, tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             with_num_classes(get_config(None, [*words, *wrong, "DATA.NUM_CLASSES=auto"]))
-    with pytest.raises(ConfigError, match="DATA.NUM_CLASSES auto .* set a number"):
+    with pytest.raises(ConfigError, match="DATA.NUM_CLASSES is auto, .* to a number"):
         task_of(get_config(None, words))
     assert with_num_classes(get_config(None, words)).DATA.NUM_CLASSES == 2
     with pytest.raises(DataError, match=r"there is no folder .*none"):

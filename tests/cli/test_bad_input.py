@@ -85,7 +85,7 @@ SETTINGS = {
     # models that are none of ours
     "model": ("MODEL.ARCH=resnet19", r"unknown MODEL\.ARCH 'resnet19'; did you mean 'resnet18'"),
     "timm model": ("MODEL.ARCH=timm/resnet19", r"unknown timm model 'resnet19'; did you mean "),
-    "layers": ("MODEL.ARCH=resnet18 OPTIM.LAYER_DECAY=0.7", r"ResNet does not number its layers"),
+    "layers": ("MODEL.ARCH=resnet18 OPTIM.LAYER_DECAY=0.7", r"ResNet does not support OPTIM"),
     "stages": ("MODEL.ARCH=resnet18 FINETUNE.FREEZE_STAGES=1", r"resnet18 has no stages"),
     "pretrained": ("MODEL.PRETRAINED=True", r"for MODEL.ARCH msvit, set MODEL.MODEL_PATH"),
     # training

@@ -197,7 +197,7 @@ def test_for_another_size_and_attention():
             USAGE,
             "cannot be converted: expected msvit",
         ),
-        ("stranger.pth out.safetensors", CHECKPOINT, "built-in models; the nearest is vil_"),
+        ("stranger.pth out.safetensors", CHECKPOINT, "The nearest model is vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
         ("best.pth best.pth/out.safetensors", USAGE, "there is no folder best.pth"),
         ("best.pth /proc/out.safetensors", CHECKPOINT, "cannot be written"),

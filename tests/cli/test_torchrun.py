@@ -165,7 +165,7 @@ def test_a_mistake_is_said_by_each_process(tmp_path):
         env=environment(), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert "BSZ 15 is not divisible by the 2 processes" in ended.stderr
+    assert "BSZ 15 is not divisible by the number of processes, 2" in ended.stderr
     assert "exitcode  : 2" in ended.stderr
     assert not (tmp_path / "run").exists()
 

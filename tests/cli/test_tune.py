@@ -98,7 +98,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     CHOICES.clear()
     shown = vil("info", "--all", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
     assert shown.count("chosen, tuned") == 3
-    assert "3 of 3 tuned" in shown
+    assert "3 of 3 attention calls have a tuned backend" in shown
 
 
 def test_a_wrong_backend_of_ones_own_is_named(tmp_path):

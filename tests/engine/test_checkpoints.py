@@ -274,7 +274,7 @@ def test_weights_of_another_model_are_refused_key_by_key(tmp_path):
         "resized 4.weight: (7, 16) in the file, (8, 16) in the model",
         "resized 4.bias: (7,) in the file, (8,) in the model",
     )
-    assert str(caught.value).endswith(f"set to this file ({'; '.join(listed)})")
+    assert str(caught.value).endswith(f"set to this file. Differences: {'; '.join(listed)}")
     assert torch.equal(other[1].weight, before)
 
 

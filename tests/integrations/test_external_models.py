@@ -81,7 +81,7 @@ def test_layers_are_numbered_from_the_first_convolution_to_the_head():
         assert numbers["patch_embed.proj.weight"] == 0
         assert numbers["blocks.0.mlp.fc1.weight"] < numbers["blocks.1.mlp.fc1.weight"]
         assert numbers["head.weight"] == max(numbers.values())
-        with pytest.raises(ValueError, match="ResNet does not number its layers"):
+        with pytest.raises(ValueError, match="ResNet does not support OPTIM.LAYER_DECAY"):
             number_layers(build_external("resnet18", num_classes=3, img_size=64))
 
 

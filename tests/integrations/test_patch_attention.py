@@ -387,7 +387,7 @@ ERRORS = {
     "one with weights": (vit, dict(attention="linformer"), "longformer, pattern, global, full"),
     "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
     "weights apart": (vit, dict(share_weights=False), "unknown argument .*'share_weights'"),
-    "full with a window": (vit, dict(attention="full", window=7), "so it takes no window"),
+    "full with a window": (vit, dict(attention="full", window=7), "takes no arguments, got window"),
     "an exact shift": (vit, dict(sw_exact=1, mode=1), "exact window .* needs all nine chunks"),
     "a misspelt backend": (vit, dict(backend="blokced"), "did you mean 'blocked'"),
     "no such block": (vit, dict(blocks=[0, 2]), r"no block 2: expected .* 0..1, or -2..-1"),
@@ -415,7 +415,7 @@ def test_errors_are_one_line_and_leave_the_model_unchanged(case):
 
 def test_masks_and_tokens_off_the_grid_raise():
     model = vil.patch_attention(vit(), window=2)
-    with pytest.raises(ValueError, match="takes neither attn_mask nor is_causal"):
+    with pytest.raises(ValueError, match="supports neither attn_mask nor is_causal"):
         model(torch.randn(1, 3, 96, 96), attn_mask=torch.ones(37, 37, dtype=torch.bool))
     with pytest.raises(ValueError, match="29 patch tokens do not form a grid of 6x6"):
         model.blocks[0](torch.randn(1, 30, 32))

@@ -249,7 +249,7 @@ def test_export_with_symbolic_sizes(name):
         ("linformer", {"num_features": 5}, "needs `grid`"),
         ("linformer", OWN["linformer"] | {"rel_pos": True}, "linformer attention has no relative"),
         ("performer", OWN["performer"] | {"rel_pos": True}, "performer attention has no relative"),
-        ("srformer", OWN["srformer"] | {"rel_pos": True}, "srformer .* use the absolute embedding"),
+        ("srformer", OWN["srformer"] | {"rel_pos": True}, "srformer .* use an absolute position"),
         ("srformer", {"ratio": 0}, "ratio of spatial reduction must be at least 1, got 0"),
         ("srformer", {"ratio": 2, "ragged": "pda"}, "did you mean 'pad'"),
         ("global", {"num_global": 0}, "at least one global token"),

@@ -204,5 +204,5 @@ def test_models_and_attentions_without_maps_raise():
     with pytest.raises(ValueError, match="Linear is not an MsViT"):
         attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
     module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
-    with pytest.raises(ValueError, match="linformer .* no attention map: it attends to mixtures"):
+    with pytest.raises(ValueError, match="linformer .* no attention map: its keys are linear"):
         token_weights(module, torch.zeros(1, 5, 4), (2, 2))

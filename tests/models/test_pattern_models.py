@@ -61,7 +61,7 @@ def test_texts_are_split_by_stages_and_blocks(text, counts, wanted):
     ("text", "message"),
     [
         ("a/b/c", "'a/b/c' has values for 3 stages, but the model has 2 stages"),
-        ("a;b;c", "has 3 values for stage 1, in which 2 blocks use this attention"),
+        ("a;b;c", "has 3 values for stage 1, of which 2 blocks use this attention"),
         ("a;/b", "has an empty value for stage 1"),
         ("/b", "has an empty value for stage 1"),
     ],
@@ -174,7 +174,7 @@ def test_a_patched_model_refuses_a_mask_of_another_grid():
 @pytest.mark.long
 def test_a_pattern_of_one_size_is_not_exported_with_open_sizes(tmp_path):
     model = build("axial / random:0.5")
-    message = "random:0.5,0 depends on the size of the grid: export the model for one image size"
+    message = "random:0.5,0 depends on the size of the grid, .* export the model for one image size"
     with pytest.raises(ValueError, match=message):
         export_model(model, tmp_path / "model.pt2", size=(28, 28))
     export_model(model, tmp_path / "model.pt2", size=(28, 28), dynamic=["batch"])

@@ -203,7 +203,7 @@ def test_frozen_stages_get_no_gradient():
     assert frozen == {
         name for name, _ in model.named_parameters() if name.startswith(("stages.0", "stages.1"))
     }
-    with pytest.raises(ValueError, match="cannot freeze 4 stages: there are 3"):
+    with pytest.raises(ValueError, match="cannot freeze 4 stages: the model has 3"):
         model.freeze_stages(4)
 
 

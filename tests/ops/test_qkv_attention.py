@@ -130,7 +130,7 @@ def test_wrong_shapes_are_errors_and_no_images_are_fine():
         with pytest.raises(ValueError, match=r"qkv must be \(B, 57, 3C\) for 1 global tokens"):
             attend_qkv(torch.randn(shape), window, num_global=1, **heads)
     bias = LocalBias(torch.randn(2, 120), None)
-    with pytest.raises(ValueError, match=r"a bias must be \(2, 121\), got \(2, 120\)"):
+    with pytest.raises(ValueError, match=r"a bias of shape \(2, 121\), got \(2, 120\)"):
         attend_qkv(torch.randn(2, 56, 120), window, bias=bias, **heads)
     qkv, table = (
         torch.randn(0, 56, 120, requires_grad=True),

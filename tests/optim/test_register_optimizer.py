@@ -75,7 +75,7 @@ class Infinite(NotWritten):
         (fails, r"'mine': build\(groups, settings, \*\*own\) raises RuntimeError: no kernel"),
         (lambda groups: None, "raises TypeError"),
         (lambda groups, settings: settings, "torch.optim.Optimizer, not Settings"),
-        (without_names, "must keep each group with its 'param_names'"),
+        (without_names, "must keep 'param_names', 'lr' and 'lr_scale' in each parameter group"),
         (NotWritten, r"step\(\) raises NotImplementedError"),
         (Idle, "must change every parameter .* weight is 1 after the step"),
         (Infinite, "weight is inf after the step"),

@@ -92,7 +92,7 @@ def test_settings_reach_the_class_unless_they_are_at_vils_defaults(caplog):
     assert group("timm/nadamw", betas=(0.8, 0.95), eps=1e-6)["eps"] == 1e-6
     assert not caplog.records
     assert group("timm/adan", betas=(0.8, 0.95))["betas"] == group("timm/adan")["betas"]
-    assert "timm/adan has 3 betas and uses its own, so OPTIM.ADAM.BETA1 and" in caplog.text
+    assert "timm/adan has 3 betas and uses their defaults, so OPTIM.ADAM.BETA1 and" in caplog.text
     assert len(caplog.records) == 1
     assert group("timm/sgdw", momentum=0.5)["momentum"] == 0.5
     assert group("timm/adafactor", betas=(0.8, 0.999))["beta1"] == 0.8

@@ -166,7 +166,7 @@ def test_a_config_of_somebody_else_runs_no_code(tmp_path):
         ("vil.register_optimizer('sgd', print)", "already exists"),
         ("vil.register_attention('mine', object)", "must be a subclass of"),
         ("vil.register_loss('mine', lambda x, y, z: x)", "must return a scalar"),
-        ("vil.register_task('mine', object)", "must subclass vil.tasks.base.Task"),
+        ("vil.register_task('mine', object)", "must be a subclass of vil.tasks.base.Task"),
         ("vil.register_schedule('mine', lambda: 1)", "schedule 'mine'"),
         ("vil.register_dataset('mine', lambda: 1)", "dataset 'mine'"),
     ],

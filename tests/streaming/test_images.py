@@ -215,8 +215,8 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
     (tmp_path / "a.png").write_text("no image")
     (tmp_path / "a.npy").write_text("no image")
     refused = {
-        "has 61 channels as CHW": (pixels, dict(layout="CHW", transform=NORMALIZE)),
-        "has 2 channels as CHW, but the model takes 3": (floats[:2], {}),
+        "has 61 channels in the layout CHW": (pixels, dict(layout="CHW", transform=NORMALIZE)),
+        "has 2 channels in the layout CHW, but the model takes 3": (floats[:2], {}),
         "give transform=": (pixels, dict(layout="HWC")),
         "layout must be": (floats, dict(layout="NCHW")),
         "is not an image": (object(), {}),

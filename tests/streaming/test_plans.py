@@ -135,7 +135,7 @@ def test_models_that_do_not_stream_are_named(model):
             vil.plan_stream(dropping.train(), (64, 64))
     no_map = make_model(ARCH.replace("g0", "g1"))
     no_map.set_global_pool("")
-    with pytest.raises(ConfigError, match="its output is not a map"):
+    with pytest.raises(ConfigError, match="output is not a map"):
         vil.plan_stream(no_map, (64, 64))
     wide = make_model(ARCH)
     wide.set_global_pool("")

@@ -90,7 +90,7 @@ def test_a_metric_that_the_test_sets_lack_is_refused(words, reason):
 
 @pytest.mark.detection
 def test_a_detector_without_masks_has_no_metric_of_masks():
-    with pytest.raises(ConfigError, match="retinanet has no masks"):
+    with pytest.raises(ConfigError, match="retinanet predicts no masks"):
         task_for(get_config(SCENES, ["EVAL.METRIC=mask_ap"]), CPU)
 
 

@@ -62,7 +62,7 @@ def test_another_order_is_matched_by_name(colors, caplog):
     run, data = colors
     copy = renumber(run, (2, 0, 1))
     assert results_of(copy, data)["top1"] == 0
-    assert "has the model's classes in another order: matched by name" in caplog.text
+    assert "has the model's classes in another order: they are matched by name" in caplog.text
     assert results_of(copy, data, "DATA.CLASSES=by_position")["top1"] == 100
 
 

@@ -69,7 +69,7 @@ def test_a_file_that_is_no_calibration_is_refused(run, text):
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)
     assert ended.code == 4
-    assert "calibration.json is not a calibration: " in ended.err
+    assert "calibration.json is not a valid calibration (" in ended.err
     assert "vil evaluate --calibrate" in ended.err
     assert vil("evaluate", "--run", run, "--calibrate").code == 0
 

@@ -50,7 +50,8 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     words = ["embed", "--run", run, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
     ended = command(*words)
     assert ended.code == 0, ended.err
-    assert ended.out == "5 images, 32 features: features.npy, features.csv\n"
+    written = "wrote 32 features of each of 5 images to features.npy, their names to features.csv"
+    assert ended.out == f"{written}\n"
     assert "3 of 5 images could not be read: their rows are NaN" in ended.err
     features = np.load("features.npy")
     assert np.array_equal(features, vil.embed(run, photos, batch_size=2), equal_nan=True)
@@ -157,7 +158,7 @@ def test_probes_of_few_images():
     tests = {"val": clusters(30, 0.1, seed=1)}
     assert probe_features(clusters(6, 0.1), tests)[1].top1["val"] == 100
     one = clusters(6, 0.1)
-    with pytest.raises(DataError, match="the 6 training images have a single class"):
+    with pytest.raises(DataError, match="all 6 training images have the same class"):
         probe_features(Labeled(one.features, np.zeros(6, np.int64)), tests)
 
 

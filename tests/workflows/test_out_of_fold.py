@@ -103,10 +103,10 @@ def test_probabilities_and_views(runs):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are in no run's test"),
+        (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are not in a test"),
         (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, such"),
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
-        (["--run", "other"], "no run was trained on a test set of other (fake)"),
+        (["--run", "other"], "no run has any test set of other (fake) in its"),
         (["--run", "fold0", "--run", "few"], "the first model has 3 classes, this one has 2"),
         (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),
@@ -142,7 +142,7 @@ def fold(number, total):
     [
         ({"a": (0, 3), "b": (1, 2)}, "different numbers of folds .*: a 3, b 2"),
         ({"a": (1, 3), "b": (1, 3)}, "a and b are both fold 1"),
-        ({"a": (1, 4), "b": (3, 4)}, "2 of 4 folds have no run: 0, 2"),
+        ({"a": (1, 4), "b": (3, 4)}, "2 of 4 folds have no run: add the runs with DATA.FOLD 0, 2"),
     ],
 )
 def test_numbers_of_folds(folds, message):

@@ -88,8 +88,8 @@ def measure(
 
     case: tensor sizes, and window or pattern, of the call. names: names of the backends and
     baselines. rounds: number of measurements of each. max_bytes: backends with a higher estimated
-    memory do not run; None for 0.8 of the free memory. Returns a row per name, and the lower
-    bound's row at the end. Raises ValueError for an unknown name.
+    memory do not run. None sets this limit to 0.8 of the free memory. Returns a row per name, and
+    the lower bound's row at the end. Raises ValueError for an unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:
@@ -138,8 +138,9 @@ def mode_of(window: Window) -> int | None:
 
 
 def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
-    """Measure the peak memory of a forward and backward pass, and store it in the row. If that
-    fails, add the reason to the row's note. candidate: the two functions to run."""
+    """Measure the peak memory of a forward and backward pass, and store it in the row. If the
+    measurement fails, add the reason to the row's note. candidate: functions that run the two
+    passes."""
     try:
         row.peak_mib, row.extra_mib = (size / MIB for size in peak_bytes(candidate, device))
     except Exception as error:

@@ -35,9 +35,10 @@ MIB = 2**20
 class Baseline(NamedTuple):
     """Attention implementation with which the backends of vil are compared.
 
-    candidate: function that returns the forward and backward pass to time. reasons: function that
-    returns the reasons why the baseline cannot run an attention call; an empty list if it can.
-    note: how the baseline differs from the backends, such as "full attention, no bias".
+    candidate: function that returns a `Candidate`, the forward and backward functions to time.
+    reasons: function that returns the reasons why the baseline cannot run an attention call. The
+    list is empty if the baseline can run it. note: how the baseline differs from the backends, such
+    as "full attention, no bias".
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -46,7 +47,8 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a `Candidate` to time: the forward pass `compute`, and its backward pass.
+    """Return a `Candidate`, two functions to time: `compute`, which runs the forward pass, and a
+    function that runs its backward pass.
 
     leaves: tensors whose gradients the backward pass computes. dout: gradient of the output.
     """
@@ -55,13 +57,15 @@ def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Ten
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass of torch's full attention (SDPA), without bias."""
+    """Return functions that run torch's full attention (SDPA), forward and backward. There is no
+    bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass of torch's SDPA with an attention pattern as its mask.
+    """Return functions that run torch's SDPA with an attention pattern as its mask, forward and
+    backward.
 
     Each query also attends to all global tokens. There is no bias. case: attention call with the
     pattern.
@@ -83,12 +87,12 @@ def masked_sdpa_reasons(case: Case) -> list[str]:
 
 
 def natten(case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass of NATTEN's 2-D attention. A query attends to the
-    (2w+1)**2 nearest tokens, where w is the window's `size`.
+    """Return functions that run NATTEN's 2-D attention, forward and backward. A query attends to
+    the (2w+1)**2 nearest tokens, where w is the window's `size`.
 
     The inputs are converted to NATTEN's layout here, outside the timed functions. NATTEN differs
-    from the backends in two ways. It adds no bias, and at the border of the grid it moves the
-    window inwards instead of clipping it.
+    from the backends of vil in two ways. NATTEN adds no bias. At the border of the grid, NATTEN
+    moves the window inwards, and the backends clip it.
     """
     from natten.functional import na2d
 
@@ -130,8 +134,8 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """Return the forward and backward pass of a baseline or backend, to time them. name: name of
-    the baseline (a key of BESIDE) or backend (a key of BACKENDS)."""
+    """Return a `Candidate`, functions that run the forward and backward pass of a baseline or
+    backend. name: name of the baseline (a key of BESIDE) or backend (a key of BACKENDS)."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))
@@ -182,9 +186,10 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 def find_floor(case: Case) -> tuple[Candidate, float]:
     """Measure a lower bound on the time of an attention call: the time of its matmuls alone.
 
-    Every backend needs two matmuls of the query-key pairs in the forward pass, and five in the
-    backward pass: the scores again, and the gradients of weights, v, q and k. They are computed
-    with the fastest of the matmul sizes in TILES.
+    Every backend needs two matmuls over the query-key pairs in the forward pass. It needs five in
+    the backward pass: one for the scores again, and four for the gradients of the attention
+    weights, v, q and k. The matmuls are timed with each tile size in TILES, and the fastest size is
+    used.
 
     Returns (candidate, seconds). candidate: functions that run only these matmuls, to be timed
     together with the backends. seconds: measured time of the forward and backward pass.
@@ -197,10 +202,11 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a forward and backward pass that run only the matmuls of an attention call.
+    """Return a `Candidate` whose forward and backward functions run only the matmuls of an
+    attention call.
 
     tile: (m, n). The query-key pairs of the call are divided into matmuls of m queries and n keys,
-    which run in batches. If there are few pairs, m and n are adapted to their number.
+    which run in batches. If the call has few pairs, m and n are adjusted to match their number.
     """
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile

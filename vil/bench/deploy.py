@@ -100,10 +100,10 @@ class Deployment(NamedTuple):
 def deploy_torch(
     subject: Subject, *, dtype: torch.dtype = torch.float32, fast: bool = False, compile=False
 ) -> Deployment:
-    """Deploy a model in PyTorch, under autocast to `dtype`.
+    """Deploy a model in PyTorch, with the precision `dtype`.
 
-    fast: whether to convert the model with `optimize_for_inference` instead of using autocast.
-    compile: whether to also use torch.compile.
+    fast: convert the model to `dtype` with `optimize_for_inference`. By default, the unchanged
+    model runs under autocast to `dtype`. compile: also compile the model with torch.compile.
     """
 
     def load() -> Run:
@@ -181,8 +181,9 @@ def compare_paths(
     subjects: the models. paths: names of the paths, keys of PATHS. The first must be "eager",
     because the predictions of the other paths are compared with those of "eager". batches: batch
     sizes at which the speed is measured, with all models and paths interleaved. rounds: number of
-    measurements. least_agreement: a path that predicts the same class as "eager" on a lower
-    percentage of images is not timed. say: function that is called with each line of progress.
+    measurements. least_agreement: percentage of images on which a path must predict the same class
+    as "eager". A path with a lower percentage is not timed. say: function that is called with each
+    line of progress.
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
@@ -208,9 +209,9 @@ def compare_paths(
 def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
     """Load a model to run it in one way, and measure its size and memory.
 
-    path: the way, a key of PATHS such as "onnx+int8". batch: batch size. Returns (row, run): a
-    result row, and a function from images to logits. If the model cannot be loaded or run, the
-    function is None and the row has the reason.
+    path: name of the way to run the model, a key of PATHS such as "onnx+int8". batch: batch size.
+    Returns (row, run). row: the results. run: function from images to logits. If the model cannot
+    be loaded or run, `run` is None and the row has the reason.
     """
     row = Row(subject.name, path, subject.published)
     images = subject.random_images(batch)
@@ -268,8 +269,9 @@ def time_batch(
     """Time all loaded models in interleaved rounds on random images, and store the images per
     second in their rows. loaded: {index of the row: (model, function from images to logits)}.
 
-    Each timed call follows an untimed call of the same model: threads of the runtime that ran
-    before, such as onnxruntime's, occupy the CPU for a while after its call.
+    Each timed call follows an untimed call of the same model. Otherwise the previous model could
+    slow it down: after a call, the threads of a runtime such as onnxruntime still occupy the CPU
+    for a while.
     """
     calls = {
         str(number): partial(run, subject.random_images(batch))

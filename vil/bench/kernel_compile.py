@@ -1,4 +1,4 @@
-"""Compile the Triton kernels of local attention for a GPU, which this machine need not have.
+"""Compile the Triton kernels of local attention for a GPU. This machine does not need that GPU.
 
 A forward and a backward pass on meta tensors (tensors without data) record the kernel launches.
 The arguments, which determine how Triton specializes a kernel, are therefore the same as in a real

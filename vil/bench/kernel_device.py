@@ -1,8 +1,8 @@
 """Load the attention kernels on this machine's GPU, and read their register use from the driver.
 
-The numbers can be compared with those of `vil.bench.kernel_table`, which come from the assembler,
-if the table includes this GPU. The numbers differ if the driver compiles a kernel again for a newer
-GPU.
+A table of `vil.bench.kernel_table` has the numbers that the assembler reports. If the table
+includes this GPU, the driver's numbers can be compared with them. The two differ if the driver
+compiles a kernel again for a newer GPU.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
     """
     if not torch.cuda.is_available() or interpreted():
         raise RuntimeError(
-            "loading kernels needs a CUDA device, and TRITON_INTERPRET must not be 1"
+            "cannot load kernels: use a machine with a CUDA device, and unset TRITON_INTERPRET"
         )
     torch.cuda.synchronize()  # creates the context that loading needs
     target = current_target()
@@ -55,8 +55,8 @@ def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
 def compare(loaded: Sequence[Loaded], rows: Iterable[KernelRow]) -> str:
     """Format loaded kernels and the matching rows of a table as text, to compare them.
 
-    The last line counts the differences. A kernel that has no row, because the table does not
-    include this GPU, is shown with dashes.
+    The last line counts the kernels that differ. Dashes are shown for a kernel that has no row in
+    the table, because the table does not include this GPU.
     """
     known = {row.key: row for row in rows}
     lines = [["kernel", "D", "window", "dtype", "registers", "table", "spilled B", "table"]]

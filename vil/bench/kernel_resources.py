@@ -24,8 +24,8 @@ class Limits:
     registers: number of 32-bit registers per lane in one partition. granularity: a kernel's
     registers per lane are rounded up to a multiple of this number. warps: maximum number of
     resident warps. blocks: maximum number of resident thread blocks. shared: bytes of shared
-    memory. reserved: bytes of shared memory that each thread block takes in addition to those that
-    its kernel uses. partitions: number of partitions.
+    memory. reserved: bytes of shared memory that the hardware reserves for each thread block, in
+    addition to the bytes that the kernel uses. partitions: number of partitions.
     """
 
     registers: int
@@ -147,7 +147,7 @@ def count_instructions(text: str, syntax: Syntax) -> Instructions:
                 labels[match[1].lstrip("0") or "0"] = len(lines)
             lines.append(match.groups())
     if not lines:
-        raise ValueError("the disassembly has no instruction")
+        raise ValueError("the disassembly has no instructions")
     opcodes = [opcode for _, _, opcode, _ in lines]
     local = [at for at, opcode in enumerate(opcodes) if syntax.local.match(opcode)]
     looped = _lines_in_loops(_successors(lines, labels, syntax)) if local else set()
@@ -160,8 +160,9 @@ def count_instructions(text: str, syntax: Syntax) -> Instructions:
 
 
 def _successors(lines: list[tuple], labels: dict[str, int], syntax: Syntax) -> list[list[int]]:
-    """Return, for each instruction, the indices of the instructions that can run next. lines: the
-    groups of `syntax.line` for each instruction. labels: {label: index of an instruction}."""
+    """Return a list with one item per instruction: the indices of the instructions that can run
+    next. lines: for each instruction, the groups that `syntax.line` matched. labels: {label: index
+    of the instruction that it marks}."""
     found = []
     for at, (_, condition, opcode, operands) in enumerate(lines):
         following = [at + 1] if at + 1 < len(lines) else []
@@ -206,7 +207,7 @@ def parse_usage(text: str) -> tuple[int, int]:
     """
     found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     if len(found) != 1:
-        raise ValueError(f"expected the resource usage of one kernel, got {len(found)} kernels")
+        raise ValueError(f"expected one kernel in the resource usage, got {len(found)}")
     registers, stack, local = map(int, found[0])
     return registers, stack + local
 
@@ -226,13 +227,14 @@ def parse_amd_usage(text: str) -> tuple[int, int]:
 def count_matmuls(ir: str) -> tuple[int, int]:
     """Count the matmuls in Triton's GPU IR ("ttgir").
 
-    Returns (number of matmuls, number of matmuls that do not run on tensor cores). A tl.dot runs on
-    scalar multiply-add instructions if the result has a blocked layout.
+    Returns (number of matmuls, number of matmuls that do not run on tensor cores). A tl.dot
+    whose result has a blocked layout does not run on tensor cores. It runs as scalar multiply-add
+    instructions.
     """
     units = len(re.findall(r"\bttng\.(?:warp_group_dot|tc_gen5_mma)\b", ir))
     dots = re.findall(r"= tt\.dot(?:_scaled)? .*-> tensor<[^#>]*#(\w+)>", ir)
     if len(dots) != len(re.findall(r"= tt\.dot(?:_scaled)? ", ir)):
-        raise ValueError("the IR has a tt.dot without a layout")
+        raise ValueError("cannot count the matmuls: the IR has a tt.dot without a layout")
     return units + len(dots), sum(not layout.startswith("mma") for layout in dots)
 
 

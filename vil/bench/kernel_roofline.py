@@ -5,7 +5,8 @@ inputs and outputs, each moved once. Padding of blocks and of channels is includ
 of a kernel is the longest of three times: matmuls at the rate of the tensor cores, exponentials at
 the rate of the special function units, and bytes at the memory bandwidth. The bound of a pass is
 the sum over its kernels. Measured times are longer, because caches, launches and latencies are
-ignored. The prediction shows which of the three limits a kernel, and how much time padding costs.
+ignored. The prediction shows which of the three times limits a kernel, and how much time padding
+costs.
 
 `flash` is the bound for a fused attention kernel without bias that computes only the attended
 query-key pairs, with two matmuls per pair in the forward pass and five in the backward pass.
@@ -64,8 +65,8 @@ class Work:
     bytes: float
 
     def microseconds(self, rates: Rates) -> dict[str, float]:
-        """Return the time that each part of the work takes alone, in microseconds, as {part: time}.
-        The parts are "matmuls", "exponentials" and "memory"."""
+        """Return {part of the work: time in microseconds that this part takes alone}. The parts
+        are "matmuls", "exponentials" and "memory"."""
         seconds = (
             self.flops / rates.flops,
             self.exponentials / rates.exponentials,
@@ -80,8 +81,9 @@ class Prediction:
 
     forward, backward: bounds for the passes of vil's attention kernels. flash_forward,
     flash_backward: bounds for the passes of `flash`, an ideal fused attention kernel without bias
-    or padding. limits: {kernel: what takes the most time}, "matmuls", "exponentials" or "memory".
-    ratio: bound for both passes of vil's kernels, divided by the bound for both passes of `flash`.
+    or padding. limits: {kernel: the part of its work that takes the most time}. This part is
+    "matmuls", "exponentials" or "memory". ratio: bound for both passes of vil's kernels, divided by
+    the bound for both passes of `flash`.
     """
 
     forward: float
@@ -98,9 +100,9 @@ class Prediction:
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
     """Predict lower bounds on the time of an attention call on a GPU.
 
-    target: GPU architecture, such as "sm_90"; a key of RATES. case: tensor sizes, and window or
-    pattern, of the call. blocks: {kernel: (queries, keys)}, numbers of tokens in a block of scores
-    that the kernel computes at a time.
+    target: GPU architecture, a key of RATES such as "sm_90". case: tensor sizes, and window or
+    pattern, of the call. blocks: {kernel: (queries, keys)}, the numbers of queries and keys in a
+    block of scores that the kernel computes at a time.
     """
     rates = RATES[target]
     times = {name: count_work(name, case, *sizes) for name, sizes in blocks.items()}
@@ -139,15 +141,15 @@ HEAD = ["target", "window", "dtype", "D", "forward", "backward", "flash's", "rat
 
 
 def _group(limits: Mapping[str, str]) -> str:
-    """Format {kernel: what takes the most time} as text such as "matmuls: forward query, memory:
-    key", which lists the kernels that are limited by matmuls, exponentials or memory."""
+    """Format {kernel: limit} as text that lists the kernels of each limit, such as "matmuls:
+    forward query, memory: key". A limit is "matmuls", "exponentials" or "memory"."""
     by_limit = {limit: [k for k in limits if limits[k] == limit] for limit in LIMITED_BY}
     return ", ".join(f"{limit}: {' '.join(names)}" for limit, names in by_limit.items() if names)
 
 
 def count_work(kernel: str, case: Case, queries: int, keys: int) -> Work:
-    """Count the work of a kernel for an attention call. queries, keys: numbers of tokens in a block
-    of scores that the kernel computes at a time."""
+    """Count the work of a kernel for an attention call. queries, keys: numbers of queries and keys
+    in a block of scores that the kernel computes at a time."""
     pairs = count_blocks(kernel, case.window, queries, keys) * queries * keys
     if kernel == "global":
         pairs = case.window.length * max(16, next_power_of_2(case.num_global))
@@ -173,8 +175,8 @@ def flash_work(case: Case) -> tuple[Work, Work]:
 
 
 def count_owned(window: Window | Layout, size: int) -> int:
-    """Count the blocks of tokens that the programs of a kernel process. Each chunk of the grid is
-    divided into blocks of at most `size` tokens."""
+    """Count the blocks of tokens into which a kernel divides the grid. Each chunk of the grid is
+    divided into blocks of at most `size` tokens, and each program of the kernel has one block."""
     return sum(-(-rows * cols // size) for _, _, rows, cols in chunk_sizes(window))
 
 
@@ -205,7 +207,7 @@ def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
 
 
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
-    """Count the keys in a rectangle of tokens that a kernel visits for one block of queries.
+    """Count the keys that a kernel visits in a rectangle of tokens for one block of queries.
 
     The rectangle is clipped to the grid unless the window is cyclic. For the exact window, it is
     also clipped to the rows that the queries can attend to. In the kernel "key", queries and keys
@@ -232,12 +234,12 @@ def _layout_blocks(
 ) -> int:
     """Count the blocks of scores that a kernel computes for a `Layout`, per image and head.
 
-    The count is the mean over heads. Each program of the kernel has one block of queries and loops
-    over blocks of keys.
+    The count is the mean over heads. Each program of the kernel loads one block of queries and
+    loops over blocks of keys. If `by_key` is set, it loads one block of keys and loops over blocks
+    of queries.
 
-    owned: number of tokens in the program's own block. walked: number of tokens in a block of the
-    loop. all_owned: whether chunks at the border of the grid count as full chunks. by_key: whether
-    each program has a block of keys instead, and loops over queries.
+    owned: number of tokens in the block that a program loads. walked: number of tokens in a block
+    of the loop. all_owned: count chunks at the border of the grid as full chunks.
     """
     lists = layout.lists
     parts = [-(-rows * cols // owned) for _, _, rows, cols in chunk_sizes(layout)]

@@ -1,4 +1,4 @@
-"""Table of the resources of compiled kernels, and regressions in comparison with an older table.
+"""Make tables of the resources of compiled kernels, and find regressions from an older table.
 
 A row describes one kernel of one attention call (case), compiled for one target GPU. All calls have
 8 images of 56 x 56 tokens, 6 heads, one global token, and a bias. The window is one of three: all
@@ -35,9 +35,10 @@ class KernelRow:
     """Table row: a kernel of an attention call, compiled for one target GPU.
 
     target: name of the GPU architecture, such as "sm_90". window: a key of WINDOWS. queries, keys:
-    numbers of tokens in a block of scores that the kernel computes at a time. warps: number of
-    warps per thread block. stages: number of software pipelining stages. resources: registers,
-    memory and instruction counts. blocks: number of thread blocks that a multiprocessor can hold.
+    numbers of queries and keys in a block of scores that the kernel computes at a time. warps:
+    number of warps per thread block. stages: number of software pipelining stages. resources:
+    registers, memory and instruction counts. blocks: number of thread blocks that a multiprocessor
+    can hold.
     """
 
     target: str
@@ -72,8 +73,8 @@ def make_case(window: str, dtype: str, head_dim: int) -> Case:
 def list_jobs(
     targets: Sequence[str], head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = (*DTYPES,)
 ) -> list[tuple[str, str, str, int]]:
-    """List what to compile for a table: a tuple (target, window, dtype, head dim) per attention
-    call and target GPU."""
+    """List the jobs that compile the kernels of a table. A job is a tuple (target, window, dtype,
+    head dim): an attention call and its target GPU."""
     return [
         (target, window, dtype, dim)
         for target in targets
@@ -163,12 +164,15 @@ def write_table(file: Path, rows: Iterable[KernelRow], about: dict) -> None:
 
 
 def read_table(file: Path) -> tuple[list[KernelRow], dict]:
-    """Read a file of `write_table`. Returns (rows, about). Raises ValueError for another format."""
+    """Read a table that `write_table` wrote. Returns (rows, about), where `about` is the metadata.
+    Raises ValueError if the file has another format."""
     data = json.loads(file.read_text())
     names = {field.name for field in fields(KernelRow)}
     rows = data.get("rows", [{}]) if isinstance(data, dict) else [{}]
     if any(set(row) != names for row in rows):
-        raise ValueError(f"{file} is not a table of kernels, or another version of vil wrote it")
+        raise ValueError(
+            f"{file} is not a table of kernels, or another version of vil wrote it: write it again"
+        )
     rows = [
         KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]
     ]

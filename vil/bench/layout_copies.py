@@ -25,7 +25,7 @@ class Conversion(NamedTuple):
     """Layout copies that one operator makes in one module, summed over one training step.
 
     way: the pass, "forward" or "backward". calls: number of copies. bytes: total size of the
-    copies. share: fraction of the time of all operators in the step.
+    copies. share: time of the copies as a fraction of the time of all operators in the step.
     """
 
     module: str
@@ -55,7 +55,7 @@ def conversions(
 
 
 def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Run a forward and a backward pass with cross entropy loss, and class 0 as all targets."""
+    """Run a forward and a backward pass with cross entropy loss. All targets are class 0."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = model(images)
@@ -97,6 +97,7 @@ def changes_layout(source: Any, result: Tensor) -> bool:
 
 
 def memory_order(x: Tensor) -> list[tuple[int, int]]:
-    """Return (dimension, stride) of each dimension larger than 1, largest stride first."""
+    """Return a list of (dimension, stride), sorted by stride, largest first. Dimensions of size 1
+    are omitted, because their stride has no effect."""
     strides = [(d, x.stride(d)) for d in range(x.ndim) if x.shape[d] > 1]
     return sorted(strides, key=lambda pair: (-pair[1], pair[0]))

@@ -28,8 +28,8 @@ class Contender:
 
     network: the model. scaler: the gradient scaler. images: (B, c, H, W), on the model's device and
     in its memory format. targets: classes (B,), on the same device. amp_dtype: the autocast dtype;
-    None for no autocast. switch: function that applies the model's global torch settings, such as
-    TF32; called before each pass.
+    None for no autocast. switch: function that is called before each pass and applies the global
+    torch settings of this model, such as TF32.
     """
 
     network: nn.Module
@@ -90,8 +90,9 @@ class Row:
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
     """Measure models in interleaved rounds, and store the results in their rows. Returns all rows.
 
-    entries: (row, contender to measure for this row). The contender is None if the row already has
-    a reason why it is not measured. rounds: number of measurements of each contender.
+    entries: (row, contender) pairs. The contender is the model to measure for this row. It is None
+    if `row.reason` already states why there is nothing to measure. rounds: number of measurements
+    of each contender.
     """
     contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {

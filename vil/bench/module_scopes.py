@@ -1,7 +1,8 @@
 """Find the module that an operation belongs to, in the forward and the backward pass.
 
-Autograd gives each operation that it records a sequence number. The operations in one call of a
-module have consecutive numbers. A backward operation has the number of its forward operation.
+Autograd numbers the forward operations that it records (sequence numbers). The operations in one
+call of a module have consecutive numbers. A backward operation has the same number as the forward
+operation that it differentiates.
 """
 
 import re
@@ -40,15 +41,16 @@ class ModuleScopes:
 
     @property
     def current(self) -> tuple[str, str]:
-        """The (module name, "forward" or "backward") to which the running operation belongs."""
+        """The module of the running operation and the pass that it belongs to, as (module name,
+        "forward" or "backward")."""
         node = torch._C._current_autograd_node()
         if self.stack:  # also true while gradient checkpointing recomputes a block
             return self.stack[-1][0], "forward"
         return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
     def of_backward(self, number: int) -> tuple[str, str]:
-        """Return (module name, "backward") for the backward operation with the autograd sequence
-        number `number`."""
+        """Find the module of a backward operation. Returns (module name, "backward"). number: the
+        operation's autograd sequence number."""
         inside = (name for begin, end, name in self.spans if begin <= number < end)
         return next(inside, OUTSIDE), "backward"
 

@@ -1,4 +1,4 @@
-"""Profile a training step by module and operator, and write a trace of it."""
+"""Measure the time of each module and operator in a training step, and write a profiler trace."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MICRO = 1e-6
 
 
 class Cost(NamedTuple):
-    """Total time of one operator in one module, without the operators that it calls.
+    """Total time of one operator in one module, excluding the time of operators that it calls.
 
     way: the pass in which the operator ran, "forward" or "backward". calls: number of calls.
     seconds: total time. share: fraction of the time of all operators.
@@ -83,7 +83,8 @@ def profiled(
 
 
 def find_module(event: FunctionEvent, scopes: ModuleScopes) -> tuple[str, str]:
-    """Return the (module name, "forward" or "backward") to which a profiler event belongs."""
+    """Find the module and the pass of a profiler event. Returns (module name, "forward" or
+    "backward")."""
     parent = event.cpu_parent
     while parent is not None:
         if parent.name.startswith(MODULE):

@@ -13,8 +13,8 @@ MARGIN = 0.75  # cores by which threads may exceed the idle cores
 
 
 def data_advice(cfg: CfgNode, dist: DistInfo, idle: float) -> str:
-    """Return a sentence of advice for a run whose training steps wait for data. idle: number of
-    idle CPU cores."""
+    """Return a sentence that advises how to load data faster, for a run whose training steps wait
+    for data. idle: number of idle CPU cores."""
     workers = cfg.DATALOADER.WORKERS
     more = min(max(int(idle) // _local_ranks(dist) - 1, 1), MAX_WORKERS)
     if more > workers:
@@ -26,9 +26,10 @@ def data_advice(cfg: CfgNode, dist: DistInfo, idle: float) -> str:
 
 
 def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
-    """Return a sentence of advice if torch uses more threads than there are idle cores.
+    """Return a sentence that advises fewer threads, if torch uses more threads than there are idle
+    cores. Otherwise, and always on a GPU, return "".
 
-    idle: number of idle CPU cores. Returns "" if no advice is needed, as for any GPU run.
+    idle: number of idle CPU cores.
     """
     threads, ranks = torch.get_num_threads(), _local_ranks(dist)
     better = max(round(idle) // ranks, 1)
@@ -42,9 +43,13 @@ def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
 
 
 def count_idle_cores(dist: DistInfo, since: CpuTime | None) -> float:
-    """Return the number of cores that other programs leave idle since the start of the run. If the
-    run has several ranks, return the number of all usable cores, because cores that the other ranks
-    use would be counted as busy. since: result of `read_cpu_time` at the start of the run."""
+    """Return the average number of CPU cores that other programs have left idle since the start of
+    the run.
+
+    If the run has several ranks, return the number of all usable cores instead, because cores that
+    the other ranks use would count as busy. since: result of `read_cpu_time` at the start of the
+    run.
+    """
     return idle_cores(since, read_cpu_time()) if dist.world == 1 else float(usable_cores())
 
 

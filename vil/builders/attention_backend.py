@@ -60,20 +60,20 @@ class BackendRequest(NamedTuple):
 
 
 def attention_network(model: nn.Module) -> nn.Module:
-    """Return the submodule with the attention layers: a detector's `attention_body`, else the model
-    itself."""
+    """Return the module with the attention layers: `model.attention_body` for a detector, otherwise
+    the model itself."""
     return getattr(model, "attention_body", model)
 
 
 def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
-    """List the local attention calls that a model makes in evaluation and, if `training`, in
-    training.
+    """List the local attention calls that a model makes in evaluation and, if `training` is set,
+    also in training.
 
     The list is empty for a timm or torchvision model. With random shift, each training step samples
-    one of the eight chunks around the query's chunk as additional keys; a single request represents
-    all eight. world: number of processes, which share a batch of DATALOADER.BSZ images.
+    one of the eight chunks around the query's chunk as additional keys. A single request represents
+    all eight. world: number of processes, over which a batch of DATALOADER.BSZ images is divided.
     """
     network = attention_network(model)
     if not isinstance(network, MsViT):
@@ -107,17 +107,24 @@ def select_attention_backends(
     resuming: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Select the same backends of attention and linear layers on all ranks, log them, and write
-    them to `folder`.
+    """Select the backends of attention and linear layers. All ranks get the same selection, which
+    is logged and written to `folder`.
 
-    If `resuming`, uses the backends stored in `folder`. If there are none, or if this is a new run,
-    uses those in the user's cache of `vil tune`. Calls that have no backend yet are timed: with all
-    backends if both MODEL.VIT.MSVIT.TUNE and `training` are set; otherwise, if `tune` is set and
-    the device is a CPU, with `native` and the backend that is used without tuning.
+    A resumed run uses the backends stored in `folder`. A new run uses those in the user's tuning
+    cache (see `vil tune`), and so does a resumed run without stored backends. For an attention call
+    that has no backend there, backends are timed, and the fastest is selected:
+
+    - If MODEL.VIT.MSVIT.TUNE and `training` are set, all backends are timed.
+    - Otherwise, if `tune` is set and the device is a CPU, only `native` and the default backend are
+      timed.
+    - Otherwise, no backend is timed, and the default backend is used.
+
+    Linear layers are timed under the same conditions, but not if the run has stored backends.
 
     training: whether to select backends for training too, not only for evaluation.
-    tune: whether to time calls, see above.
+    tune: see above.
     folder: folder of the run.
+    resuming: whether the run is resumed.
     say: function that logs a line.
 
     Raises ConfigError if the config names a backend that cannot run.
@@ -185,8 +192,8 @@ def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
 
 
 def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Log the backend selected for each attention call, and warn if the backend that tuning found
-    fastest cannot run. say: function that logs a line."""
+    """Log the backend that is selected for each attention call. Also log a warning for each call
+    whose tuned backend cannot run. say: function that logs a line."""
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
@@ -200,9 +207,9 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
 
 
 def _read_stored(folder: Path) -> dict[str, str] | None:
-    """Read the backends stored in a run's folder. Returns {bucket: backend name}, or None if the
-    file is missing or invalid. A bucket is the key that similar attention calls share, see
-    `Case.bucket`."""
+    """Read the selected backends from the file in a run's folder. Returns {bucket: backend name},
+    or None if the file is missing or invalid. A bucket is the key that similar attention calls
+    share, see `Case.bucket`."""
     file = folder / FILE
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
@@ -224,9 +231,9 @@ def _tune_missing(
     """Time backends for each attention call that has no entry in CHOICES, the dict of selected
     backends. Store the fastest backend in CHOICES and in this user's tuning cache.
 
-    names: backends to time in addition to the one that is used without tuning. A call that no
-    backend in `names` supports is skipped. If `names` is empty, all backends are timed for each
-    call. say: function that logs a line.
+    names: backends to time in addition to the default backend. An attention call is skipped if none
+    of these backends supports it. If `names` is empty, all backends are timed for each call.
+    say: function that logs a line.
     """
     found = {}
     for request in requests:

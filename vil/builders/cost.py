@@ -29,17 +29,18 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """For an MsViT, return the cost of each stage and of the head. For any other model, return the
-    cost of the full model.
+    """Count the parameters and MACs of each stage and of the head of an MsViT. For any other model,
+    count those of the full model, which must be on the meta device.
 
-    size: (height, width) of the image in pixels. A model that is not an MsViT must be on the meta
-    device.
+    Returns one row per stage and one for the head, or a single row for the full model.
+    size: (height, width) of the image in pixels.
     """
     return msvit_cost(model, size) if isinstance(model, MsViT) else external_cost(model, size)
 
 
 def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
-    """Return the cost of each stage, followed by that of the head, with the MACs from `MsViT.macs`.
+    """Count the parameters and MACs of each stage and of the head of an MsViT. Returns one row per
+    stage, followed by one for the head. The MACs are those of `MsViT.macs`.
 
     size: (height, width) of the image in pixels.
     """
@@ -55,7 +56,8 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return the cost of a full model, as a list of one row. The model must be on the meta device.
+    """Count the parameters and MACs of a full model, which must be on the meta device. Returns a
+    list with a single row.
 
     size: (height, width) of the image in pixels.
     """

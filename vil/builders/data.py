@@ -42,8 +42,8 @@ def build_train_loader(
     if size % dist.world:
         near = max(size // dist.world, 1) * dist.world
         raise ConfigError(
-            f"DATALOADER.BSZ {size} is not divisible by the {dist.world} processes: set it to "
-            f"{near}, for example"
+            f"DATALOADER.BSZ {size} is not divisible by the number of processes, {dist.world}: set "
+            f"it to {near}, for example"
         )
     dataset = open_dataset()
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
@@ -85,7 +85,8 @@ def build_test_loaders(
     max_batch: int | None = None,
     key: str = "TEST",
 ) -> dict[str, EvalLoader]:
-    """Build a loader of this rank's share of each test set. Returns {name: loader}.
+    """Build a loader for each test set, which loads this rank's share of the images. Returns
+    {name: loader}.
 
     bad_file: text file to which the names of unreadable images are appended.
     datasets: {name: dataset}. If None, `open_dataset` is called with each name in DATA.TEST, or in
@@ -147,10 +148,12 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield those items of DATA.KWARGS that the dataset `name` accepts, as a dict.
+    """Context manager that yields a dict with the items of DATA.KWARGS that the dataset `name`
+    accepts.
 
-    taken: names of the arguments that the dataset accepts. Build the dataset inside the `with`
-    block: a TypeError there, such as for a wrong argument value, is raised as a ConfigError.
+    Build the dataset inside the `with` block. A TypeError in the block, for example because of an
+    argument of the wrong type, is raised as a ConfigError. taken: names of the arguments that the
+    dataset accepts.
     """
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}

@@ -42,9 +42,11 @@ def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
 def check_open_files(workers: int, num_sets: int) -> None:
     """Increase this process's soft limit of open files if the data loaders' workers need more.
 
-    workers: workers per loader. num_sets: number of evaluated sets. Their loaders keep idle workers
-    while the loader of the training set and that of one evaluated set are in use. Raises
-    ConfigError if the hard limit is too low.
+    At most two loaders are in use at a time: that of the training set and that of one evaluation
+    set. The loaders of the other evaluation sets have idle workers, which hold open files too.
+
+    workers: workers per loader. num_sets: number of evaluation sets. Raises ConfigError if the hard
+    limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     per_worker = 2 * FILES_PER_WORKER + FILES_PER_IDLE_WORKER * (num_sets - 1)

@@ -56,12 +56,14 @@ def linear_requests(
     padded: bool = False,
     world: int = 1,
 ) -> list[LinearRequest]:
-    """List the calls of linear layers and MLPs that a network makes in evaluation and, if
-    `training`, in training. If `optimized`, also those of the network optimized for inference.
+    """List the calls of linear layers and MLPs that a network makes.
 
-    The list is empty if the network is not an MsViT, or if the device is not a CPU.
-    padded: whether the images have padding, as those of a detector.
-    world: number of processes, which share a batch of DATALOADER.BSZ images.
+    The list has the calls in evaluation. If `training` is set, it also has the calls in training.
+    If `optimized` is set, it also has the calls after the network is optimized for inference. The
+    list is empty if the network is not an MsViT, or if the device is not a CPU.
+
+    padded: whether the images have padding, as in a detector.
+    world: number of processes, over which a batch of DATALOADER.BSZ images is divided.
     """
     if not isinstance(network, MsViT) or device.type != "cpu":
         return []
@@ -86,10 +88,11 @@ def linear_requests(
 
 
 def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, dim, features) for the linear layers of a block's attention, and for its MLP, if
-    compiled code can replace them.
+    """Yield (kind, dim, features) for each operation of a block that compiled code can compute. The
+    operations are the linear layers of the attention, and the MLP.
 
-    branches: whether the branches are computed without the residual connection, as in training with
+    kind: kind of the operation, such as LINEAR. dim, features: input and output channels.
+    branches: whether the residual is added outside of the operations, as in training with
     stochastic depth. padded: whether the images have padding.
     """
     dim = block.attn.dim
@@ -104,9 +107,12 @@ def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple
 
 
 def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], None]) -> None:
-    """Time PyTorch and the compiled backend `native` for each call that `native` supports and that
-    has no entry in CHOICES, the dict of selected backends. Store the faster backend in CHOICES and
-    in this user's tuning cache. say: function that logs a line."""
+    """Time PyTorch and the compiled backend `native` for calls of linear layers and MLPs. Store the
+    faster backend in CHOICES, the dict of selected backends, and in this user's tuning cache.
+
+    Calls that are already in CHOICES, or that `native` does not support, are skipped. say: function
+    that logs a line.
+    """
     found = {}
     for request in requests:
         bucket = request.case.bucket()
@@ -120,5 +126,5 @@ def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], Non
 
 
 def compiled_linears(requests: list[LinearRequest]) -> list[str]:
-    """Return a log line for each call that the compiled backend computes."""
+    """Return a log line for each call of a linear layer or MLP that uses the compiled backend."""
     return [f"{each}: native, tuned" for each in requests if choose(each.case) == "native"]

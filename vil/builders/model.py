@@ -157,8 +157,8 @@ def find_weights(given: str, data_dir: str) -> Path:
     `data_dir` (DATA.DATA_DIR). The path of a run's folder selects its best checkpoint. The path of
     a text file `best` or `last` selects the checkpoint that is named in it.
 
-    For a checkpoint with averaged weights (OPTIM.EMA), returns the path of their file. Raises
-    CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
+    If a checkpoint has averaged weights (OPTIM.EMA), the result is the path of the file with these.
+    Raises CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
         return get_weight(given).file()
@@ -178,8 +178,8 @@ def find_weights(given: str, data_dir: str) -> Path:
         return state_dict_io.find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
-            f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, a "
-            "checkpoint in it, or a weight file"
+            f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, the "
+            "folder of a checkpoint, or a weight file"
         )
     return path / AVERAGE if (path / AVERAGE).is_file() else path
 

@@ -77,9 +77,11 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
 
 
 def report_lr(cfg: CfgNode) -> None:
-    """Log the peak learning rate if it is scaled to the batch size. Log a warning if the rate is
-    unusual compared with published recipes for optimizers of the same family, or if drops of the
-    learning rate would raise it."""
+    """Log the peak learning rate if it is scaled to the batch size.
+
+    Log a warning if the peak is outside of the range of published recipes for similar optimizers.
+    Also warn if OPTIM.DROP_FACTOR is below 1, because each drop would then raise the learning rate.
+    """
     name, lr = optimizer_name(cfg), scaled_lr(cfg)
     if lr.rule:
         log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
@@ -101,8 +103,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
 
     For an MsViT, the weight decay is OPTIM.WD0 for norms, position parameters, global tokens and
     the head's bias, and OPTIM.WD for all other parameters. For other models, it is OPTIM.WD0 for
-    scalars, vectors and the names in the model's `no_weight_decay()`. If OPTIM.LAYER_DECAY < 1,
-    each layer has its own groups.
+    scalars, vectors and the parameters that the model's `no_weight_decay()` names. If
+    OPTIM.LAYER_DECAY < 1, each layer has its own groups.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
@@ -133,8 +135,11 @@ def optimizer_name(cfg: CfgNode) -> str:
 
 
 def _layer_arguments(model: nn.Module) -> dict[str, Any]:
-    """Return arguments of `decay_groups` for layer-wise learning-rate decay: `layer_of`, a function
-    from a parameter's name to the number of its layer, and `num_layers`, the largest number."""
+    """Return the arguments of `decay_groups` for layer-wise learning-rate decay, as a dict.
+
+    `layer_of` is a function that maps the name of a parameter to the number of its layer.
+    `num_layers` is the largest of these numbers.
+    """
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = number_layers(model)

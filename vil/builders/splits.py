@@ -19,8 +19,9 @@ MAX_LISTED = 5  # class names in a message
 
 
 def derived_splits(cfg: CfgNode, name: str) -> list[str]:
-    """Return the splits into which the training split of the dataset `name` is divided, in the
-    order "train", "val", "test". Returns [] if it is not divided.
+    """Return the names of the parts into which the config divides the training split of the dataset
+    `name`, such as ["train", "val"]. The order is "train", "val", "test". Returns [] if the split
+    is not divided.
 
     Raises ConfigError if the config holds out images, but no dataset in DATA.VAL or DATA.TEST would
     use them.
@@ -81,16 +82,21 @@ def _divide(
     seed: int,
     what: str,
 ) -> np.ndarray:
-    """Return the part, from 0 to len(fractions) - 1, to which each sample is assigned.
+    """Divide samples into parts. Returns an array with the number of each sample's part, from 0 to
+    len(fractions) - 1.
 
-    samples: indices of the samples in the dataset. groups: (N,) group of each sample of the
-    dataset. fractions: share of each part. what: text with which error messages begin.
+    samples: indices of the samples to divide. groups: (N,) group of each sample of the full
+    dataset. The samples of a group get the same part. fractions: share of the samples in each part.
+    what: text with which error messages begin.
     """
     targets, groups = dataset.targets[samples], groups[samples]
     kind = dict(target_type=dataset.target_type)
     count = len(fractions)
     if (total := len(np.unique(groups))) < count:
-        raise DataError(f"{what}: {total} groups of images cannot be divided into {count} parts")
+        raise DataError(
+            f"{what}: the images have only {total} groups, which cannot be divided into {count} "
+            "parts: add images, or set DATA.GROUP_BY none"
+        )
     if dataset.target_type != "numbers":
         _check_groups(dataset, targets, groups, count, what)
     parts = assign_parts(targets, fractions, groups=groups, seed=seed, **kind)
@@ -108,8 +114,11 @@ def _check_groups(
     dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
 ) -> None:
     """Raise DataError if a class has images in fewer than `least` groups. If images can have
-    several labels, only log a warning. targets: targets of the images to divide. groups: group
-    number of each of these images. what: text with which messages begin."""
+    several labels, log a warning instead.
+
+    targets: targets of the images to divide. groups: number of each image's group. what: text with
+    which messages begin.
+    """
     classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
     pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(classes))
@@ -137,7 +146,7 @@ def _check_classes(
         if missing:
             shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
             raise DataError(
-                f"{what}: {len(missing)} of {len(classes)} classes have no images in part {part}, "
-                f"because their groups have other classes too: {shown}; set another "
+                f"{what}: {len(missing)} of {len(classes)} classes ({shown}) have no images in "
+                f"part {part}, because their groups also have images of other classes: set another "
                 "DATA.SPLIT_SEED, or DATA.GROUP_BY none"
             )

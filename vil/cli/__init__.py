@@ -152,10 +152,10 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def check_runs(runs: str | Sequence[str]) -> None:
-    """Raise ConfigError if a run's folder does not exist. Called before torch is imported, because
-    that takes seconds.
+    """Raise ConfigError if a run's folder does not exist.
 
-    runs: one or several paths of run folders. Paths with glob patterns are not checked.
+    This is checked before torch is imported, because the import takes seconds. runs: one or several
+    paths of run folders. Paths with glob patterns are not checked.
     """
     for run in [runs] if isinstance(runs, str) else runs:
         if not (os.path.isdir(run) or glob.has_magic(run)):

@@ -7,15 +7,16 @@
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
 Every combination of the values of --grids, --window, --heads, --dtype, --masks and --modes is
-measured; with --pattern, the patterns replace windows, masks and modes. For each combination, these
+measured. With --pattern, the patterns replace windows, masks and modes. For each combination, these
 run alternately: the backends; sdpa (full attention, no bias); sdpa_masked (full attention with the
 window or pattern as mask, no bias); natten (if installed; CUDA, exact window, no bias); and floor,
-a lower bound on the time: only the GEMMs of the attended query-key pairs.
+which computes only the GEMMs of the attended query-key pairs, as a lower bound on the time.
 
-The table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
-backward time divided by that of the backend chunk_handgrad, of sdpa and of floor. A star marks the
-backend that `auto` selects. If a combination is not supported, the table has the reason instead of
-times. Writes attention.json, attention.csv and plots to --out.
+The columns of the table are: the median times of the forward and the backward pass; MiB, the peak
+tensor memory without inputs, output and gradients; and the total time relative to the backend
+chunk_handgrad, to sdpa and to floor. A star marks the backend that `auto` selects. If a combination
+is not supported, the row has the reason instead. Writes attention.json, attention.csv and plots to
+--out.
 """
 
 import argparse

@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_model(args: argparse.Namespace):
-    """Return (config, model name to show in results, class names) from the command line. The
-    config has no weights if neither the command line nor the config file sets MODEL.MODEL_PATH."""
+    """Return (config, name of the model in the results, class names) for the command line. The
+    model gets random weights if neither --run, the options nor the config file names weights."""
     cfg, class_names = with_weights(args, DEFAULT)
     if args.run:
         return cfg, Path(args.run).resolve().name, class_names

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     print(benchmark.title)
     print(table(benchmark.run()), flush=True)
     for way, trace, costs in benchmark.profile() if args.profile else ():
-        print(f"\n  a training step of {benchmark.name}, {way}; {trace}")
+        print(f"\n  profile of a training step of {benchmark.name}, {way} (trace: {trace})")
         print(f"  {'module':36}{'pass':10}{'ms':>9}{'share':>8}{'calls':>7}  operator")
         for cost in costs[:SHOWN]:
             print(

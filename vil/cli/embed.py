@@ -80,7 +80,7 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
     model = embed.load_encoder(cfg, class_names)
     print(model.report, file=sys.stderr)
     (count, width), failed = embed.embed_files(model, images, file)
-    print(f"{count} images, {width} features: {file}, {table}")
+    print(f"wrote {width} features of each of {count} images to {file}, their names to {table}")
     if failed:
         print(f"{failed} of {count} images could not be read: their rows are NaN", file=sys.stderr)
     return 0

@@ -26,14 +26,16 @@ RUN/calibration.json. `vil evaluate` and `vil predict` use it for the same check
 
 For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
 0.50 to 0.95; box_ap50 and box_ap75 are for IoU 0.50 and 0.75; the suffixes _s, _m and _l are for
-small, medium and large objects (below 32 x 32 pixels, below 96 x 96, others); box_ar100 is the
-average recall with at most 100 detections per image; mask_... are the same for masks. A metric is
-nan (null in results.json) if the test set has no object of that size. A detector's predictions are
-written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and <set>_segm.json.
+small, medium and large objects (up to 32 x 32 pixels, up to 96 x 96 pixels, and larger ones);
+box_ar100 is the average recall with at most 100 detections per image; names that begin with mask_
+are the same metrics for masks. A metric is nan (null in results.json) if the test set has no object
+to which it applies. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results
+format: <set>_bbox.json and <set>_segm.json.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
-OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class matches with a score
-and an IoU of at least 0.5, or a detection with a score of at least 0.5 that matches no object.
+OUTPUT_DIR/eval/pictures. Only detections with a score of at least 0.5 count. A detection matches an
+object if both have the same class and their IoU is at least 0.5. An error is an object without a
+matching detection, or a detection without a matching object.
 """
 
 import argparse
@@ -83,9 +85,9 @@ def evaluate(
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
     class_names: names of the classes that the weights were trained on. num_worst: for a detector,
-    how many images of each test set to draw, those with the most errors first. part: "test" to
-    evaluate on the sets in DATA.TEST, "val" for those in DATA.VAL. calibrate: first calibrate the
-    probabilities by temperature scaling.
+    number of images of each test set to draw, those with the most errors first. part: "test" to
+    evaluate on the sets in DATA.TEST, "val" to evaluate on those in DATA.VAL. calibrate: whether to
+    calibrate the probabilities by temperature scaling before the evaluation.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
@@ -104,5 +106,5 @@ def evaluate(
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
-        print(f"{len(images)} images in {result.folder / 'pictures'}")
+        print(f"drew {len(images)} images with the most errors in {result.folder / 'pictures'}")
     return 0

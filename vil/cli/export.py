@@ -10,12 +10,12 @@
 The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
 classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
 computes in float32 on the CPU, regardless of the precision of training. The file is kept only if
-its outputs agree with those of the original model. --check also evaluates both on the test sets;
-use it with --int8, because the outputs of int8 layers differ. --calibration is a folder with at
-least 16 images, which may be in subfolders named after classes of the model. --int8 then computes
-fixed ranges of the activations from these images, instead of new ranges in each call. The metadata
-of the file has the model, the class names, and the mean, standard deviation and size of the images;
-see docs/guides/exported_files.md.
+its outputs agree with those of the original model. --check also evaluates the model and the files
+on the test sets. Use --check with --int8, because int8 layers change the outputs. --calibration is
+a folder with at least 16 images, which may be in subfolders named after classes of the model.
+--int8 then computes fixed ranges of the activations from these images, instead of new ranges in
+each call. The metadata of the file has the model, the class names, and the mean, standard deviation
+and size of the images; see docs/guides/exported_files.md.
 """
 
 import argparse
@@ -94,8 +94,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_files(result) -> None:
-    """Print which weights were exported, the largest difference between the outputs of file and
-    model per input shape, and the size of each file. result: an `ExportResult`."""
+    """Print the result of an export: which weights were exported, how much the outputs of the file
+    differ from those of the model for each input shape, and the size of each file. result: an
+    `ExportResult`."""
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
@@ -110,13 +111,18 @@ def print_files(result) -> None:
 
 
 def choose_format(args: argparse.Namespace) -> None:
-    """Set `args.format` from the ending of --out, if --format is not given. Raises ConfigError for
-    an unusable --out, and for flags that contradict each other."""
+    """Set `args.format` according to the ending of --out, if --format is not given.
+
+    Raises ConfigError if the file --out cannot be written, if its ending is unknown or does not
+    match --format, or if another flag does not fit the format.
+    """
     output_file(args.out, inputs=files_read(args, "out"))
     ending = Path(args.out).suffix
     implied = [name for name, usual in FORMATS.items() if usual == ending]
     if not (args.format or implied):
-        raise ConfigError(f"--out {args.out}: expected an ending .onnx or .pt2, or --format")
+        raise ConfigError(
+            f"--out {args.out}: expected a name that ends in .onnx or .pt2, or the flag --format"
+        )
     if implied and args.format not in (None, *implied):
         raise ConfigError(f"--out {args.out}: {ending} does not match --format {args.format}")
     args.format = args.format or implied[0]

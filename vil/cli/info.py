@@ -31,5 +31,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:16} {verdict:14} ({about})")
     if report.verdicts:
         more = "" if args.all else "; --all lists the other backends, and why they do not run"
-        print(f"{report.num_tuned} of {len(report.verdicts)} tuned, in {report.file}{more}")
+        print(
+            f"{report.num_tuned} of {len(report.verdicts)} attention calls have a tuned backend in "
+            f"{report.file}{more}"
+        )
     return 0

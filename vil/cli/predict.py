@@ -184,8 +184,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_streamed(args: argparse.Namespace, image: str) -> int:
-    """Predict one image in bounded memory or, with --dry-run, only print the memory and the
-    computation that this needs. Returns the exit code. image: path of the image file."""
+    """Predict one image in bounded memory. With --dry-run, only print the memory and the MACs that
+    the prediction would need. Returns the exit code. image: path of the image file."""
     from vil.workflows import inference, predict
     from vil.workflows.stream_image import ImageStream
 
@@ -244,8 +244,8 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
 def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split the positional arguments into (config options, images), and add the images of --images.
 
-    suffixes: suffixes of image files. Raises ConfigError for a config option after --images and, if
-    --run is given, for the folder of a run among the images.
+    suffixes: suffixes of image files. Raises ConfigError if a config option follows --images. Also
+    raises ConfigError if --run is given and one of the images is the folder of a run.
     """
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
@@ -272,8 +272,8 @@ def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 def checked_output(args: argparse.Namespace, images: Iterable[str]) -> Path | None:
-    """Return the path of --output-file, or None without this flag. Raises ConfigError if the file
-    is one that the command reads, such as one of `images`, the names of the image files."""
+    """Return the path of --output-file, or None if the flag is not given. Raises ConfigError if the
+    command reads this file, for example as an image. images: paths of the image files."""
     if not args.output_file:
         return None
     inputs = [*files_read(args, "output_file"), *images]
@@ -303,9 +303,10 @@ def write_predictions(
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split positional arguments into (config options, images). Options are KEY VALUE or KEY=VALUE.
 
-    A known config key always begins an option. Any other argument that is not a VALUE is an image
-    if it is an existing path, has a suffix in `suffixes` (suffixes of image files), or does not
-    look like a config key. Otherwise it begins an option, too.
+    A known config key always begins an option. The argument after a KEY is its VALUE. Any other
+    argument is an image if it is an existing path, has the suffix of an image file, or does not
+    look like a config key. An argument that looks like an unknown config key begins an option.
+    suffixes: suffixes of image files.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:

@@ -39,9 +39,12 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
-    """Raise ConfigError for flags that need --stream if it is not given, for flags that cannot be
-    combined with it, and if it is given without exactly one image file. images: paths of the
-    images to predict."""
+    """Check that the flags fit together with --stream. images: paths of the images to predict.
+
+    Without --stream, raises ConfigError for flags that need --stream. With --stream, raises
+    ConfigError for flags that cannot be combined with it, for several runs, and unless there is
+    exactly one image file.
+    """
     if not args.stream:
         for name in ONLY:
             if getattr(args, name):

@@ -13,8 +13,8 @@
 If a config key that takes one value is given a list, there is a run for each value in the list. All
 configs are checked before the first run starts. If the same command is given again, it resumes the
 sweep: finished runs are skipped, others resume from their checkpoints, and failed runs are tried
-again. A grid with more values adds runs. On Ctrl-C and SIGTERM, the runs save their state and the
-sweep ends.
+again. If the grid has more values than before, runs are added. On Ctrl-C and SIGTERM, the runs save
+their state and the sweep ends.
 
 Files in the output folder: summary.csv and summary.md (a row for each combination, with the mean
 and standard deviation of the metrics over the seeds, images/s, memory, parameters and MACs),
@@ -113,7 +113,10 @@ def find_run(plan: SweepPlan, number: int) -> SweepRun:
 
 
 def require_sweep(folder: Path, flag: str) -> None:
-    """Raise ConfigError if a sweep's folder does not record the runs yet. flag: for the message."""
+    """Raise ConfigError if a folder has no sweep.json, which lists the runs of a sweep.
+
+    flag: the flag that needs the sweep, for the message.
+    """
     if not (folder / "sweep.json").is_file():
         raise ConfigError(
             f"{flag}: {folder} has no sweep yet: start it without this flag, or with --slurm"
@@ -144,8 +147,9 @@ def print_states(plan: SweepPlan) -> int:
 
 
 def describe(run: SweepRun, plan: SweepPlan) -> str:
-    """Describe how a run differs from others of the sweep, such as "linformer SEED=0": the name of
-    its variant in the grid file, and its values of the config keys that the sweep varies."""
+    """Describe how a run differs from the other runs of the sweep, such as "linformer SEED=0". The
+    text has the name of the run's variant in the grid file (if any), and the run's values of the
+    config keys that the sweep varies."""
     values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
     return " ".join([*([run.variant] if run.variant else []), *values])
 
@@ -171,7 +175,10 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     if job is None:
         print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {script}")
     else:
-        print(f"job {job}: {len(tasks)} runs; vil sweep --output {plan.folder} --list shows them")
+        print(
+            f"submitted job {job} with {len(tasks)} runs: vil sweep --output {plan.folder} --list "
+            "shows their states"
+        )
     return 0
 
 

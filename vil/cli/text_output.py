@@ -10,7 +10,8 @@ def write_pieces(pieces: Iterable[str], file: Path | None) -> None:
     """Write pieces of text one after another to a file or, if `file` is None, to standard output.
     In a file, characters that are not valid UTF-8 are escaped.
 
-    Raises ConfigError if the file cannot be written, OutputError if standard output cannot be.
+    Raises ConfigError if the file cannot be written, and OutputError if standard output cannot be
+    written.
     """
     if file:
         escape = dict(encoding="utf-8", errors="backslashreplace", newline="")

@@ -12,9 +12,9 @@ vil train --config-file mine.yaml --dry-run     check data and config, and run o
 saves a plot of the first training images as the model gets them, and runs one step on synthetic
 images. It creates no run.
 
-MODEL.MODEL_PATH is a file with initial weights. For a detector, it may also contain the weights of
-a classifier (of vil or of the 2021 reference) or of a detector of the 2021 reference. These are
-loaded into the backbone.
+MODEL.MODEL_PATH is a file with initial weights. For a detector, the file may also contain the
+weights of a classifier (of vil or of the original 2021 code) or of a detector of the 2021 code. In
+both cases, the weights are loaded into the backbone only.
 """
 
 import argparse

@@ -9,8 +9,9 @@ compiled kernels.
 
 Before a backend is timed, its output and gradients are compared with the reference implementation.
 The fastest backends, for this machine and version, are saved in $VIL_CACHE/attention.json (by
-default in ~/.cache/vil). `vil train`, `evaluate` and `predict` use them (with the same --import),
-and `vil info` shows them. For this command, DATALOADER.BSZ is the batch size of one process.
+default in ~/.cache/vil). `vil train`, `vil evaluate` and `vil predict` use them, and `vil info`
+shows them. A backend from a file of your own also needs the flag --import in these commands. For
+vil tune, DATALOADER.BSZ is the batch size of one process.
 """
 
 import argparse

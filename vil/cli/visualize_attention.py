@@ -8,9 +8,9 @@
   vil visualize attention photo.jpg --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth
 
 IMAGE is a file, - for standard input, or test:N for image N of the first test set. The plot shows
-the image as the model sees it, resized and cropped as in evaluation. --token selects the token
-whose patch contains a pixel, given by its row and column in the shown image, from 0 at the top
-left, as on the ticks of the plot. Stages and blocks count from 1. By default, the last block of
+the image as the model sees it, resized and cropped as in evaluation. --token is the row and column
+of a pixel in this image, counted from 0 at the top left, as on the axes of the plot. It selects the
+token whose patch contains the pixel. Stages and blocks count from 1. By default, the last block of
 each stage is drawn.
 
 The plot shows the model's exact attention weights, computed without mixed precision. For longformer

@@ -1,8 +1,8 @@
 """Convert text to the type of a key's default value.
 
-For a float key, `1` and `1e-3` are floats; for a string key, `no` is a string. YAML and yacs would
-derive the type from the text instead: an integer, a string and a bool. Lists are parsed as Python
-literals of limited length.
+For a float key, `1` and `1e-3` are floats. For a string key, `no` is a string. A YAML parser would
+derive the type from the text instead: `1` would be an integer, `1e-3` a string, and `no` a bool.
+A list that is written as text, such as `(1, 2)`, is parsed as a Python literal of limited length.
 """
 
 import ast
@@ -78,8 +78,8 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Remove the inner quotes that the shell leaves in an argument such as "'no'". Raises
-    ValueError if the string means null."""
+    """Return the value of a string key, without the inner quotes that the shell leaves in an
+    argument such as "'no'". Raises ValueError for unquoted words that mean null, such as None."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:
@@ -100,8 +100,8 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Convert a Python value to the form of values in config files: text, or lists of text. Raises
-    ValueError for a mapping."""
+    """Convert a Python value to the form that values have in config files: a string, or a list of
+    strings and lists. Raises ValueError for a mapping."""
     if isinstance(value, Mapping):
         raise ValueError("expected plain values in a list, got a mapping")
     if isinstance(value, tuple | list):

@@ -23,8 +23,8 @@ ALIASES = {
 def is_known(key: str) -> bool:
     """Return whether a key is declared, or may be added to a section that accepts new keys.
 
-    In such a section, a new name that is very similar to a declared one counts as a typing error,
-    for which this function returns False.
+    In such a section, a new name counts as a typing error if it is very similar to a declared name.
+    The function then returns False.
     """
     if key in KEYS or key in SECTIONS:
         return True
@@ -38,9 +38,9 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    If the name after the last dot is a name of Swin or detectron2 in ALIASES, returns vil's key
-    with the same meaning. Otherwise, two keys are compared by the similarity of the full keys plus
-    that of the names after the last dot.
+    If the name after the last dot is a config key of Swin or detectron2 that ALIASES lists, returns
+    vil's key with the same meaning. Otherwise, the similarity of two keys is the sum of two values:
+    the similarity of the full keys, and the similarity of the names after the last dot.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

@@ -1,5 +1,5 @@
-"""Read configs of the original 2021 code. Their keys and values have other names and spellings, and
-include keys that were set at run time.
+"""Read configs of the original 2021 code. Some values have other spellings in that code, and the
+configs that it saved also contain keys which it added at run time.
 
 Old files need no changes. Warnings list the keys that are dropped or converted.
 """
@@ -33,17 +33,19 @@ SPELLINGS = {
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """Convert the settings of one file, or of the command line, to current names and spellings.
+    """Convert the settings of one file, or of the command line, to the current spellings.
 
-    The original 2021 code added RUNTIME_KEYS to the config while it ran. So a file with any of
-    these keys was saved by that code, and its unknown keys are dropped with a warning. In any other
-    file, unknown keys are typing errors, which `load` reports. known: function that returns whether
-    a key exists.
+    The original 2021 code added RUNTIME_KEYS to the config while it ran. A file with any of these
+    keys was therefore saved by that code, and its unknown keys are dropped with a warning. In any
+    other file, unknown keys are typing errors, which `load` reports. known: function that returns
+    whether a key exists.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
         source = settings[0].source
-        log.warning("%s was saved by the original 2021 code; keys dropped: %s", source, dropped)
+        log.warning(
+            "%s was saved by the original 2021 code: ignored unknown keys: %s", source, dropped
+        )
         settings = [setting for setting in settings if known(setting.key)]
     return [_respell(setting) for setting in settings]
 
@@ -58,16 +60,17 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config without VERSION, as of the 2021 code, sets LN_EPS to another value
-    than 1e-6. That code ignored LN_EPS, and vil applies it.
+    """Log a warning if a config of the original 2021 code sets LN_EPS to a value other than 1e-6.
+    The original code ignored LN_EPS, but vil applies it.
 
-    sources: {key: source of its value} for all keys that are set.
+    A config without the key VERSION counts as a config of the original code. sources: {key: source
+    of its value} for all keys that are set.
     """
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
         log.warning(
-            "%s: %s: the original code ignored LN_EPS and used 1e-6; vil applies it, except with "
-            "weights of the original code",
+            "%s: %s: this value is used, except with weights of the original 2021 code, because "
+            "that code ignored LN_EPS and used 1e-6",
             sources[key],
             key,
         )

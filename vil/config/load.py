@@ -51,14 +51,14 @@ def load_config(
     imports: Sequence[str] = (),
     preset: str | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
-    """Return the frozen config, and {key: source of its value, such as file:line} for keys that are
-    set.
+    """Return the frozen config, and a dict {key: source of its value, such as file:line} of the
+    keys that are set.
 
-    opts: options KEY VALUE or KEY=VALUE, which override the file.
-    fallbacks: {key: value} from the environment, which all other sources override.
-    flags: {key: value} that overrides all other sources.
+    opts: options KEY VALUE or KEY=VALUE. They override the file.
+    fallbacks: {key: value} from the environment. All other sources override them.
+    flags: {key: value}. They override all other sources.
     imports: Python files to run first. Files that the config file lists in IMPORTS also run.
-    preset: name of a preset, whose values the file and the options override.
+    preset: name of a preset. The file and the options override its values.
     """
     in_preset = read_preset(preset) if preset else []
     in_file = from_file(find(file)) if file else []
@@ -78,7 +78,7 @@ def load_config(
     ignored = [key for key in changed if key in defaults.KEYS and defaults.KEYS[key].ignored]
     if ignored:
         reasons = [f"{key} ({defaults.KEYS[key].meaning})" for key in ignored]
-        log.warning("these keys have no effect, and never had one: %s", ", ".join(reasons))
+        log.warning("these keys of the original 2021 code have no effect: %s", ", ".join(reasons))
     legacy.warn_revived(cfg, sources)
     return cfg, sources
 
@@ -106,7 +106,7 @@ def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
 
 def _read(setting: Setting, default: Any, wanted: str, element: Any = 0.0) -> Any:
     """Return the value of a setting, converted to the type of `default`. Raises ConfigError if the
-    value has another type; `wanted` describes the type for the message. element: see `coerce`."""
+    value cannot be converted. wanted: the type in words, for the message. element: see `coerce`."""
     try:
         return coerce(setting.value, default, element)
     except ValueError:
@@ -140,7 +140,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE instead of this key")
+        raise ConfigError(f"{where}: IMPORTS cannot be set here: use the flag --import FILE")
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:
@@ -158,8 +158,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key, such as DETECTION.MODEL, implies. TASK is not changed
-    if it is set after that key, or if the same file or command line sets both."""
+    """Set TASK to the task that another key implies, such as DETECTION.MODEL. An explicit value of
+    TASK is kept if it is set after the other key, or in the same file or command line."""
     last = {setting.key: index for index, setting in enumerate(settings)}
     explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():

@@ -57,11 +57,11 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 
 
 def load_entry_points() -> list[str]:
-    """Load the installed plug-ins, once per process. Returns their names, as in "plugin:name".
+    """Load the installed plug-ins, once per process. Returns their names, such as "plugin:NAME".
 
-    An entry point names a module that registers components when imported, or a function without
-    arguments that registers them. The module must have VIL_PLUGIN_API = 1. Raises ConfigError if it
-    does not, or if a plug-in cannot be imported.
+    The entry point of a plug-in is a module that registers components when it is imported, or a
+    function without arguments that registers them. The module must define VIL_PLUGIN_API = 1.
+    Raises ConfigError if it does not, or if code of the plug-in raises an error.
     """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):
@@ -112,7 +112,8 @@ def import_file(file: str) -> None:
 
 
 def _describe(error: Exception, file: str) -> str:
-    """Return the end of an error message about code in `file`: the line, and the error."""
+    """Describe an error that code in `file` raised. Returns the end of an error message, which has
+    the line number, if it is known, and the error."""
     if isinstance(error, SyntaxError):  # its message has the line
         return f": {error}"
     steps = traceback.extract_tb(error.__traceback__)

@@ -31,18 +31,21 @@ def read_preset(name: str) -> list[Setting]:
 
 
 def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a preset, without those that depend on a key in `others`, as listed in
-    DEPENDENT. For example, OPTIM.LR_REFERENCE_BATCH is dropped if `others` sets OPTIM.LR. others:
-    settings of files and the command line."""
+    """Return the settings of a preset, without those that depend on a key which `others` sets.
+
+    DEPENDENT lists these dependencies. For example, OPTIM.LR_REFERENCE_BATCH is dropped if `others`
+    sets OPTIM.LR. others: settings of files and the command line.
+    """
     keys = {setting.key for setting in others}
     dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}
     return [setting for setting in preset if setting.key not in dropped]
 
 
 def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
-    """Return a title, followed by one line for each key of a preset. The line shows the key's value
-    in `cfg`. If another source overrides the preset, it also shows that source and the preset's
-    value.
+    """Describe the keys of a preset. Returns a title line, and then one line for each key.
+
+    The line of a key shows its value in `cfg`. If another source overrides the preset, the line
+    also shows that source and the preset's value.
 
     cfg, sources: the result of `vil.config.load_config` with this preset.
     """

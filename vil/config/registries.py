@@ -1,6 +1,7 @@
-"""Find the registries whose names are the allowed values of config keys, such as OPTIM.OPT.
+"""Find the registries that define the allowed values of config keys.
 
-A registry is read when a value is checked, so components of plug-ins are included.
+For example, the value of OPTIM.OPT must be a name in the registry of optimizers. A registry is read
+when a value is checked, so that components of plug-ins are included.
 """
 
 import importlib

@@ -35,9 +35,9 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are allowed. Names of components in the registry's
-    libraries, such as "timm/lion", are also allowed. `choices` does not list the components of
-    libraries, but `proposal` searches them.
+    Names that are registered at run time are allowed. The registry can also give access to a
+    library, such as timm. The names of components of a library, such as "timm/lion", are allowed.
+    `choices` does not list them, but `proposal` searches them.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
@@ -108,7 +108,7 @@ def is_interval(value: tuple[float, ...]) -> bool:
 
 
 def are_weights(value: tuple[str, ...]) -> bool:
-    """Return whether all texts are finite numbers of at least 0, and at least one is above 0."""
+    """Return whether the strings are valid weights: finite, at least 0, and not all 0."""
     try:
         numbers = [float(text) for text in value]
     except ValueError:

@@ -1,7 +1,7 @@
 """Read settings from YAML files and their base files, from KEY VALUE pairs, and from Python dicts.
 
-Values stay text; `coercion` converts them to the type of their key. Tags, duplicate keys and
-aliases that expand to very many nodes raise one-line errors with file and line number. This file
+Values stay text, which `coercion` later converts to the type of the key. YAML tags, duplicate keys,
+and aliases that expand to too many nodes raise errors with file and line number. This module
 parses YAML nodes itself, because yacs and safe_load give no line numbers, accept duplicate keys,
 and read `1e-3` as text.
 """
@@ -167,7 +167,7 @@ def read_yaml(
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{label}: expected a mapping of keys, got a single value")
+        raise ConfigError(f"{label}: expected a mapping of keys, got a list or a single value")
     return list(_Walk(lambda line: f"{label}:{line}", keeps_empty).section(root))
 
 
@@ -180,16 +180,18 @@ def _check_events(text: str, label: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None):
-            raise ConfigError(f"{where}: {event.tag}: tags are not allowed: write only the value")
+            raise ConfigError(
+                f"{where}: {event.tag}: tags are not allowed: write the value without the tag"
+            )
         opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
         depth += isinstance(event, opens) - isinstance(event, closes)
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{where}: nested more than {MAX_DEPTH} levels deep")
+            raise ConfigError(f"{where}: the YAML is nested more than {MAX_DEPTH} levels deep")
 
 
 class _Walk:
     """A converter from YAML nodes to settings. It limits the number of nodes, because a small file
-    with aliases can expand to very many.
+    with aliases can expand to millions of nodes.
 
     where: function that converts a line number to a location for error messages. keeps_empty: see
     `read_yaml`.
@@ -240,7 +242,9 @@ class _Walk:
         self.visited += 1
         line = node.start_mark.line + 1
         if self.visited > MAX_NODES or depth > MAX_DEPTH:
-            raise ConfigError(f"{self.where(line)}: too large after its aliases are expanded")
+            raise ConfigError(
+                f"{self.where(line)}: the YAML is too large after its aliases are expanded"
+            )
         return line
 
 
@@ -268,9 +272,12 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 
 
 def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterator[Setting]:
-    """Yield the settings of {KEY: value}. A string value is read as on the command line. Strings
-    inside another value, such as a list, are read like quoted strings in YAML. where: source of the
-    settings, for error messages."""
+    """Yield the settings of a Python mapping {KEY: value}.
+
+    A value that is a string is read like a value on the command line. A string inside a list or a
+    nested mapping is read like a quoted string in YAML. where: source of the settings, for error
+    messages.
+    """
     for key, value in values.items():
         if isinstance(value, str):
             yield from (setting._replace(where=where) for setting in _option(key, value))

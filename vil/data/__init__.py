@@ -117,8 +117,8 @@ def register_dataset(
         numbered: whether the labels are integers without class names. Such a dataset must have the
             keyword-only argument `num_classes`.
 
-    Raises ValueError if the name is taken or ends in a file suffix of FILES, such as ".csv", or if
-    the dataset breaks these rules.
+    Raises ValueError if the name is taken, if it ends in a file suffix of FILES, such as ".csv", or
+    if the dataset does not meet the requirements above.
     """
     if suffix := file_suffix(name):
         raise ValueError(
@@ -134,9 +134,9 @@ def build_dataset(
     """Build the split "train", "val" or "test" of a dataset.
 
     name: a registered name, or a path below root that ends in a suffix of FILES, such as the file
-    "x.csv" or the folder "x/". A TSV dataset that is given by the path of a .yaml file uses this
-    file for all splits. own: the arguments listed by `own_arguments`. Raises ValueError if the
-    result is not an ImageDataset.
+    "x.csv" or the folder "x/". The path of a .yaml file selects a TSV dataset, whose splits
+    then all use this file. own: arguments of the dataset, see `own_arguments`. Raises ValueError if
+    the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 
@@ -162,8 +162,8 @@ def own_arguments(name: str) -> list[str]:
 
 
 def takes_list(argument: str) -> bool:
-    """Return whether the value of an argument of datasets is a list. It is a list if any registered
-    dataset has a list or tuple as the default of this argument."""
+    """Return whether a dataset argument, such as "label_columns", takes a list. It does if its
+    default is a list or tuple in any registered dataset."""
     functions = (DATASETS.load(name) for name in DATASETS.entries)
     parameters = (inspect.signature(each).parameters.get(argument) for each in functions)
     return any(isinstance(getattr(p, "default", None), list | tuple) for p in parameters)
@@ -175,8 +175,8 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the registered name of a dataset. If `name` is a path such as "x.csv", this is the
-    dataset that FILES lists for the file suffix. Any other name is returned unchanged."""
+    """Return the registered name of the dataset that `name` selects. For a path such as "x.csv",
+    FILES has this name for the file suffix. Any other `name` is returned unchanged."""
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 

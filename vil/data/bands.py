@@ -61,8 +61,7 @@ def read_npy(
     """Read an image from an .npy file that contains an array (H, W, C), or (H, W) for one channel.
 
     channels: required number of channels. value_range: see `to_bands`. Raises ValueRangeError if
-    the array has another shape or number of channels, or if value_range is empty for a dtype that
-    has no default range.
+    the array has another shape or too many pixels, or if `to_bands` cannot convert it.
     """
     array = np.load(source, allow_pickle=False)
     array = array[..., None] if array.ndim == 2 else array
@@ -83,10 +82,10 @@ def from_pages(
 ) -> BandImage:
     """Convert the pages of an image file to a BandImage.
 
-    pages: either one array (H, W) or (H, W, C), or several arrays (H, W), each of which becomes a
-    band. channels: required number of channels. value_range: see `to_bands`. mode: PIL mode of the
-    first page, for error messages. Raises ValueRangeError if the pages have another number of
-    channels or differ in size, or if `to_bands` raises it.
+    pages: one array (H, W) or (H, W, C), or several arrays (H, W). Each of several arrays becomes
+    one band. channels: required number of channels. value_range: see `to_bands`. mode: PIL mode of
+    the first page, for error messages. Raises ValueRangeError if several pages differ in size or
+    have more than one channel each, or if `to_bands` cannot convert the values.
     """
     if len(pages) == 1:
         pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]
@@ -103,11 +102,14 @@ def to_bands(
 ) -> BandImage:
     """Convert an array (H, W, C) of numbers or bools to a BandImage.
 
-    8-bit values are not changed. Other values are scaled from value_range (low, high) to float32 in
-    0..1. An empty value_range means 0..65535 for 16 bits and 0..1 for floats. NaN and Inf become 0.
+    uint8 values are not changed, and bools become 0 and 255. Other values are scaled from
+    value_range (low, high) to float32 in 0..1. An empty value_range means 0..65535 for uint16 and
+    0..1 for floats. NaN and Inf become 0.
+
     channels: required number of channels. source: how error messages describe the array, such as
-    "pages of a file". Raises ValueRangeError if C differs from `channels`, or if value_range is
-    empty for a dtype that has no default range.
+    "pages of a file". Raises ValueRangeError if C differs from `channels`, if the dtype is not
+    numeric, or if no value is finite. With an empty value_range, also raises it for any other
+    integer dtype, and for values outside of the default range.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(
@@ -124,8 +126,8 @@ def to_bands(
 
 
 def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
-    """Scale an array with more than 8 bits per value from value_range (low, high) to float32 in
-    0..1. An empty value_range selects the default of the dtype."""
+    """Scale the values of an array from value_range (low, high) to float32 in 0..1, and clip them.
+    An empty value_range selects the default range of the dtype, see `to_bands`."""
     real = np.isfinite(array)
     if not real.any():
         raise ValueRangeError("no pixel has a finite value")
@@ -140,13 +142,13 @@ def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray
 
 
 def make_bands(pixels: np.ndarray) -> BandImage:
-    """Return pixels (H, W, C) uint8 as a BandImage."""
+    """Convert pixels (H, W, C) uint8 to a BandImage (C, H, W)."""
     return to_bands(pixels, pixels.shape[-1], (), "an array")
 
 
 def rgb_channels(image: torch.Tensor) -> torch.Tensor:
-    """Return the channels (3, H, W) of an image (C, H, W) that are displayed as RGB: the first
-    three or, if there are fewer than three, the first one repeated three times."""
+    """Select three channels (3, H, W) of an image (C, H, W) for display as RGB. These are the first
+    three channels. If C is 1 or 2, the first channel is repeated three times."""
     return image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
 
 

@@ -58,9 +58,9 @@ def match_classes(
         by_position: match classes by their numbers instead of their names. The dataset is then not
             changed.
 
-    If the dataset or the model has no class names, classes are matched by position; if only one of
-    the two has names, a warning is logged. Raises DataError if the two sets of names differ, or if
-    names that must be reordered are not unique.
+    If the dataset or the model has no class names, classes are also matched by their numbers. If
+    only one of them has names, a warning is logged. Raises DataError if the two sets of names
+    differ, or if a reordering is needed but two classes have the same name.
     """
     here, learned = list(dataset.classes), list(learned)
     if here == learned or by_position:
@@ -72,7 +72,9 @@ def match_classes(
             logger.warning(text, side, name)
         return
     if sorted(here) == sorted(learned) and len(set(here)) == len(here):
-        logger.warning("%s has the model's classes in another order: matched by name", name)
+        logger.warning(
+            "%s has the model's classes in another order: they are matched by name", name
+        )
         dataset.reorder_classes(learned)
         return
     missing, added = sorted(set(learned) - set(here)), sorted(set(here) - set(learned))
@@ -86,10 +88,11 @@ def match_classes(
 
 
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
-    """Add classes without images to a dataset, in place: those classes of the model that it lacks.
+    """Add the classes of a model that a dataset lacks to the dataset, in place.
 
-    Logs a warning if any class is added. Does nothing if the targets are numbers, or if the dataset
-    has a class that the model lacks. learned: the model's classes. name: the dataset's name.
+    The added classes have no images. Logs a warning if any class is added. Does nothing for a
+    regression dataset (target_type "numbers"), or if the dataset has a class that the model lacks.
+    learned: the model's classes. name: the dataset's name.
     """
     here = set(dataset.classes)
     missing = [each for each in learned if each not in here]
@@ -117,8 +120,9 @@ def parse_class(
 ) -> int:
     """Parse a class number that was read from a line of a file.
 
-    Raises DataError unless the text is an integer in 0..num_classes-1, or at least 0 if num_classes
-    is None. file, line, expected: for the error message; `expected` describes a valid text.
+    Raises DataError if the text is not an integer in 0..num_classes-1. If num_classes is None, any
+    integer of at least 0 is valid. file, line: the location for the error message. expected: how
+    the message describes a valid text.
     """
     try:
         label = int(text)

@@ -100,7 +100,10 @@ class ImageDataset(Dataset, ABC):
         return image, int(target) if self.target_type == "class" else target
 
     def reorder_classes(self, names: Sequence[str]) -> None:
-        """Renumber `classes` and `targets` to the order of `names`, which include all `classes`."""
+        """Reorder `classes` to the order of `names`, and update `targets` accordingly.
+
+        names: the new list of classes. It has all `classes`, and can have additional ones.
+        """
         if self.target_type == "class":
             number = {name: index for index, name in enumerate(names)}
             self.targets = np.array([number[name] for name in self.classes])[self.targets]

@@ -51,8 +51,8 @@ def _read_bands(
 
 
 def _iter_pages(image: Image.Image, channels: int) -> Iterator[Image.Image]:
-    """Yield the upright pages of an opened file, but at most channels + 1, which is enough to
-    detect that there are more pages than channels."""
+    """Yield the pages of an opened file, rotated upright. Stops after channels + 1 pages, which is
+    enough to detect that the file has too many."""
     for number in range(min(getattr(image, "n_frames", 1), channels + 1)):
         image.seek(number)
         page = image.copy()
@@ -76,8 +76,8 @@ def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1 is upright. Does not decode pixels, so the result is also 1
-    for a PNG that is not loaded yet and stores its EXIF data after the pixels."""
+    """Return the EXIF orientation, where 1 is upright. Does not decode pixels: if a PNG stores its
+    EXIF data after the pixels and is not loaded yet, the result is 1."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1
     try:
@@ -105,8 +105,8 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
 
 @contextmanager
 def readable(source: str | Path | BinaryIO) -> Iterator[None]:
-    """Convert any error of a `with` block that reads `source` to UnreadableImage. Also raises
-    UnreadableImage if `source` is the path of a folder or special file."""
+    """Convert any error inside the `with` block to UnreadableImage. The block reads the image file
+    `source`. Also raises UnreadableImage if `source` is the path of a folder or special file."""
     if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
         raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:

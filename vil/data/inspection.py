@@ -28,7 +28,7 @@ LISTED = 10  # images of each kind that are listed by name
 
 
 class ImageStats(NamedTuple):
-    """Statistics of an image whose values are in 0..1."""
+    """Statistics of an image, with pixel values scaled to 0..1."""
 
     digest: bytes  # hash of the content
     size: tuple[int, int]  # (width, height) in pixels
@@ -94,8 +94,10 @@ class Inspection:
 
 @functools.singledispatch
 def channel_moments(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean, and the mean of the squares, of each channel of an 8-bit PIL image or a
-    BandImage, for values scaled to 0..1."""
+    """Return two arrays (C,): the mean value and the mean squared value of each channel.
+
+    image: an 8-bit PIL image or a BandImage. Its values are first scaled to 0..1.
+    """
     counts = np.array(image.histogram(), np.float64).reshape(-1, 256)
     counts /= counts.sum(1, keepdims=True)
     values = np.arange(256) / 255
@@ -167,8 +169,8 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(inspections: Mapping[str, Inspection]) -> Duplicates:
-    """Find identical images within each split and between splits. inspections: {split: its
-    Inspection}."""
+    """Find identical images within each split and between splits, and return them as `Duplicates`.
+    inspections: {split: its Inspection}."""
     found, names = Duplicates({}, {}, {}), list(inspections)
     firsts = {}  # {split: (sorted distinct contents, index of the first image of each)}
     for name, split in inspections.items():

@@ -21,8 +21,8 @@ TRIES = 10  # consecutive indices to try until an image can be read
 
 
 class TrainLoader:
-    """A loader that yields this process's training batches of any range of global steps. A range
-    may span epochs; the same worker processes load all of it."""
+    """A loader that yields this process's training batches for any range of global steps. A range
+    can span several epochs. The same worker processes load the whole range."""
 
     def __init__(
         self,

@@ -25,15 +25,17 @@ class Mix:
         """Create the mixer. Raises ValueError if neither Mixup nor CutMix is enabled.
 
         Args:
-            mode: "batch", "pair" or "elem": sample the mixing ratio and the box once per batch, per
-                pair of samples, or per sample.
+            mode: how often the mixing ratio and the CutMix box are sampled: once per batch
+                ("batch"), per pair of samples ("pair"), or per sample ("elem").
             options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
                 of timm's Mixup. Mixup, CutMix and label smoothing are off by default.
         """
         lookup(MODES, mode, "mixup mode")
         alphas = [options.get(name, 0.0) for name in ("mixup_alpha", "cutmix_alpha")]
         if max(alphas) <= 0 and not options.get("cutmix_minmax"):
-            raise ValueError("mixing needs mixup_alpha > 0, cutmix_alpha > 0 or cutmix_minmax")
+            raise ValueError(
+                "set mixup_alpha > 0, cutmix_alpha > 0 or cutmix_minmax to enable mixing"
+            )
         self.seed = seed
         options = {"mixup_alpha": 0.0, "label_smoothing": 0.0} | options
         self.mixup = Mixup(mode=mode, num_classes=num_classes, **options)

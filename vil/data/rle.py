@@ -1,11 +1,12 @@
 """Convert masks to and from COCO's run-length encoding (RLE), as numbers or a compressed string.
 
-Runs count pixels column by column, starting with a run of zeros. In the string, each number from
-the fourth on is stored as its difference from the number two places earlier. A number is split into
-groups of five bits (0 to 4), lowest first. Bit 4 of the last group is the sign. Bit 5 is added to a
-group if another group follows. The ASCII code of a character is its group plus 48.
+Runs count pixels column by column, starting with a run of zeros. The string stores the first three
+numbers as they are, and each later number as its difference from the number two places earlier. A
+number is split into groups of five bits (bits 0 to 4), lowest first. Bit 4 of its last group is the
+sign. Bit 5 is set in every group of a number except the last. Each group is stored as the character
+with the ASCII code 48 + group.
 
-`decompress_runs` rejects invalid strings. pycocotools and faster-coco-eval, which are optional,
+`decompress_runs` rejects invalid strings. The optional packages pycocotools and faster-coco-eval
 accept them. pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.
 """
 
@@ -40,7 +41,7 @@ def decompress_runs(text: bytes) -> np.ndarray:
     groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(groups < 32) + 1
     if not len(ends) or groups.min() < 0 or groups.max() > 63 or ends[-1] != len(groups):
-        raise ValueError("not a valid string of run lengths")
+        raise ValueError("the string is not a valid COCO run-length encoding")
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
     if lengths.max() > 7:

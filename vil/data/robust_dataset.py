@@ -43,8 +43,8 @@ class RobustDataset(Dataset):
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
         """Collate (sample, reports) pairs into a batch with the wrapped dataset's `collate`.
 
-        Samples that are None are omitted. The reports of all pairs are passed to that `collate`
-        too.
+        The arguments of that function are the list of samples, without those that are None, and a
+        tuple of the reports of all pairs.
         """
         samples = [sample for sample, _ in rows if sample is not None]
         return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))
@@ -77,8 +77,8 @@ class BadSampleLog:
                 raise DataError(
                     f"{count} images cannot be read, more than the "
                     f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
-                    "remove them (the run's bad_samples.txt lists them), or allow more; "
-                    f"the last: {name} ({reason})"
+                    "remove the images, which the run's bad_samples.txt lists, or increase the "
+                    f"fraction; the last: {name} ({reason})"
                 )
 
     def append(self, line: str) -> None:

@@ -26,14 +26,14 @@ def assign_parts(
     groups: np.ndarray | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """Return the part (N,) int64, from 0 to P - 1, of each sample.
+    """Assign each of N samples to one of P parts. Returns the part numbers (N,) int64 in 0..P-1.
 
-    If every group has a single label, each label that occurs in at least P groups occurs in every
-    part.
+    If no group has more than one label, every part contains every label that occurs in at least P
+    groups.
 
-    targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: the share of each of the P
-    parts; they sum to 1. groups: (N,) int64, the group of each sample; None if each sample is a
-    group.
+    targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: (P,) the fraction of the
+    samples for each part. The sum is 1. groups: (N,) int64, the group of each sample. A group is
+    never divided. None means that each sample is a group of its own.
     """
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -52,8 +52,9 @@ def assign_parts(
 def sample_labels(
     targets: np.ndarray, target_type: str, num_bins: int = NUM_BINS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. If
-    the targets are numbers, the labels are quantile bins, `num_bins` per number."""
+    """Return all pairs (sample, label) as two int64 arrays of equal length: the samples' indices,
+    and the labels. For target_type "numbers", a label is the quantile bin of a number, with
+    `num_bins` bins for each of the K numbers."""
     count = len(targets)
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
@@ -70,8 +71,8 @@ def sample_labels(
 def _assign_groups(
     groups: np.ndarray, samples: np.ndarray, labels: np.ndarray, fractions: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Return the part (groups,) int64 of each group. groups: (N,) group of each sample, numbered
-    from 0. samples, labels: the pairs that `sample_labels` returns."""
+    """Assign each of G groups to a part. Returns the part numbers (G,) int64. groups: (N,) group of
+    each sample, numbered from 0. samples, labels: the two arrays that `sample_labels` returns."""
     num_groups, num_parts = int(groups.max()) + 1, len(fractions)
     sizes = np.bincount(groups, minlength=num_groups).tolist()
     order = np.random.RandomState(np.random.MT19937(seed)).permutation(num_groups)
@@ -116,8 +117,8 @@ def _group_labels(
 ) -> tuple[list[dict[int, int]], dict[int, list[int]]]:
     """Count the labels of each group. groups, labels: group and label of each (sample, label) pair.
 
-    Returns ([{label: number of samples} of each group], {label: groups that have it}). The groups
-    of a label are sorted as in `order`, a permutation of all groups.
+    Returns a list with {label: number of samples} for each group, and a dict {label: list of the
+    groups with this label}. These lists have the order of `order`, a permutation of all groups.
     """
     labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
     for group, label in zip(groups.tolist(), labels.tolist()):

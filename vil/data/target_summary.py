@@ -1,6 +1,7 @@
-"""Summarize the targets of a dataset: images per class or label, or the range of each number.
+"""Summarize the targets of a dataset: the number of images of each class or label, or the
+range of each regression target.
 
-Shapes: N images, K classes, labels or numbers.
+Shapes: N images, K classes, labels or regression targets.
 """
 
 from typing import NamedTuple
@@ -16,10 +17,10 @@ EXAMPLES = 6  # example images of a class
 class TargetSummary(NamedTuple):
     """Summary of a dataset's targets.
 
-    counts: {class or label: number of its images}; empty for numbers. columns: {name: (smallest,
-    median, largest)} of each number; empty for classes and labels. notes: lines of text with
-    further counts. groups: (caption, indices of example images) for each of the first classes, to
-    draw a contact sheet.
+    counts: {class or label: number of its images}; empty for regression. columns: {name: (smallest,
+    median, largest)} of each regression target; empty for classes and labels. notes: lines of text
+    with further counts. groups: (caption, indices of example images) for each of the first classes,
+    labels or regression targets, to draw a contact sheet.
     """
 
     counts: dict[str, int]
@@ -29,12 +30,12 @@ class TargetSummary(NamedTuple):
 
 
 def summarize_targets(dataset: ImageDataset) -> TargetSummary:
-    """Summarize the targets of a dataset of any `target_type`."""
+    """Summarize the targets of a dataset of any `target_type`, and return a TargetSummary."""
     return SUMMARIES[dataset.target_type](dataset.targets, dataset.classes)
 
 
 def summarize_classes(targets: np.ndarray, names: list[str]) -> TargetSummary:
-    """Count the images of each class. targets: (N,) class numbers."""
+    """Count the images of each class, and return a TargetSummary. targets: (N,) class numbers."""
     counts = np.bincount(targets, minlength=len(names)).tolist()
     groups = [
         (name, select_examples(np.flatnonzero(targets == number)))
@@ -44,7 +45,7 @@ def summarize_classes(targets: np.ndarray, names: list[str]) -> TargetSummary:
 
 
 def summarize_labels(targets: np.ndarray, names: list[str]) -> TargetSummary:
-    """Count the images of each label. targets: (N, K), 0 or 1."""
+    """Count the images of each label, and return a TargetSummary. targets: (N, K), 0 or 1."""
     has_label, per_image = targets > 0, (targets > 0).sum(1)
     notes = [
         f"{int((per_image == 0).sum())} images without a label, "
@@ -58,8 +59,8 @@ def summarize_labels(targets: np.ndarray, names: list[str]) -> TargetSummary:
 
 
 def summarize_numbers(targets: np.ndarray, names: list[str]) -> TargetSummary:
-    """Return the smallest, median and largest value of each number. targets: (N, K). The example
-    images of a number are sorted by its value."""
+    """Summarize regression targets (N, K). The TargetSummary has the smallest, median and largest
+    value of each of the K targets. The example images of a target are sorted by its value."""
     if not len(targets):
         return TargetSummary({}, {}, [], [])
     ends = np.stack([targets.min(0), np.median(targets, 0), targets.max(0)], 1)

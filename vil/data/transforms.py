@@ -28,8 +28,8 @@ BLUR_KERNEL = 13  # three times the largest sigma on each side
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
-    """Apply timm's posterize to an image. For 0 bits, for which Pillow 13 raises an error, return a
-    black image."""
+    """Apply timm's posterize to an image. Returns a black image for 0 bits, for which Pillow 13
+    raises an error."""
     if bits == 0:
         return Image.new(image.mode, image.size)
     return timm_policies.posterize(image, bits, **kwargs)
@@ -67,18 +67,19 @@ def train_transform(
     Args:
         use_timm: use timm's transform, the only one with auto_augment and random erasing (re_*).
         finetune: only resize to image_size / crop_pct, crop and flip. Ignored with use_timm.
-        crop_pct: with finetune, image_size as a fraction of the resized shorter side.
+        crop_pct: used only with finetune, where the shorter side of an image is first resized to
+            image_size / crop_pct.
         scale, ratio: ranges of the area (as a fraction of the image) and of the aspect ratio of the
             random resized crop.
         hflip, vflip, gray_scale, gaussian_blur, re_prob: probabilities.
         color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
-            the jitter. One number s stands for (s, s, s, 0, 1).
+            the jitter. A single number s means (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
         re_mode, re_count: fill mode, and maximum number of erased rectangles, of timm's
             RandomErasing.
-        channels: number c of channels of the result. For 1, the augmented RGB image is converted to
-            gray. For 2 or more than 3, only crops, flips and random erasing are applied, and all
-            other augmentations are ignored.
+        channels: number of channels of the result. For 1, the augmented RGB image is converted to
+            gray. For 2 and for more than 3, only crops, flips and random erasing are applied, and
+            all other augmentations are ignored.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
@@ -156,7 +157,8 @@ def eval_transform(
 def resize_and_crop(
     image_size: int, crop_pct: float, mode: v2.InterpolationMode, crop: Callable
 ) -> v2.Compose:
-    """Return a transform that resizes the shorter side to image_size / crop_pct, and then crops."""
+    """Return a transform that resizes an image's shorter side to image_size / crop_pct and then
+    crops the image to image_size. crop: class of the crop, such as v2.CenterCrop."""
     return v2.Compose([v2.Resize(int(image_size / crop_pct), mode), crop(image_size)])
 
 

@@ -93,8 +93,8 @@ def start_workers(loader: DataLoader) -> Iterator:
 def ignore_signals(worker_id: int) -> None:
     """Ignore SIGTERM and the other SIGNALS in a worker; passed to DataLoader as worker_init_fn.
 
-    After a signal to the process group, the main process can then still load data and save. A
-    second SIGTERM ends the worker.
+    Workers thus survive a signal to the whole process group, so that the main process can still
+    load data and save a checkpoint. A second SIGTERM ends the worker.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -103,10 +103,11 @@ def ignore_signals(worker_id: int) -> None:
 
 
 def stop_workers(iterators: Iterable[object] = STARTED) -> None:
-    """Stop the workers of the given DataLoader iterators, by default of all that were started.
+    """Stop the workers of the given DataLoader iterators. The default is all iterators that
+    `start_workers` returned.
 
-    This function runs at exit. Without it, multiprocessing would send each worker one SIGTERM,
-    which the worker ignores, and wait forever.
+    This function runs at exit. Without it, multiprocessing would send one SIGTERM to each worker,
+    which ignores it, and would then wait forever for the worker to end.
     """
     for iterator in list(iterators):
         if hasattr(iterator, "_shutdown_workers"):
@@ -117,8 +118,8 @@ def stop_workers(iterators: Iterable[object] = STARTED) -> None:
 def worker_errors() -> Iterator[None]:
     """Turn torch's RuntimeError for a dead worker into a DataError with advice.
 
-    While workers are alive, all code must run inside this `with` block, because torch raises the
-    error from a signal handler and therefore in any line.
+    All code that runs while workers are alive must be inside this `with` block. torch raises the
+    error from a signal handler, which can interrupt the code at any line.
     """
     try:
         yield
@@ -128,5 +129,5 @@ def worker_errors() -> Iterator[None]:
             raise
         raise DataError(
             f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ; set DATALOADER.WORKERS 0 to see the traceback of other errors"
+            "smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS 0 to see the traceback"
         ) from error

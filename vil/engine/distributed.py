@@ -67,9 +67,10 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     """Read the rank of this process, select its GPU, and initialize the process group if there are
     several processes.
 
-    backend: backend of the process group; None selects gloo on CPUs and nccl on CUDA. device:
-    device to use. Raises ValueError for invalid ranks, if this process has no GPU, or if `device`
-    is one GPU for several processes of this machine.
+    backend: backend of the process group. None selects gloo on CPUs and nccl on CUDA. device: the
+    config's device. Raises ValueError if the ranks are invalid, if there is no GPU for this
+    process, or if `device` names one GPU (such as cuda:0) but several processes run on this
+    machine.
     """
     dist = read_environment(os.environ)
     local_world = max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), dist.local_rank + 1)

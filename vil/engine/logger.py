@@ -61,11 +61,11 @@ class RunLogger:
 
         end: the last step of the run.
         batch_size: images per step over all ranks.
-        evaluates: whether `step` itself is evaluated, so that records of its evaluation are removed
-        too.
-        thread_hint: called after the first line of metrics; returns advice to log, or "".
-        data_hint: called once if steps spend more than the fraction SLOW_DATA of their time waiting
-        for data; returns advice to log.
+        evaluates: whether the run begins with an evaluation at `step`. If True, earlier records of
+        an evaluation at `step` are also removed.
+        thread_hint: called after the first line of metrics. Returns advice to log, or "".
+        data_hint: called once, when steps spend more than the fraction SLOW_DATA of their time
+        waiting for data. Returns advice to log.
         """
         if not self.enabled:
             return
@@ -157,8 +157,8 @@ class RunLogger:
         """Log the step and the remaining time if no metrics have been logged yet and training began
         at least FIRST_SECONDS ago.
 
-        This line is logged once. If it was logged after the first step, it is logged once more
-        after the second step, because the first step is slower than the others.
+        The line is normally logged once. But if it is logged after the first step, which is slower
+        than the others, it is logged again after the second step, with a better estimate.
         """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return

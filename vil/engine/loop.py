@@ -128,11 +128,12 @@ def train(
     set_progress: called before each step to pass the current step to the model's schedules.
     accumulate: number of equal micro-batches into which a step's batch is split.
     clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
-    drop_on_plateau: divisor of the learning rate after each evaluation without a new best; 0: none.
-    patience: number of evaluations, see above; 0 to never end early.
+    drop_on_plateau: number by which the learning rate is divided after each evaluation without a
+    new best metric value. 0 for no drops.
+    patience: number of evaluations, see above. 0 for no early stopping.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
-    max_bad_steps: how many steps in a row with a non-finite loss or gradient are skipped before the
-    run fails; without float16, at most half an epoch.
+    max_bad_steps: largest number of consecutive steps with a non-finite loss or gradient, which are
+    skipped. With one more, the run fails. Without float16, the limit is at most half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: number of steps after which the run ends, if that is before its last epoch.
@@ -322,9 +323,9 @@ def backward(
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
     """Divide the gradients by the sum of `Loss.normalizer` over all micro-batches and ranks.
 
-    On entry, the gradients are averages over micro-batches and ranks, so they are also multiplied
-    by the number of micro-batches and the number of ranks. Returns the total factor, which the
-    caller applies to the loss too.
+    On entry, the gradients are averages over micro-batches and ranks. To turn them into sums, they
+    are also multiplied by the number of micro-batches and the number of ranks. Returns the total
+    factor, by which the caller multiplies the loss.
 
     normalizer: sum of `Loss.normalizer` over this rank's micro-batches. num_parts: number of
     micro-batches of a rank.

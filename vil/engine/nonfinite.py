@@ -32,8 +32,8 @@ class Flags(NamedTuple):
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Clip the norm of all gradients together to `max_norm`, and return the norm before clipping.
-    max_norm: 0 for no clipping."""
+    """Clip the gradients, so that the norm of all gradients together is at most `max_norm`. Returns
+    the norm before clipping. max_norm: 0 for no clipping."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -135,8 +135,8 @@ class NonFiniteSteps:
 
         After more than `limit` skipped steps in a row, writes `flags.record` and the largest
         gradients to a file in <run>/crash/, and raises DivergedError. The record has the number of
-        the step, its learning rate and its sample indices. step: number of the step that the model
-        has gradients of. On a GPU, it is the step after that of the flags.
+        the step, its learning rate and its sample indices. step: number of the step whose gradients
+        the model has now. On a GPU, this is one step later than the step of `flags`.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

@@ -163,7 +163,7 @@ class PreemptionGuard:
         """Report `reason` and the stacks of all threads, then end the process immediately. There is
         no cleanup, because cleanup could hang as well.
 
-        hung: whether the reason is a hanging step instead of a signal. It sets the exit code.
+        hung: whether the reason is a hanging step instead of a signal. Determines the exit code.
         """
         stop = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (stop.state, stop.exit_code)

@@ -90,9 +90,9 @@ class RunDir:
     def end(self, reason: str = "") -> None:
         """Record that training is finished. On exit, status.json is updated.
 
-        If `begin` was not called, because no step was left, status.json is updated only if its
-        state is not "finished". Its state is another one if an earlier attempt was stopped after
-        the last step, for example in the final test.
+        If no step was left, `begin` was not called. In this case, status.json is updated only if it
+        does not say "finished" yet. This happens if an earlier attempt was stopped after the last
+        step, for example in the final test.
 
         reason: why training ended before the last epoch, for the log and status.json; "" if it
         ended with the last epoch.

@@ -2,7 +2,7 @@
 
 export_model(model, "vil.onnx", size=(224, 224))
 load_exported("vil.onnx")(images)                      images (B, c, H, W) -> logits (B, K)
-quantize_linears("vil.onnx", "vil.int8.onnx")          dynamic; static with calibration images
+quantize_linears("vil.onnx", "vil.int8.onnx")          writes a copy with int8 linear layers
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """

@@ -1,7 +1,8 @@
 """Compile models ahead of time with AOTInductor.
 
-A package contains the weights and machine code. It runs in C++ and in Python, without the model's
-code, on CPUs with the vector instructions of the CPU on which it was compiled.
+A package contains the weights and machine code. C++ and Python programs can load a package without
+the Python code of the model. It runs only on CPUs that have the vector instructions of the CPU on
+which it was compiled.
 """
 
 from collections.abc import Mapping
@@ -29,10 +30,11 @@ def check_compiler() -> None:
 def write_package(
     model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
 ) -> None:
-    """Compile a model to a package that maps images (B, channels, H, W) to logits (B, classes).
+    """Compile a model to an AOTInductor package and write it to the file `path`.
 
-    path: must end with .pt2. metadata: stored in the package. Raises ValueError if the model cannot
-    be compiled.
+    The package maps images (B, channels, H, W) to logits (B, classes).
+    path: must end with .pt2. metadata: entries to store in the package. Raises ValueError if the
+    model cannot be compiled.
     """
     program = trace_model(model, spec)
     options = {"aot_inductor.metadata": dict(metadata), "freezing": True}

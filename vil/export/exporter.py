@@ -3,9 +3,9 @@
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
 computed by a backend that uses only standard operators. Random shift, in which a token attends to
 its chunk and one sampled neighbor chunk, applies in training only: an exported model attends to all
-3x3 chunks. Batch size and image size stay dynamic unless they are fixed. The file is written under
-a temporary name. It is renamed after it was loaded and its logits were found to agree with the
-model's.
+3x3 chunks. Batch size and image size are dynamic by default. The file is first written under a
+temporary name. It gets its final name after a test: the file is loaded, and its logits must agree
+with those of the model.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -69,16 +69,17 @@ def export_model(
       contains "size".
     format: "onnx", "torch" or "aoti" (an AOTInductor package, whose name must end with .pt2). By
       default, the file's suffix selects "onnx" (.onnx) or "torch" (.pt2).
-    dynamic: which of the dimensions "batch" and "size" stay dynamic. A fixed batch is one image.
+    dynamic: which of the dimensions "batch" and "size" stay dynamic. Without "batch", the file
+      accepts batches of one image only.
     opset: ONNX opset, at least 18; None for torch's default.
     metadata: entries to store in addition to vil's version, the architecture, the image size and
       the dynamic dimensions.
 
-    Returns a Difference for each image shape on which file and model were compared.
+    Returns a Difference for each image shape for which the file and the model were compared.
 
-    Raises ValueError for settings that contradict each other or that the model does not support;
-    ExportError if the file's logits differ from the model's; OSError if the file cannot be written;
-    ImportError, with the pip command to run, if a package is missing.
+    Raises ValueError if settings contradict each other or the model does not support them,
+    ExportError if the file's logits differ from the model's, OSError if the file cannot be written,
+    and ImportError, with the pip command to run, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
     spec = ExportSpec(size, dynamic, opset)
@@ -107,21 +108,25 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
         check_opset(spec.opset)
         return
     if spec.opset is not None:
-        raise ValueError(f"opset {spec.opset} can be set only for ONNX, not for format {format!r}")
+        raise ValueError(
+            f"opset {spec.opset} can be set only for ONNX, not for the format {format!r}: "
+            "leave out the opset"
+        )
     if "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
-            f"a torch.export program of dynamic size takes sides of at least {least} pixels, "
-            f"not {size}: fix the size (leave 'size' out of `dynamic`), or write ONNX"
+            f"images of {size} are too small for a torch.export program with a dynamic size, "
+            f"which needs sides of at least {least} pixels: fix the size (leave 'size' out of "
+            "`dynamic`), or export to ONNX"
         )
     if format == "aoti":
         check_compiler()
 
 
 def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:
-    """Run the model on random images of each shape to compare on. Returns (images, logits) pairs.
+    """Run the model on random images of several test shapes. Returns (images, logits) pairs.
 
-    Raises ValueError if the model does not accept images of `spec.size`, or if the size is to be
-    dynamic but the model accepts no other size.
+    Raises ValueError if the model does not accept images of the size `spec.size`, or if `spec`
+    requests a dynamic size but the model accepts no other size.
     """
     results, reason, size = [], None, _format_size(spec.size)
     generator = torch.Generator().manual_seed(0)
@@ -143,8 +148,8 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
 
 
 def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int, int]]:
-    """Return the image shapes (B, c, H, W) on which to compare file and model. If the size is
-    dynamic, they include sizes that are not a multiple of the patch size."""
+    """Return the image shapes (B, c, H, W) for which the exported file is compared with the model.
+    If the size is dynamic, they include sizes that are not a multiple of the patch size."""
     (rows, cols), stride, least = spec.size, token_stride(model), least_side(model)
     sizes = [spec.size] * 3
     if "size" in spec.dynamic:
@@ -177,8 +182,8 @@ def _compare(
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
                 f"{path} was not written: its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}, more than the tolerance of {TOLERANCE:.0e} (relative to the "
-                "largest logit if that is above 1)"
+                f"{largest:.1e}, more than the tolerance of {TOLERANCE:.0e} (multiplied by "
+                "the largest logit, if that is above 1)"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences

@@ -54,7 +54,10 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
         optimizer.optimize_ir(program.model, should_fold=_should_fold)
     written = program.model.opset_imports[""]
     if spec.opset not in (None, written):
-        raise ValueError(f"torch does not support opset {spec.opset}: it wrote opset {written}")
+        raise ValueError(
+            f"torch wrote ONNX opset {written} instead of the requested opset {spec.opset}: "
+            f"set the opset to {written}, or leave it out"
+        )
     for node in program.model.graph:
         kept = {k: v for k, v in node.metadata_props.items() if k.endswith(KEPT)}
         node.metadata_props.clear()
@@ -64,8 +67,8 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
     size = sum(constant.nbytes for constant in constants if constant is not None)
     if size > MAX_BYTES:
         raise ValueError(
-            f"an ONNX file can have {MAX_BYTES >> 20} MiB of weights, but the model has "
-            f"{size >> 20} MiB: use the format torch"
+            f"the model has {size >> 20} MiB of weights, more than the limit of "
+            f"{MAX_BYTES >> 20} MiB for an ONNX file: use the format torch"
         )
     program.save(path)
 

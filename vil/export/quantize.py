@@ -22,11 +22,12 @@ def quantize_linears(
     (B, channels, H, W), normalized as for the model.
 
     Weights are stored as int8 with one scale per output channel. They use only 7 of the 8 bits,
-    because sums of products of 8-bit values would overflow on processors without VNNI. The input of
-    a linear layer is quantized with the range of its values. Without `calibration`, the range is
-    computed in each call (dynamic quantization). With `calibration`, the range over these images is
-    used in all calls, and values outside of it are clipped (static quantization). All other
-    operations (softmax, norms, convolutions, random features) stay in float32.
+    because 8-bit matmuls would overflow on processors without VNNI. The inputs of linear layers are
+    quantized with a scale that depends on the range of their values. Without `calibration`, the
+    range is computed in each call (dynamic quantization). With `calibration`, the range is computed
+    once from the calibration images, and values outside of this range are clipped (static
+    quantization). All other operations (softmax, norms, convolutions, random features) stay in
+    float32.
 
     Raises ValueError if the file has no linear layers with the metadata that `export_model` writes,
     or if `calibration` has no images.
@@ -37,7 +38,8 @@ def quantize_linears(
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
         raise ValueError(
-            f"{path} has no linear layers with the metadata of vil export: export the model again"
+            f"{path} has no linear layers that vil export has marked in the metadata: export the "
+            "model again with vil export"
         )
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     options = dict(
@@ -62,9 +64,10 @@ def quantize_linears(
 
 
 def _reader(model, batches: Iterable[Tensor]):
-    """Return a CalibrationDataReader of onnxruntime, which passes batches of images to a model.
+    """Return an object that passes calibration images to onnxruntime's quantizer.
 
-    model: the ONNX model. If its batch size is fixed, the images are passed one by one.
+    model: the ONNX model. batches: batches of images (B, channels, H, W). They are passed in
+    batches of at most MAX_CHUNK (8) images, or one by one if the batch size of the model is fixed.
     """
     graph_input = model.graph.input[0]
     fixed = graph_input.type.tensor_type.shape.dim[0].dim_value
@@ -93,7 +96,7 @@ def _split(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
 
 
 def _is_linear(node) -> bool:
-    """Return whether the metadata that torch wrote marks an ONNX node as the matmul of an
-    nn.Linear."""
+    """Return whether an ONNX node is the matmul of an nn.Linear, according to the metadata that
+    torch stored in the node."""
     metadata = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
     return "torch.nn.modules.linear." in metadata.get("class_hierarchy", "")

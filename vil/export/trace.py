@@ -36,10 +36,10 @@ class ExportSpec:
     opset: int | None = None
 
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
-        """Return the argument `dynamic_shapes` of torch's exporters.
+        """Return the argument `dynamic_shapes` of torch.export.export and torch.onnx.export.
 
-        batch, height, width: values that mark an axis as dynamic, such as its name. The result has
-        the values of dynamic axes only.
+        batch, height, width: what marks these axes as dynamic, such as names or Dim.DYNAMIC.
+        Returns ({axis: value},) with the dynamic axes of the images; (None,) if there are none.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
@@ -48,8 +48,8 @@ class ExportSpec:
 def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
     """Trace a model with torch.export. The model must be in evaluation mode and on the CPU.
 
-    Uses the non-strict mode, because dynamo in strict mode would hide which sizes are symbolic.
-    Raises ValueError if the model cannot be traced.
+    Uses non-strict mode, in which the code of the model can check whether a size is symbolic. In
+    strict mode, dynamo would hide this. Raises ValueError if the model cannot be traced.
     """
     size, axes = spec.size, spec.select_axes(*[torch.export.Dim.DYNAMIC] * 3)
     if "size" in spec.dynamic:
@@ -71,10 +71,10 @@ def write_program(
 
 
 def token_stride(model: nn.Module) -> int:
-    """Return the total stride of the model in pixels: the side of the image area that a token of
-    the last stage covers. Returns 32 for models of other libraries.
+    """Return the total stride of the model in pixels. Returns 32 for models of other libraries.
 
-    Images with a smaller side would have no token in the last stage.
+    The stride is the side of the image area that a token of the last stage covers. Images with a
+    smaller side would have no token in the last stage.
     """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
@@ -82,10 +82,10 @@ def token_stride(model: nn.Module) -> int:
 def least_side(model: nn.Module) -> int:
     """Return the smallest image side in pixels for tracing with dynamic sizes.
 
-    torch treats dimensions of size 1 as constant, so no dimension may be 1. With this side, the
-    token grid of every stage has a side of at least 2. Where attention divides the grid (longformer
-    into chunks, srformer into squares that are reduced to one key), there are at least two chunks
-    or squares per side.
+    torch treats dimensions of size 1 as constant, so no dimension may be 1. With the returned side,
+    the token grid of every stage has at least two rows and two columns. Per side of the grid,
+    longformer attention has at least two chunks, and srformer attention at least two downsampled
+    keys.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
@@ -96,11 +96,10 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return an image side near `side`, in pixels, at which every stage must resize its position
-    embeddings and projections. Programs of dynamic size are traced at this side.
+    """Return the image side, in pixels, at which a program with a dynamic size is traced.
 
-    If a program were traced at the image size for which these parameters were made, the resizing
-    would be missing from the program.
+    This side is close to the argument `side`. At this side, every stage has to resize its position
+    embeddings and projections. Otherwise, the resizing would be missing from the program.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -110,7 +109,10 @@ def _open_side(model: nn.Module, side: int) -> int:
             grids = model.grids((near, near)) if isinstance(model, MsViT) else []
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
-    raise AssertionError(f"no image side near {side} gives grids that differ from {made_for}")
+    raise AssertionError(
+        f"there is no image side near {side} pixels at which the grid sides of all stages differ "
+        f"from {made_for}, the sides for which the parameters were created"
+    )
 
 
 def in_channels(model: nn.Module) -> int:
@@ -121,8 +123,10 @@ def in_channels(model: nn.Module) -> int:
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Convert any error in a `with` block to a ValueError, "the model cannot be exported as <what>:
-    <reason>". what: the format, such as "ONNX"."""
+    """Convert any error in a `with` block to a ValueError that names the format and the reason.
+
+    what: the export format for the message, such as "ONNX".
+    """
     try:
         yield
     except Exception as error:

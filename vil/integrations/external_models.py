@@ -39,9 +39,9 @@ def build_external(
       them.
     grad_checkpoint: whether to use gradient checkpointing.
 
-    Raises ValueError for an unknown name, or if the model does not support img_size,
-    grad_checkpoint or, because it has no published weights, pretrained. Raises CheckpointError if
-    the weights cannot be downloaded.
+    Raises ValueError if the name is unknown, if the model does not support img_size or
+    grad_checkpoint, or if `pretrained` is True but the model has no published weights. Raises
+    CheckpointError if the weights cannot be downloaded.
     """
     try:
         if name.startswith(PREFIX):
@@ -146,7 +146,7 @@ def number_layers(model: nn.Module) -> dict[str, int]:
     """
     if not hasattr(model, "group_matcher"):
         raise ValueError(
-            f"{type(model).__name__} does not number its layers: OPTIM.LAYER_DECAY needs a model "
-            "with timm's method group_matcher. Set OPTIM.LAYER_DECAY to 1"
+            f"{type(model).__name__} does not support OPTIM.LAYER_DECAY, which needs timm's method "
+            "group_matcher to number the layers: set OPTIM.LAYER_DECAY to 1, or use a timm model"
         )
     return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

@@ -23,11 +23,11 @@ UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
 
 
 class OptimizedModel(nn.Module):
-    """Model that `optimize_for_inference` has optimized. It cannot be trained.
+    """Model that `optimize_for_inference` returns. It cannot be trained.
 
-    model: the optimized copy of the model. If its methods are called directly, such as
-    `model.forward_features`, their input tensors must have the type `dtype`. dtype: type of the
-    parameters.
+    model: the optimized copy of the original model. Its methods, such as
+    `model.forward_features`, can be called directly with input tensors of type `dtype`.
+    dtype: type of the parameters.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -41,31 +41,36 @@ class OptimizedModel(nn.Module):
         return self.call(self.model, *args, **kwargs)
 
     def call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Call a function that runs `model`, with the conversions of `forward`."""
+        """Call a function that runs `model`, such as `model.forward_features`, without autograd.
+
+        Floating-point inputs are converted to `dtype`, and outputs to float32, as in `forward`.
+        """
         args, kwargs = tree_map(lambda x: convert(x, self.dtype), (args, kwargs))
         with torch.inference_mode(), torch.autocast(device_of(self.model), enabled=False):
             return tree_map(lambda x: convert(x, torch.float32), function(*args, **kwargs))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OptimizedModel":
-        """Apply a function to all parameters and buffers: `to`, `cuda`, `half` and others call it.
+        """Apply `fn` to all parameters and buffers. `to`, `cuda` and `half` call this method.
 
-        Raises RuntimeError if it would move the tensors of a model on a CPU, or convert them,
-        because packed weights are neither.
+        Raises RuntimeError if the model is on a CPU and `fn` moves tensors to another device or
+        converts them to another dtype, because `fn` does not change packed weights.
         """
         if device_of(self.model) == "cpu":
             old = torch.empty(0, dtype=self.dtype)
             new = fn(old)
             if (new.device, new.dtype) != (old.device, old.dtype):
                 raise RuntimeError(
-                    "a model optimized for inference on a CPU cannot be moved or converted to "
-                    f"{new.device} and {new.dtype}: move or convert the original model, then "
-                    "optimize it again"
+                    "a model optimized for inference on a CPU cannot be moved to another device or "
+                    f"converted to another dtype ({new.device}, {new.dtype}): move or convert the "
+                    "original model, then optimize it again"
                 )
         return super()._apply(fn, recurse)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, see `nn.Module.load_state_dict`. Raises RuntimeError on a CPU, where packed
-        weights would not change."""
+        """Load weights, see `nn.Module.load_state_dict`.
+
+        Raises RuntimeError if the model is on a CPU, because packed weights would not change.
+        """
         if device_of(self.model) == "cpu":
             raise RuntimeError(
                 "weights cannot be loaded into a model optimized for inference on a CPU: load them "
@@ -86,17 +91,20 @@ def optimize_for_inference(
 ) -> OptimizedModel:
     """Return a faster copy of a model, for inference only. `model` is not changed.
 
-    The parameters are converted to `dtype` once, while autocast converts them in every forward
-    pass. Dropout and stochastic depth are removed. On a CPU, in float32 or bfloat16, linear layers
-    use oneDNN with reordered weights and apply a following GELU or ReLU in place, and MLPs process
-    the tokens in parts. Convolutions use the channels-last format. MLPs and attention projections
-    use compiled code with packed weights if `vil tune` found this code to be faster, and so do the
-    patch embeddings of stages with such MLPs. Modules with hooks are not replaced. Up to rounding,
-    the outputs are the same as those of the model in `dtype`.
+    The parameters are converted to `dtype` once, unlike under autocast, which converts them in
+    every forward pass. Dropout and stochastic depth are removed. Up to rounding, the outputs are
+    the same as those of the model in `dtype`. Modules with hooks are not replaced.
+
+    On a CPU, in float32 or bfloat16:
+    - Linear layers use oneDNN with reordered weights. In an MLP with GELU or ReLU, the first linear
+      layer also computes the activation. MLPs process a few tokens at a time.
+    - Convolutions use the channels-last format.
+    - MLPs and attention projections use compiled C++ code with packed weights if `vil tune` found
+      this code faster. The patch embedding of a stage with such MLPs uses it too.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
-    and inputs are converted. compile: whether to use `torch.compile` with the option `freezing`.
-    It then reorders the weights and fuses the activations, so these modules are not replaced.
+    and inputs are converted. compile: use `torch.compile` with the option `freezing` instead of
+    the optimizations for a CPU. torch.compile then reorders weights and fuses activations itself.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -123,9 +131,9 @@ def optimize_for_inference(
 def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
     """Return a faster replacement for a submodule, or the submodule itself if there is none.
 
-    child, name: the submodule and its attribute name. fused: activation that the first layer of the
-    parent MLP applies, "gelu" or "relu"; "" if none. pack: whether to reorder the weights of linear
-    layers.
+    child, name: the submodule and its attribute name. fused: "gelu" or "relu" if the parent is an
+    MLP whose first linear layer also computes this activation, otherwise "". pack: whether to
+    reorder the weights of linear layers.
     """
     if has_hooks(child):
         return child
@@ -144,9 +152,12 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 
 def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Pack the projections and MLPs of vil's transformer blocks for which compiled C++ code is
-    tuned (`vil.ops.linear`, `vil.ops.mlp`), and the patch embeddings of stages with such MLPs
-    (`vil.ops.patch_embed`). Returns the packed modules of blocks."""
+    """Pack the weights of vil's modules that compiled C++ code computes.
+
+    These are the attention projections and MLPs of transformer blocks if `vil tune` found compiled
+    code faster, and the patch embeddings of stages that have such MLPs. Returns the layers of the
+    packed projections and MLPs, which must not be replaced later.
+    """
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         norm, attn = block.norm1, block.attn
@@ -171,8 +182,8 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
 def _use_channels_last(model: nn.Module) -> None:
     """Store the weights of 2-D convolutions on a CPU in channels-last format, in place.
 
-    oneDNN then computes in this format, whatever the format of the images, which is faster for
-    convolutional networks, most of all in bfloat16.
+    oneDNN then computes in this format, even if the images have another format. This makes
+    convolutional networks faster, most of all in bfloat16.
     """
     for conv in model.modules():
         if isinstance(conv, nn.Conv2d) and conv.weight.device.type == "cpu":
@@ -180,8 +191,8 @@ def _use_channels_last(model: nn.Module) -> None:
 
 
 def _fused_activation(module: nn.Module) -> str:
-    """Return the activation of an MLP, "gelu" or "relu", if the first linear layer can also compute
-    it. Returns "" for other activations, and if `module` is not an MLP."""
+    """Return "gelu" or "relu" if a module is an MLP with this activation, and its first linear
+    layer can also compute the activation. Returns "" for other activations and modules."""
     if type(module) is not Mlp or not can_pack(module.fc1):
         return ""
     act = module.act
@@ -191,7 +202,7 @@ def _fused_activation(module: nn.Module) -> str:
 
 
 def convert(x: Any, dtype: torch.dtype) -> Any:
-    """Convert a floating-point tensor to a dtype; return anything else as it is."""
+    """Convert x to a dtype if x is a floating-point tensor. Otherwise return x unchanged."""
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 

@@ -129,7 +129,8 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
     """
     if attention == RESTORE and kwargs:
         raise ValueError(
-            f"attention 'full' restores timm's attention, so it takes no {', '.join(kwargs)}"
+            "attention 'full' restores timm's attention, so it takes no arguments, got "
+            f"{', '.join(kwargs)}"
         )
     allowed = own_arguments(ATTENTIONS.load(attention))
     allowed = {name: p for name, p in allowed.items() if name not in FIXED}
@@ -172,8 +173,8 @@ def check_model(model: nn.Module) -> None:
 def is_replaceable(module: nn.Module) -> bool:
     """Return whether `patch_attention` can replace the module.
 
-    It can replace the attention modules of timm that vil supports, and the modules that it has put
-    in their place.
+    It can replace the attention modules of timm that vil supports, and those modules of vil that an
+    earlier call of `patch_attention` has inserted.
     """
     return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 

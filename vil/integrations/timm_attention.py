@@ -39,8 +39,11 @@ class PatchGrid:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The grid of the last forward pass in this thread or, if there was none, in any thread.
-        Autograd may recompute a block in a thread without a forward pass."""
+        """The grid (rows, columns) of the last forward pass in this thread.
+
+        If this thread has run no forward pass, it is the grid of the last forward pass in any
+        thread. Autograd may recompute a block in such a thread.
+        """
         return getattr(self.local, "size", self.last)
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
@@ -72,8 +75,8 @@ class PatchGrid:
     def __getstate__(self) -> dict:
         """Return the attributes to pickle, without the grids of other threads.
 
-        Symbolic dimensions of torch.export cannot be pickled. If `size` has such dimensions, it is
-        replaced by the first recorded grid.
+        Symbolic dimensions of torch.export cannot be pickled. A grid that has them is replaced by
+        the first recorded grid.
         """
         size = self.size
         if any(isinstance(n, torch.SymInt) for n in size):
@@ -97,11 +100,13 @@ class PatchGrid:
 
 
 class GridCheck(torch.autograd.Function):
-    """Identity function that makes gradient checkpointing fail if it recomputes on another grid.
+    """Identity function that raises an error if gradient checkpointing recomputes a block on a
+    different grid than in the forward pass.
 
-    It saves an empty tensor with the grid's shape for backward. torch compares the shapes of the
-    tensors that a checkpointed block saves in the forward pass and in the recomputation. If the
-    grids differ, torch therefore raises an error instead of returning a wrong gradient.
+    For this, the function saves an empty tensor (rows, columns of the grid, 0) for backward. torch
+    compares the shapes of the tensors that a checkpointed block saves in the forward pass and in
+    the recomputation. If the shapes differ, torch raises an error. Otherwise, the gradient would be
+    wrong.
     """
 
     @staticmethod
@@ -154,7 +159,8 @@ class PatchedAttention(GlobalLocalAttention):
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:
         """Raise ValueError, because attention maps are not supported with timm's projections."""
         raise ValueError(
-            f"{type(self).__name__} has no attention map: patched timm models do not support them"
+            f"{type(self).__name__} has no attention map: attention maps are not supported in "
+            "patched timm models"
         )
 
     def restore(self) -> nn.Module:
@@ -181,9 +187,9 @@ class PatchedAttention(GlobalLocalAttention):
         """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "patched attention takes neither attn_mask nor is_causal, because its window or "
-                "pattern determines the keys: restore timm's attention with "
-                "vil.patch_attention(model, 'full') to use them"
+                "patched attention supports neither attn_mask nor is_causal, because its window or "
+                "pattern determines the keys: to use these arguments, restore timm's attention "
+                "with vil.patch_attention(model, 'full')"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])

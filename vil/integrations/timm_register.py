@@ -119,8 +119,10 @@ def _create(
 
     pretrained, pretrained_cfg, pretrained_cfg_overlay: see `timm.create_model`. attention: see
     `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
-    `build_model_with_cfg`. Settings that are not given are those of the weights, if these have a
-    model card or are named weights.
+    `build_model_with_cfg`.
+
+    Settings that the caller omits are those of the requested weights, if the weights are published
+    under a tag or have a model card. Otherwise the defaults of the model are used.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
@@ -173,8 +175,11 @@ def _read_file(file: str) -> dict[str, object]:
 
 
 def _fit_weights(state_dict: Mapping[str, object], model: MsViT) -> dict[str, torch.Tensor]:
-    """Convert a state dict for a model, see `translate`. For weights of the 2021 reference, the
-    model is set to compute like the reference."""
+    """Convert a state dict to the parameter names and shapes of a model, see `translate`.
+
+    For weights of the original Vision Longformer code (2021), the model is also set to compute like
+    this code.
+    """
     state, _ = extract_backbone(unwrap(state_dict))
     if has_2021_names(state):
         use_2021_rules(model)

@@ -81,8 +81,9 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Calls `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` finds the
-    parameters. Otherwise calls the modules. The norm is part of a `PackedMlp`.
+    Calls `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` returns the
+    parameters. Otherwise calls the modules. If `mlp` is a `PackedMlp`, it also computes the norm,
+    and `norm` is ignored.
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)
@@ -96,8 +97,8 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
 def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
     """Return the parameters of a layer norm and an MLP with exact GELU.
 
-    Returns None if the modules compute anything else, have hooks, or have parameters that are not
-    plain tensors.
+    Returns None if the modules are not a layer norm and such an MLP, if they have hooks, if they
+    apply dropout, or if their parameters are not plain tensors.
     """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None

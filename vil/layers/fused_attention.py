@@ -28,9 +28,9 @@ FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
 def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
     """Return whether `attend_fused` should compute attn(norm(x)), plus x if `residual`.
 
-    x is (B, T, C). Returns True if `can_fuse`, and tuning found compiled code faster for the norm
-    and projections or for the output projection. With packed weights (`PackedProjections`), returns
-    whether they can be used for x.
+    x is (B, T, C). Returns True if `can_fuse` returns True and tuning found compiled code faster,
+    either for the norm and projections or for the output projection. If the weights are packed
+    (`PackedProjections`), returns True if the compiled code can use them for x.
     """
     if packed := getattr(attn, "packed", None):
         return packed.can_run(x) and not any(map(has_hooks, (norm, attn, *attn.children())))
@@ -40,10 +40,10 @@ def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = Fa
 
 
 def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
-    """Return whether `attend_fused` computes the same result as a block's modules.
+    """Return whether `attend_fused` computes the same result as a block's norm and attention.
 
-    Returns False if a module was replaced, has hooks or drops outputs, and if a subclass overrides
-    `forward`.
+    Returns False if one of these modules was replaced, has hooks or applies dropout to its outputs,
+    if a subclass overrides `forward`, or if global tokens have separate projections.
     """
     if type(attn).forward not in FORWARDS or getattr(attn, "separate", False):
         return False
@@ -76,7 +76,7 @@ class PackedProjections(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack the weights, unless the compiled code cannot run on this machine."""
+        """Pack the weights if the compiled code can run on this machine."""
         half = self.weights[0].dtype == torch.bfloat16
         ready = library.is_ready(self.weights[0].dtype)
         self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
@@ -98,9 +98,9 @@ class PackedProjections(nn.Module):
 
 
 def join_projections(attn: Attention) -> tuple[Tensor, Tensor | None]:
-    """Return the joined weight (3C, C) and bias (3C,) of the projections to q, k and v.
+    """Return the concatenated weights (3C, C) and biases (3C,) of the projections to q, k and v.
 
-    The bias is None if the projections have none.
+    The second value is None if the projections have no biases.
     """
     layers = [getattr(attn, name) for name in attn.projections]
     weight = _join([layer.weight for layer in layers])

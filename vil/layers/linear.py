@@ -1,4 +1,4 @@
-"""Call linear layers, by compiled code where tuning found it faster."""
+"""Call linear layers. Compiled code computes them if tuning found it faster than PyTorch."""
 
 from torch import Tensor, nn
 
@@ -7,10 +7,10 @@ from vil.ops.linear_case import LINEAR, is_native
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return layer(x) for a linear layer and x (..., I): a tensor (..., O).
+    """Map x (..., I) to layer(x) (..., O), for a linear layer with I input and O output features.
 
     Calls `vil.ops.linear.linear` if tuning found compiled code faster and the layer is a plain
-    nn.Linear, otherwise the module.
+    nn.Linear. Otherwise calls the layer.
     """
     native = type(layer) is nn.Linear and is_native(LINEAR, x, layer.out_features)
     if native and is_plain(layer):
@@ -26,10 +26,10 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling a module may do more than its class does.
+    """Return whether a module has hooks, or a `forward` that was replaced in this instance.
 
-    This is the case if it has hooks, or if `forward` was replaced in this instance, as other
-    packages do to record or to move tensors.
+    Calling such a module may do more than the `forward` of its class. Other packages replace
+    `forward` in this way, for example to record tensors or to move them to a device.
     """
     forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     backward = module._backward_hooks or module._backward_pre_hooks
@@ -37,5 +37,5 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def has_plain_type(x: Tensor | None) -> bool:
-    """Return whether x is a plain tensor or parameter, and not None or of a tensor subclass."""
+    """Return whether x is a plain Tensor or Parameter. False for None and subclasses."""
     return type(x) in (Tensor, nn.Parameter)

@@ -1,4 +1,4 @@
-"""Linear layers and MLPs for CPU inference, with weights in the memory layout of their kernels.
+"""Linear layers and MLPs for CPU inference, with weights packed for oneDNN or compiled C++ code.
 
 Shapes: ... leading dimensions, I input and O output features.
 """
@@ -22,8 +22,8 @@ class PackedLinear(nn.Module):
 
     linear: the layer whose weights (float32 or bfloat16) are copied to oneDNN's memory layout.
     activation: "gelu" (exact), "relu", or "" for none.
-    This layer has no parameters, so its weights are not in a state dict: save the state dict of the
-    original model.
+    This layer has no parameters, so its weights are not in the state dict of a model. To save them,
+    save the state dict of the original model.
     """
 
     def __init__(self, linear: nn.Linear, activation: str = "") -> None:
@@ -55,8 +55,8 @@ class PackedLinear(nn.Module):
 class PackedMlp(nn.Module):
     """A layer norm and an MLP for inference, computed by compiled code (`vil.ops.mlp`).
 
-    mlp: the MLP, which is still called for tokens that are already normalized. weights: parameters
-    of the layer norm and of `mlp`, float32 or bfloat16. eps: epsilon of the layer norm.
+    mlp: the original MLP. `forward` calls it, for tokens that are already normalized. weights:
+    parameters of the layer norm and of `mlp`, float32 or bfloat16. eps: epsilon of the layer norm.
     """
 
     def __init__(self, mlp: nn.Module, weights: MlpWeights, eps: float) -> None:
@@ -65,7 +65,7 @@ class PackedMlp(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack the weights, unless the compiled code cannot run on this machine."""
+        """Pack the weights if the compiled code can run on this machine."""
         half = self.weights.weight1.dtype == torch.bfloat16
         ready = library.is_ready(self.weights.weight1.dtype)
         self.packed = pack_weights(self.weights, half=half) if ready else None
@@ -107,7 +107,11 @@ class InParts(nn.Module):
 
 
 def can_pack(linear: nn.Module) -> bool:
-    """Return whether oneDNN can compute a module: an nn.Linear on a CPU with a supported dtype."""
+    """Return whether a module can be replaced by a `PackedLinear`.
+
+    It must be an nn.Linear on a CPU, in float32 or bfloat16 and without hooks, and torch must have
+    oneDNN.
+    """
     return (
         type(linear) is nn.Linear
         and not has_hooks(linear)

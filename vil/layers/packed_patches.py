@@ -38,7 +38,7 @@ class PackedPatchEmbed(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack the weights, unless the compiled code cannot run on this machine."""
+        """Pack the weights if the compiled code can run on this machine."""
         self.packed, self.last = None, (None, (), None)
         if library.is_ready(self.weight.dtype):
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
@@ -68,8 +68,9 @@ class PackedPatchEmbed(nn.Module):
     def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:
         """Return the global tokens and the position embeddings of local tokens, (G+L, C), float32.
 
-        The result is kept for the next call. Like packed weights, it does not change if values of
-        the parameters are changed in place.
+        If there are position embeddings, those of the global tokens are included. The result is
+        kept for the next call. Like packed weights, it does not change if values of the parameters
+        are changed in place.
         """
         last_grid, last_parameters, tokens = self.last
         parameters = tuple(embed.parameters())  # `set_input_size` replaces some of them
@@ -87,7 +88,7 @@ class PackedPatchEmbed(nn.Module):
 
 
 def can_pack_embed(embed: nn.Module) -> bool:
-    """Return whether `PackedPatchEmbed` computes the same tokens as a patch embedding."""
+    """Return whether a `PackedPatchEmbed` can compute the same tokens as the patch embedding."""
     if type(embed) is not PatchEmbed or any(map(has_hooks, _parts(embed))):
         return False
     norm, conv = embed.norm_embed, embed.proj

@@ -33,9 +33,10 @@ def small_normal(*shape: int) -> nn.Parameter:
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
     """Return whether two sizes are equal; False if `new` has a symbolic dimension.
 
-    torch.export would record a comparison with a symbolic dimension as the constraint new != old,
-    and the exported program would reject inputs of the old size. If the result is False, the caller
-    resizes, which changes nothing if the sizes are equal at run time.
+    A symbolic dimension is not compared, because torch.export would record the constraint
+    new != old, and the exported program would reject inputs of the old size. If the result is
+    False, the caller resizes its parameters. This changes nothing if the sizes are equal at run
+    time.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
@@ -113,8 +114,9 @@ class AbsoluteEmbedding(nn.Module):
     grid: rows and columns (X, Y) that the embeddings are sized for.
     num_global: G.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
-    column embeddings. "crop" uses the first ones, as the original Vision Longformer code for
-    detection does, and raises ValueError if the grid has more rows or columns than embeddings.
+    column embeddings. "crop" uses the first row and column embeddings, as the original Vision
+    Longformer code for detection does. It raises ValueError if the grid has more rows or columns
+    than there are embeddings.
     """
 
     def __init__(
@@ -208,11 +210,13 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module.
 
-    table: (rows, columns) of local_relative_position_bias_table (rows * columns, N); None for no
-    table.
-    With global tokens, also registers two biases: g2g_relative_position_bias (N, G, G) among global
-    tokens, and g2l_relative_position_bias (2, N, G), which has the bias from global queries to
-    local keys at index 0, and the bias from local queries to global keys at index 1.
+    table: (rows, columns) of the bias table of local tokens; None for no table.
+
+    These parameters are registered, for N heads and G global tokens:
+    local_relative_position_bias_table (rows * columns, N): for pairs of local tokens.
+    g2g_relative_position_bias (N, G, G): for pairs of global tokens, if there are global tokens.
+    g2l_relative_position_bias (2, N, G), if there are global tokens: index 0 for global queries and
+    local keys, index 1 for local queries and global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:
@@ -225,8 +229,8 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
 def dense_bias(table: Tensor, grid: Grid) -> Tensor:
     """Expand a table ((2X-1)*(2Y-1), N) to the bias (N, L, L) of all query-key pairs.
 
-    The bias of a pair is the table's entry for the query's position minus the key's position. grid:
-    (X, Y).
+    The bias of a pair is the table's entry for the query's position minus the key's position.
+    grid: (X, Y).
     """
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):

@@ -6,8 +6,9 @@ There are two streams, which both start as the input. Each block updates them in
     y2 = x2 + mlp_branch(y1)
 
 Only y1 and y2 of the last block are stored. The backward pass recomputes the branches in reverse
-order and subtracts them to get each block's inputs, so the memory does not grow with the number of
-blocks. It costs one more forward pass. The output is the mean of the streams.
+order and subtracts their outputs to get the inputs of each block. Therefore, the memory does not
+grow with the number of blocks. The cost is the time of one more forward pass. The output is the
+mean of the streams.
 
 Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
 section 3. The Rev-MViT of the second paper averages the streams before a stage transition. Here
@@ -52,8 +53,8 @@ def run_reversible(
 
     The streams are at least float32: in bfloat16, recomputed inputs would lose most of their
     digits.
-    recompute: recompute activations in the backward pass instead of storing them. It has no effect
-    without gradients, in an export and under torch.func transforms.
+    recompute: recompute activations in the backward pass instead of storing them. This argument has
+    no effect if no gradients are needed, in an export and under torch.func transforms.
     """
     if not len(blocks):
         return x
@@ -232,9 +233,10 @@ def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
 
 
 def _generators(device: torch.device) -> list[tuple[Any, tuple]]:
-    """Return the torch modules that have the random generators of the CPU and of a device.
+    """Return how to access torch's random generators of the CPU and of a device.
 
-    Each is a pair (module, arguments of its get_rng_state).
+    Each entry is a pair (module with get_rng_state and set_rng_state, their device argument), such
+    as (torch.cuda, (device,)).
     """
     if device.type in ("cpu", "meta"):
         return [(torch, ())]

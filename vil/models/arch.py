@@ -123,11 +123,13 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
     text: the values of each stage, separated by `/`. A stage has one value, or several values
     separated by `;`, which are repeated over its blocks. The values of the last stage are also used
     for all later stages of the model. Text in quotes is not split.
-    counts: for each stage, the number of blocks that use this attention. Only these get a value.
+    counts: for each stage, the number of blocks that use this attention. Only these blocks get a
+    value.
 
-    Returns, for each stage, a list with one value per counted block. Raises ValueError if a value
-    is empty, if the text has more stages than the model, or if a stage has more values than its
-    count. However, a stage with the count 0 may have any number of values.
+    Returns, for each stage, a list with one value per block that uses this attention. Raises
+    ValueError if a value is empty, if the text has more stages than the model, or if a stage has
+    more values than blocks that use this attention. If no block of a stage uses this attention, the
+    number of values for the stage is not checked.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):
@@ -141,8 +143,8 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
         if not all(blocks) or 0 < count < len(blocks):
             values = f"{len(blocks)} values" if all(blocks) else "an empty value"
             raise ValueError(
-                f"{text!r} has {values} for stage {number}, in which {count} blocks use this "
-                "attention"
+                f"{text!r} has {values} for stage {number}, of which {count} blocks use this "
+                "attention: give one value for all these blocks, or at most one value per block"
             )
         result.append(list(islice(cycle(blocks), count)))
     return result
@@ -155,7 +157,7 @@ def _split_unquoted(text: str, sign: str) -> list[str]:
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:
-    """Return the shortest comma-separated list of names that yields `names` when repeated."""
+    """Return the shortest comma-separated list of names whose repetition yields `names`."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
     return ",".join(names[:length])
 

@@ -1,10 +1,10 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return the softmax weights, so each attention class recomputes them,
-without dropout. The sum of the values, weighted by a query's weights and passed through the output
-projection, is the output of the attention module for this query, unless the query is padding.
+without dropout. The sum of the values, weighted by the softmax weights of a query, is the attention
+output of this query before the output projection, unless the query is padding.
 
-Shapes: B batch, c input channels, H W image size, C channels, T tokens.
+Shapes: B batch, c input channels, H W image size, C channels, T tokens, N heads, Q queries, K keys.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,13 @@ def attention_maps(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in one block of an MsViT.
 
+    Returns `AttentionWeights`, which have the weights (B, N, Q, K) of Q queries over K keys in N
+    heads. They are differentiable if gradients are enabled.
+
     images (B, c, H, W): model inputs. stage, block: indices of the stage, and of the block in the
     stage, from 0. Negative indices count from the end.
     queries: indices of tokens in the stage, where the global tokens come first; None for all.
     valid (B, 2): height and width of each image without its padding; None if no image is padded.
-    The result is differentiable if gradients are enabled.
     Raises ValueError if the stage, block or token does not exist, if the model is not an MsViT, or
     if the block's attention does not compute a weight for each pair of query and key.
     """
@@ -76,7 +78,10 @@ def token_weights(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    x (B, T, C): input tokens, global tokens first.
+    Returns `AttentionWeights`, which have the weights (B, N, Q, K) of Q queries over K keys in N
+    heads.
+
+    module: the attention module. x (B, T, C): input tokens, global tokens first.
     grid: (rows, columns) of local tokens.
     queries: indices of tokens in x; None for all.
     valid_hw (B, 2): for each image, rows and columns of local tokens that are not padding; None if

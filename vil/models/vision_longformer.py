@@ -153,8 +153,8 @@ class MsViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head with a new one for `num_classes` classes. If this is 0, remove the head.
 
-        The class names of the old head are removed from `notes`.
-        global_pool: pooling, see `pool`; None: unchanged. Raises ValueError if not supported.
+        Also removes the class names of the old head, which the attribute `notes` stores.
+        global_pool: pooling, see `pool`; None keeps it. Raises ValueError if it is not supported.
         """
         p = next(self.parameters())
         self.num_classes, self.head = num_classes, nn.Identity()
@@ -234,7 +234,7 @@ class MsViT(nn.Module):
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"an int for indices must be from 1 to {count}, got {indices}")
+                raise ValueError(f"indices, if an int, must be from 1 to {count}, got {indices}")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
@@ -306,7 +306,7 @@ class MsViT(nn.Module):
     def freeze_stages(self, count: int) -> None:
         """Freeze the first `count` stages. Raises ValueError if the model has fewer stages."""
         if not 0 <= count <= len(self.stages):
-            raise ValueError(f"cannot freeze {count} stages: there are {len(self.stages)}")
+            raise ValueError(f"cannot freeze {count} stages: the model has {len(self.stages)}")
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
@@ -343,9 +343,9 @@ class MsViT(nn.Module):
     def layer_of(self, name: str) -> int:
         """Return the layer index of the parameter `name`, for layer-wise learning rate decay.
 
-        The patch embedding of the first stage is layer 0. Each block of all stages is one layer.
-        The final norm and the head are the last layer. Other patch embeddings are in the layer of
-        their stage's first block or, if the stage has no blocks, of the last block before it.
+        The patch embedding of the first stage is layer 0. Each block of each stage is one layer.
+        The final norm and the head are the last layer. Any other patch embedding is in the layer of
+        the first block of its stage, or of the previous block if its stage has no blocks.
         Raises ValueError for a name that is not a parameter of the model.
         """
         if name.startswith(("norm.", "head.")):
@@ -399,9 +399,9 @@ def arguments_by_block(
     """Return, for each stage, a list with the attention arguments of each block.
 
     arguments: {attention name: {argument: value}}. Some arguments, such as an attention pattern,
-    can differ by block. If their value is a string, `split_by_block` splits it into one string per
-    block. Raises ValueError if an attention name is unknown, or if a string has more values than
-    there are stages or blocks.
+    can differ by block. If the value of such an argument is a string, `split_by_block` splits the
+    string into one value per block. Raises ValueError if an attention name is unknown, or if a
+    string has values for too many stages or blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():
@@ -417,9 +417,9 @@ def arguments_by_block(
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Return the stages, with absolute position embeddings where relative bias is not supported.
+    """Replace relative position bias by absolute position embeddings where it is not supported.
 
-    Logs a warning if the attention of any stage does not support its relative position bias.
+    Returns the new list of stages. Logs a warning if any stage is changed.
     """
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):

@@ -1,6 +1,7 @@
-"""Local 2-D attention as pure tensor functions: windows, patterns, a reference and backends.
+"""Local 2-D attention as pure tensor functions, computed by interchangeable backends.
 
-Names are imported at their first use, so that importing this package does not import torch.
+A window or a pattern defines which keys each query attends to. Names are imported at their first
+use, so that importing this package does not import torch.
 """
 
 from vil.utils.lazy import lazy_exports

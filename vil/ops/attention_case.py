@@ -18,7 +18,7 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 
 @dataclass(frozen=True)
 class Case:
-    """The static properties of a `local_attention` call with q (batch, heads, L, head_dim).
+    """The static properties of a `local_attention` call with q (batch, heads, tokens, head_dim).
 
     table_bias: whether the call has a relative position bias table.
     global_bias: whether the call has a learned bias of each head toward each global token.
@@ -42,7 +42,7 @@ class Case:
 
     @classmethod
     def of(cls, call: Call) -> Case:
-        """Return the `Case` that describes a call."""
+        """Return the `Case` of a call: its sizes, dtype, device, window and optional inputs."""
         q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p, _ = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
@@ -56,8 +56,7 @@ class Case:
 
     @property
     def symbolic(self) -> bool:
-        """Whether the batch size or a grid side is a dynamic dimension of torch.export or
-        torch.compile."""
+        """Whether the batch size or a grid side is dynamic in torch.export or torch.compile."""
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def _kind(self) -> str:
@@ -71,10 +70,10 @@ class Case:
         """Return the key of this case in the tuning cache, which stores the fastest backend.
 
         Cases that differ only slightly share a key. The batch size in the key is rounded up to a
-        power of two, and LARGE_BATCH stands for all larger ones. Grid sides of more than four
-        chunks are also rounded up to a power of two, so that similar image sizes share a backend.
-        The key contains the number of chunk offsets, but not their values: random shift attends to
-        a different neighbor chunk at each step, and all eight neighbors take the same time.
+        power of two, but is at most LARGE_BATCH. Grid sides of more than four chunks are also
+        rounded up to a power of two, so that similar image sizes share a backend. The key contains
+        the number of chunk offsets, but not the offsets. With random shift, the offset of the
+        neighbor chunk changes at each step, but every neighbor takes the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

@@ -29,8 +29,9 @@ NO_BIAS = LocalBias()
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
     """Look up the relative position bias of each query of a chunk toward its local keys.
 
-    The result is (N heads, W, K*W), for W queries and the W keys in each of the chunks at K
-    offsets. It is the same for all chunks. Returns None without a bias table.
+    The result is (N heads, W, K*W), for the W queries of a chunk and the W keys in each of K
+    chunks: one chunk for each offset of `window`. It is the same for all query chunks. Returns None
+    if `bias` has no table.
     """
     if bias.table is None:
         return None
@@ -42,8 +43,8 @@ def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | No
     """Look up the bias of each query of a chunk toward its global and local keys.
 
     The result is (N heads, W, G + K*W), for the W queries of a chunk. In the last dimension, the G
-    global keys come first, then the W keys in each of the chunks at the K offsets of `window`. A
-    part of `bias` counts as 0 if it is None. Returns None if both parts are None.
+    global keys come first, then the W keys in each of K chunks: one chunk for each offset of
+    `window`. A field of `bias` that is None counts as 0. Returns None if both fields are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

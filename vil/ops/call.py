@@ -16,10 +16,10 @@ Gradients = tuple[Tensor | None, ...]  # gradients of q, k, v, the table and to_
 
 
 class Call(NamedTuple):
-    """The validated arguments of a call of `vil.ops.local_attention` (described there).
+    """The validated arguments of `vil.ops.local_attention`, whose docstring describes them.
 
-    scale: the factor of q @ k^T, never None. needs_lse: whether the backward pass needs the
-    log-sum-exp of the scores.
+    scale: the factor of q @ k^T, never None.
+    needs_lse: whether the backward pass needs the log-sum-exp of the scores.
     """
 
     q: Tensor
@@ -58,5 +58,5 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
 
 
 def find_pattern(numbers: Sequence[int]) -> Pattern | None:
-    """Return the pattern that the list of `to_numbers` encodes; None if it encodes a window."""
+    """Return the pattern that a list from `to_numbers` encodes, or None if it encodes a window."""
     return BY_NUMBER[numbers[5]] if numbers[3] == PATTERN else None

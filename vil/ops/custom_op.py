@@ -1,16 +1,18 @@
 """Build a backend from a forward pass and a backward pass that recomputes the scores.
 
 The fastest forward pass and the fastest backward pass may come from different libraries, so every
-combination is a backend. The meta-optimizer of Theano's convolutions did the same. All passes have
-the same interface:
+combination of the two is a backend. (Theano's meta-optimizer combined the passes of convolutions in
+the same way.) All passes have the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
 out is (B, N, L, D). lse (B, N, L) is the log-sum-exp of the scores of each query, in float32
-(float64 for float64 inputs). It is -inf for a query without keys, and arbitrary if the call does
-not need it. Each combination is a torch operator, into which torch.compile and torch.export do not
-trace. It has a FLOP formula for FlopCounterMode.
+(float64 for float64 inputs). It is -inf for a query without keys. If `call.needs_lse` is False, lse
+may have any values.
+
+Each combination is a custom torch operator with a FLOP formula for FlopCounterMode. torch.compile
+and torch.export do not trace into it.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
@@ -61,7 +63,8 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
     """Return the function `prepare` of the backend that combines two passes.
 
-    The function gets both passes ready. If this fails, it returns the reasons, else an empty list.
+    The function prepares both passes, for example by compiling them. It returns an empty list or,
+    if this fails, the reasons.
     """
     steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
 
@@ -107,14 +110,14 @@ def _call(
 
 
 def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
-    """Return an uninitialized log-sum-exp (B, N, L); an empty tensor if it is not needed."""
+    """Return an uninitialized log-sum-exp (B, N, L), or an empty tensor if not `needs_lse`."""
     return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
 def _operator(forward: str, backward: str) -> Callable:
     """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
 
-    The log-sum-exp is an empty tensor if it is not needed.
+    If the operator is called with needs_lse=False, the log-sum-exp is an empty tensor.
     """
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
@@ -189,8 +192,8 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
     """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
 
     name: the operator, such as "vil::blocked_triton".
-    backend: a key of FORWARDS or BACKWARDS. The FLOPs depend on it, because backends differ in how
-    many chunks outside the grid they compute.
+    backend: a key of FORWARDS or BACKWARDS. The FLOPs depend on the backend, because `blocked` may
+    also compute scores for empty chunks around the grid.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
@@ -207,8 +210,8 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
 def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
     """Count the query-key pairs whose scores are computed, for one head of one image.
 
-    lanes: number of heads of all images, if the backend is `blocked`, which may compute empty
-    chunks around the grid (see `halo_size`). 0 for other backends.
+    lanes: number of images times number of heads if the backend is `blocked`, else 0. `blocked` may
+    also compute scores for empty chunks around the grid, see `halo_size`.
     """
     if isinstance(window, Layout):
         return _num_layout_pairs(window, num_global)
@@ -218,20 +221,20 @@ def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
 
 
 def _num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the query-key pairs whose scores a layout computes, for one head of one image.
+    """Count the query-key pairs whose scores are computed for a layout, for one head of one image.
 
-    Masked pairs are included if other pairs of their chunks are visible. If patterns differ by
-    head, the count is the mean over heads.
+    If any pair of a query chunk and a key chunk is visible, all pairs of the two chunks are
+    counted, masked ones too. If patterns differ by head, the count is the mean over heads.
     """
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))
 
 
 def num_window_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the query-key pairs whose scores a window computes, for one head of one image.
+    """Count the query-key pairs whose scores are computed for a window, for one head of one image.
 
-    Padding tokens of incomplete chunks are included. halo: 1 if the grid is surrounded by empty
-    chunks that are computed too (see `halo_size`), else 0.
+    Padding tokens of incomplete chunks are counted. halo: 1 if the backend surrounds the grid with
+    empty chunks and also computes their scores (see `halo_size`), else 0.
     """
     return sum(
         group.num_blocks * group.num_queries * window.tile

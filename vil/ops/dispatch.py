@@ -1,8 +1,8 @@
 """Select the backend that computes a call of local attention.
 
 All backends compute the same result. A backend that does not support a case returns the reasons as
-sentences. This module measures nothing: `vil.ops.tuning.tuner` measures the backends, and stores
-the fastest for a case in CHOICES.
+sentences. This module does not time backends: `vil.ops.tuning.tuner` times them, and stores the
+fastest backend of each case in CHOICES.
 """
 
 import math
@@ -45,9 +45,10 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 def preferred(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a case that is not tuned, best first.
 
-    If the window covers much of a small grid, full attention with a dense mask comes first on a
-    CPU, where it is up to 3 times as fast as the other backends. If the window covers the whole
-    grid, `masked_sdpa` comes first, because no mask is needed.
+    On a CPU, two kinds of windows use full attention. If every query attends to the whole grid, no
+    mask is needed, and `masked_sdpa` comes first. If the window covers much of a small grid,
+    `masked` comes first, which uses a dense mask and is up to 3 times as fast as the other
+    backends.
     """
     if is_exporting():
         return ("masked",) if case.is_layout else EXPORTABLE
@@ -70,8 +71,8 @@ def preferred(case: Case) -> tuple[str, ...]:
 def _preferred_for_layout(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a layout that is not tuned, best first.
 
-    Full attention with a dense mask is best, except on a CPU if `is_sparse(case)`. Then `blocked`
-    is best, because it computes only the chunks of the pattern.
+    On a CPU, if `is_sparse(case)`, `blocked` comes first, because it computes only the chunk pairs
+    of the pattern. Otherwise, full attention with a dense mask comes first.
     """
     if case.symbolic:
         return ("masked",)
@@ -81,11 +82,11 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Describe in one line which patterns are computed in chunks on a CPU, by their density.
+    """Describe in one line which backend computes a pattern on a CPU, depending on its density.
 
-    If the density of a pattern (see `Layout.density`) is above a limit, full attention with a dense
-    mask is faster. The limit depends on the number of tokens. The line applies only to cases that
-    are not tuned.
+    `blocked` computes only the chunk pairs of the pattern. Above a limit of the density (see
+    `Layout.density`), full attention with a dense mask is faster. The limit depends on the number
+    of tokens. The line applies only to cases that are not tuned.
     """
     rules = [
         f"{name} above a density of {density}"
@@ -98,9 +99,10 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether a layout has so few chunk pairs that computing in chunks is best on a CPU.
+    """Return whether a layout is so sparse that a CPU computes it faster in chunks.
 
-    Otherwise, full attention with a dense mask is best. Used only for cases that are not tuned.
+    If not, full attention with a dense mask is faster. The limits of the density are in SPARSE.
+    They are used only for cases that are not tuned.
     """
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
@@ -112,10 +114,12 @@ def is_sparse(case: Case) -> bool:
 def choose(case: Case, backend: str = "auto") -> str:
     """Return the name of the backend for a case.
 
-    If `backend` is not "auto", it is used. Otherwise the backend that tuning found to be fastest is
-    used if it supports the case, or else the first preferred backend that does.
-    Raises ValueError if `backend` is an unknown name (the message lists the choices), if it does
-    not support the case, or if no backend does (the message lists the reasons).
+    backend: the name of the backend to use, or "auto". "auto" uses the backend that tuning found to
+    be fastest. If the case is not tuned, or if that backend does not support it, "auto" uses the
+    first preferred backend that supports the case.
+    Raises ValueError if `backend` is an unknown name (the message lists the known names), if the
+    named backend does not support the case, or if no backend supports it (the message lists the
+    reasons).
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
@@ -125,11 +129,11 @@ def choose(case: Case, backend: str = "auto") -> str:
     if name := tuned(case) or _choose_untuned(case):
         return name
     reasons = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
-    raise ValueError(f"no backend can run here: {reasons}")
+    raise ValueError(f"no attention backend supports this call: {reasons}")
 
 
 def _choose_untuned(case: Case) -> str | None:
-    """Return the first preferred backend that supports a case; None if none does."""
+    """Return the first preferred backend that supports a case, or None if there is none."""
     for name in preferred(case):
         if not BACKENDS[name].unsupported(case):
             return name
@@ -151,9 +155,11 @@ def tuned(case: Case) -> str | None:
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """Return {backend: verdict} for all backends.
 
-    A verdict is "chosen", "chosen, tuned", "chosen, pinned" (requested with `backend`), "could
-    run", or the reasons why the backend does not support the case. A pinned backend is prepared,
-    for example compiled, to find out whether it can run.
+    The verdict of the selected backend is "chosen", or "chosen, tuned" if tuning found it to be
+    fastest, or "chosen, pinned" if it was requested with `backend`. The verdict of other backends
+    is "could run" if they support the case. If a backend does not support the case, its verdict
+    lists the reasons. A pinned backend is prepared, for example compiled, to find out whether it
+    can run.
     """
     if backend == "auto":
         chosen = tuned(case)

@@ -40,8 +40,8 @@ def local_attention(
 
     q (B, N, L, D): local queries, row-major over the grid.
     k, v (B, N, G+L, D): keys and values, global tokens first.
-    window: which local keys each query attends to: a `Window` of w x w chunks, or the `Layout` of a
-    pattern. Its grid has X * Y = L tokens.
+    window: a `Window` of w x w chunks, or the `Layout` of a pattern. It defines which local keys
+    each query attends to. Its grid has X * Y = L tokens.
     num_global: G.
     bias.table (N, window.table_entries): bias toward local keys by relative position. For a
     `Window`, there are (4w-1)**2 entries.
@@ -84,8 +84,8 @@ def local_attention(
 def hide_padding(call: Call) -> Call:
     """Return the call with the padding of q, k and v set to zero.
 
-    Masking the attention weights is not enough if the padding has NaN or infinity: 0 * NaN is NaN,
-    also in the backward pass.
+    Masking the attention weights is not enough if the padding contains NaN or infinity: 0 * NaN is
+    NaN, also in the backward pass.
     """
     if call.valid_hw is None:
         return call
@@ -108,26 +108,27 @@ def _check(call: Call) -> None:
     q, k, v, window, num_global, bias, valid_hw, _, dropout_p, _ = call
     if q.ndim != 4 or 0 in (q.shape[1], q.shape[3]):
         raise ValueError(
-            f"q must be (B, N, L, D) with at least one head and channel, got {tuple(q.shape)}"
+            "q must be (B, N, L, D) with at least one head and one channel, "
+            f"got shape {tuple(q.shape)}"
         )
     batch, heads, length, dim = q.shape
     if num_global < 0 or not 0 <= dropout_p <= 1:
         raise ValueError(
-            f"num_global must be at least 0, got {num_global}; "
-            f"dropout_p must be from 0 to 1, got {dropout_p}"
+            "num_global must be at least 0, and dropout_p must be from 0 to 1, "
+            f"got num_global {num_global} and dropout_p {dropout_p}"
         )
     if length != window.length:
         raise ValueError(
-            f"q has {length} tokens, but the window's grid {window.grid} has {window.length}"
+            f"q has {length} tokens, but the window's grid {window.grid} has {window.length} tokens"
         )
     if isinstance(window, Layout) and window.heads not in (1, heads):
         raise ValueError(
-            f"q has {heads} heads, but the pattern {window.pattern} has {window.heads}"
+            f"q has {heads} heads, but the pattern {window.pattern} has {window.heads} heads"
         )
     keys = (batch, heads, num_global + length, dim)
     if k.shape != keys or v.shape != keys:
         raise ValueError(
-            f"k and v must be {keys} for {num_global} global tokens, "
+            f"k and v must have shape {keys} for {num_global} global tokens, "
             f"got {tuple(k.shape)} and {tuple(v.shape)}"
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
@@ -135,7 +136,9 @@ def _check(call: Call) -> None:
             f"q, k, v must have one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
         )
     if valid_hw is not None and valid_hw.shape != (batch, 2):
-        raise ValueError(f"valid_hw must be (batch, 2) = {(batch, 2)}, got {tuple(valid_hw.shape)}")
+        raise ValueError(
+            f"valid_hw must have shape (batch, 2) = {(batch, 2)}, got {tuple(valid_hw.shape)}"
+        )
     for name, part, shape in (
         ("table", bias.table, (heads, window.table_entries)),
         ("to_global", bias.to_global, (heads, num_global)),

@@ -2,8 +2,8 @@
 
 A pair of chunks is not attended, fully visible, or partly visible. A partly visible pair has a mask
 with an entry for each query token and each key token of the two chunks. Equal masks are stored
-once. At the end of the grid, incomplete chunks are padded with tokens that are never visible as
-keys.
+once. Incomplete chunks at the bottom and the right of the grid are padded with tokens to which no
+query attends.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
 chunks, Q = R*C, H heads if their patterns differ, else 1, E pairs of chunks, T masks.
@@ -59,8 +59,8 @@ class Layout(ChunkGrid):
             )
         if self.symbolic and not self.pattern.traceable:
             raise ValueError(
-                f"pattern {self.pattern} depends on the size of the grid: "
-                "export the model for one image size"
+                f"pattern {self.pattern} depends on the size of the grid, so the image size cannot "
+                "be dynamic: export the model for one image size"
             )
         self.pattern.check_grid(self.grid)
 
@@ -106,8 +106,7 @@ class Layout(ChunkGrid):
 
     @property
     def lists(self) -> ChunkLists:
-        """The pairs of query and key chunks to compute, with their masks; cached for recent
-        layouts."""
+        """The chunk pairs to compute and their masks. Cached for recently used layouts."""
         return build_lists(self)
 
     @property
@@ -123,10 +122,10 @@ class Layout(ChunkGrid):
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (rows, columns), each (.., W): the grid positions of the W tokens of each chunk.
+        """Return (rows, columns), each (..., W): the grid positions of the W tokens of each chunk.
 
-        chunks (..): row-major indices of chunks. For tokens that pad incomplete chunks, the rows or
-        columns are outside the grid.
+        chunks (...): row-major indices of chunks. For tokens that pad incomplete chunks, the rows
+        or columns are outside the grid.
         """
         inside = torch.arange(self.tile)
         row, col = chunks // self.chunks[1], chunks % self.chunks[1]
@@ -167,10 +166,11 @@ class Layout(ChunkGrid):
 
 @dataclass(frozen=True)
 class ChunkLists:
-    """The E pairs of query and key chunks that a layout computes, sorted by head, query and key.
+    """The E chunk pairs that are computed for a layout, sorted by head, query chunk, key chunk.
 
+    A chunk pair is a query chunk and a key chunk with at least one visible pair of tokens.
     head, query, key (E,) int64: the index of the head, query chunk and key chunk of each pair.
-    mask (E,) int64: the mask of each pair, as an index into `masks`; FULL if all its W x W pairs of
+    mask (E,) int64: the mask of each pair, as an index into `masks`, or FULL if all W x W pairs of
     tokens are visible.
     masks (T, W, W) bool: the distinct masks.
     num_visible: number of visible pairs of tokens, summed over heads.
@@ -197,10 +197,10 @@ def dense_mask(layout: Layout) -> Tensor:
 @lru_cache(maxsize=64)
 @untraced
 def build_lists(layout: Layout) -> ChunkLists:
-    """Find the pairs of query and key chunks that a layout computes, and their masks.
+    """Find the chunk pairs that must be computed for a layout, and their masks.
 
-    Logs a warning if tokens attend to no token of the grid. Raises ValueError if the masks would
-    take more than MAX_MASK_BYTES.
+    Logs a warning if some tokens attend to no token of the grid. Raises ValueError if the masks
+    would take more than MAX_MASK_BYTES.
     """
     near = layout.pattern.chunk_pairs(layout.grid, layout.size)
     pairs = near.expand(layout.heads, -1, -1).nonzero()
@@ -223,12 +223,12 @@ def build_lists(layout: Layout) -> ChunkLists:
 
 
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Select one pair of chunks for each mask that must be computed.
+    """Select the chunk pairs whose masks must be computed. Other pairs reuse one of these masks.
 
-    pairs: (head, query chunk, key chunk) of each pair of chunks.
-    Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of a selected
-    pair with an equal mask. If visibility depends on more than the displacement, all pairs are
-    selected. Otherwise, pairs of a head with the same displacement have equal masks, unless the
+    pairs: (head, query chunk, key chunk) of each chunk pair.
+    Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of the
+    selected pair with the same mask. All pairs are selected if the pattern is not invariant. In an
+    invariant pattern, two pairs with the same head and displacement have the same mask, unless the
     border of the grid truncates their key chunks differently.
     """
     if not layout.pattern.invariant:
@@ -245,8 +245,8 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return (masks, index): the distinct masks (T, W, W), and the index of each pair's mask.
 
-    pairs: (head, query chunk, key chunk) of each pair of chunks. The index is FULL if all token
-    pairs are visible, and ABSENT if none is.
+    pairs: (head, query chunk, key chunk) of each chunk pair. The index is FULL if all token pairs
+    of the two chunks are visible, and ABSENT if none is visible.
     """
     shape = (layout.tile, layout.tile)
     ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}
@@ -261,7 +261,7 @@ def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
         if len(masks) * layout.tile**2 > MAX_MASK_BYTES:
             raise ValueError(
                 f"pattern {layout.pattern} on {layout.grid[0]} x {layout.grid[1]} tokens: the "
-                f"masks of its chunks take more than {MAX_MASK_BYTES >> 20} MiB; use a smaller grid"
+                f"masks of its chunks take more than {MAX_MASK_BYTES >> 20} MiB: use a smaller grid"
             )
     masks = torch.stack(masks) if masks else torch.zeros(0, *shape, dtype=torch.bool)
     return masks, torch.tensor(index, dtype=torch.int64)

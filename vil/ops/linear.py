@@ -1,8 +1,8 @@
 """Linear layers, optionally after a layer norm and before a residual connection.
 
 `linear` selects the backend for a call: "torch" (PyTorch's operators) or "native" (C++ code for
-CPUs). The C++ code keeps normalized tokens in the cache. Under autocast, it converts tokens and
-weights while it copies them for the matmul.
+CPUs). The C++ code keeps normalized tokens in the CPU cache. Under autocast, it converts tokens and
+weights to the autocast dtype while it copies them for the matmul.
 
 Shapes: ... leading dimensions, I inputs, O outputs.
 """
@@ -51,7 +51,10 @@ def linear(
 
 
 def kind_of(norm: object, residual: object) -> str:
-    """Return the kind of a call, as in `LinearCase`. norm, residual: None if the call has none."""
+    """Return the kind of a call for `LinearCase`, such as "norm linear residual".
+
+    norm, residual: None if the call has none.
+    """
     parts = ("norm" if norm else "", "linear", "" if residual is None else "residual")
     return " ".join(filter(None, parts))
 
@@ -73,9 +76,10 @@ def linear_native(
 ) -> Tensor:  # fmt: skip
     """Compute `linear` with C++ code for CPUs.
 
-    Under autocast, the matmul is in the autocast dtype. The output has the dtype of the matmul, or
-    of the residual. packed: whether `weight` is the result of `pack_weight` for the dtype of the
-    matmul. Then there are no gradients.
+    Under autocast, the matmul is in the autocast dtype. The output has the dtype of `residual` or,
+    without a residual, the dtype of the matmul.
+    packed: whether `weight` is the result of `pack_weight` for the dtype of the matmul. If it is,
+    gradients cannot be computed.
     """
     gain, shift, eps = norm or (None, None, 0.0)
     half = compute_dtype(x) == torch.bfloat16
@@ -84,10 +88,10 @@ def linear_native(
 
 
 def pack_weight(weight: Tensor, *, half: bool) -> Tensor:
-    """Copy a weight (O, I) to the memory layout that the C++ code multiplies.
+    """Copy a weight (O, I) to the memory layout that the C++ matmul reads.
 
-    half: whether to multiply in bfloat16. O and I must be numbers that `LinearCase.unsupported`
-    allows. Returns a float32 tensor (O, I), or (O, I/2) if `half`, of two bfloat16 values each.
+    half: whether to multiply in bfloat16. O and I must be multiples of CHANNELS_UNIT. Returns a
+    float32 tensor (O, I) or, if `half`, (O, I/2), whose elements hold two bfloat16 values each.
     """
     outputs, inputs = weight.shape
     packed = weight.new_empty(outputs, inputs // 2 if half else inputs, dtype=torch.float32)
@@ -104,7 +108,7 @@ def _linear(
     inputs = weight.shape[1] * (2 if packed and half else 1)
     if x.shape[-1] != inputs or inputs % CHANNELS_UNIT or weight.shape[0] % CHANNELS_UNIT:
         raise ValueError(
-            f"vil::linear cannot multiply {tuple(x.shape)} by a weight of {tuple(weight.shape)}: "
+            f"vil::linear cannot multiply x {tuple(x.shape)} by a weight {tuple(weight.shape)}: "
             f"the weight must have {x.shape[-1]} inputs, and the numbers of inputs and outputs "
             f"must be multiples of {CHANNELS_UNIT}"
         )
@@ -140,7 +144,7 @@ def _linear_gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of x, gain, shift, weight and bias.
 
-    needs: for each of them, whether it is needed. The others are empty tensors.
+    needs: for each of these gradients, whether it is needed. If not, it may be an empty tensor.
     """
     grads = _empty_gradients(x, gain, weight, needs)
     names = ("dx", "dgain", "dshift", "dweight", "dbias")
@@ -162,10 +166,11 @@ def _(
 def _empty_gradients(
     x: Tensor, gain: Tensor | None, weight: Tensor, needs: Sequence[bool]
 ) -> list[Tensor]:
-    """Return tensors for the gradients of x, gain, shift, weight and bias.
+    """Allocate the gradients of x, gain, shift, weight and bias.
 
-    They are float32, except the gradient of x. The gradients of gain and shift are computed
-    together with that of x. Gradients that are not computed are empty.
+    The gradient of x has the dtype of x, the others are float32. Gradients that are not computed
+    are empty tensors. With a layer norm, the gradients of x, gain and shift are computed together:
+    if one of them is needed, all three are allocated.
     """
     of_norm = gain is not None and any(needs[:3])
     computed = (of_norm, of_norm, needs[3], needs[4])
@@ -193,7 +198,8 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
     needs = list(ctx.needs_input_grad[:5])
     if ctx.packed:
         raise RuntimeError(
-            "a linear layer with a packed weight has no gradients: use the original model"
+            "a linear layer with a packed weight has no gradients: to compute gradients, use the "
+            "original model, which is not optimized for inference"
         )
     if torch.is_grad_enabled():  # a second derivative may follow
         grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
@@ -238,9 +244,9 @@ class _Call(ctypes.Structure):
 
 
 def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
-    """Convert parameters to contiguous float32 tensors, without those that are None.
+    """Return {name: contiguous float32 tensor} for the parameters that are not None.
 
-    Keys are field names of `_Call`.
+    The names are field names of `_Call`.
     """
     given = {name: w for name, w in parameters.items() if w is not None}
     return {name: w.detach().float().contiguous() for name, w in given.items()}
@@ -250,10 +256,11 @@ def _call(
     function: str, tensors: dict[str, Tensor], inputs: int, *, half: bool,
     is_backward: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library, which writes to y, or to the gradients.
+    """Call a function of the native library, which writes its results to some of `tensors`.
 
-    tensors: inputs and results, contiguous, by field name of `_Call`. inputs: number of channels
-    of x. half: whether to multiply in bfloat16. settings: the fields eps and packed of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}, inputs and results. inputs: number of
+    channels of x. half: whether to multiply in bfloat16. is_backward: whether to run the backward
+    pass. settings: the fields eps and packed of `_Call`.
     """
     x, y = tensors.get("x"), tensors["dy" if is_backward else "y"]
     numbers = _Call(

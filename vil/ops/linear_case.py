@@ -38,7 +38,7 @@ class LinearCase:
     features: number of output features of the linear layer, or of hidden channels of the MLP.
     dtype: dtype of the matmuls, for example the autocast dtype.
     needs_grad: whether autograd is enabled.
-    packed: whether the weights are packed before, as in models that are optimized for inference.
+    packed: whether the weights are packed in advance, as in a model optimized for inference.
     """
 
     kind: str
@@ -66,14 +66,16 @@ class LinearCase:
 
     @property
     def phase(self) -> str:
-        """Where the call is made: "training", "evaluation" or "optimized for inference"."""
+        """The phase of the call: "training", "evaluation" or "optimized for inference"."""
         if self.packed:
             return "optimized for inference"
         return "training" if self.needs_grad else "evaluation"
 
     def unsupported(self) -> list[str]:
-        """Return the reasons why the C++ backend does not support this case; an empty list if it
-        does."""
+        """Return the reasons why the C++ backend does not support this case.
+
+        Returns an empty list if the backend supports it.
+        """
         half = self.dtype == torch.bfloat16
         checks = {
             f"it needs a CPU, not {self.device}": self.device != "cpu",
@@ -102,7 +104,7 @@ def choose(case: LinearCase) -> str:
 
 
 def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> bool:
-    """Return whether to compute a call for x (..., C) with the C++ backend.
+    """Return whether the C++ backend should compute a linear layer or an MLP of x (..., C).
 
     kind, features: as in `LinearCase`. weights: the parameters of the layers. Returns False under
     torch.compile, which fuses PyTorch's operators itself.
@@ -124,10 +126,10 @@ def _case(*fields: Any) -> LinearCase:
 
 
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
-    """Return whether the C++ backend can run with packed weights, and is the fastest for some
-    number of tokens.
+    """Return whether the C++ backend can run a layer and is the fastest in a tuned case.
 
-    Tuned cases of evaluation are considered if none with packed weights is tuned. The arguments are
+    One number of tokens for which it is the fastest, with packed weights, is enough. If no case
+    with packed weights is tuned, the cases tuned for evaluation are used instead. The arguments are
     as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)

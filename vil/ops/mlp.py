@@ -1,9 +1,9 @@
 """A layer norm and an MLP, the second half of a transformer block, as one operation.
 
 `norm_mlp` uses PyTorch's operators, or C++ code for CPUs: the backends "torch" and "native". The
-C++ code keeps the hidden activations of a few tokens in the cache. For the backward pass it saves
-its input and, if computing the hidden activations again would take longer than reading them from
-memory, also the outputs of the first linear layer.
+C++ code keeps the hidden activations of a few tokens in the CPU cache. For the backward pass, it
+saves its input. It also saves the outputs of the first linear layer if computing them again would
+take longer than reading them from memory.
 
 Shapes: ... leading dimensions, C channels, F hidden channels.
 """
@@ -76,9 +76,10 @@ def norm_mlp_native(
 class PackedWeights(NamedTuple):
     """The parameters of a layer norm and an MLP, packed for the C++ backend on this machine.
 
-    gain, shift (C,): weight and bias of the layer norm. packed: both weights of the linear layers,
-    in bfloat16 if `half`. bias1 (F,), bias2 (C,): biases of the linear layers. All tensors are
-    float32.
+    gain, shift (C,): weight and bias of the layer norm. packed: the weights of both linear layers
+    in one flat tensor. bias1 (F,), bias2 (C,): biases of the linear layers. half: whether the
+    matmuls are in bfloat16. All tensors are float32. If `half`, an element of `packed` holds two
+    bfloat16 values.
     """
 
     gain: Tensor
@@ -92,8 +93,8 @@ class PackedWeights(NamedTuple):
 def pack_weights(weights: MlpWeights, *, half: bool) -> PackedWeights:
     """Pack the parameters of a layer norm and an MLP for `norm_mlp_packed`.
 
-    half: whether to multiply in bfloat16. The numbers of channels must be those that
-    `LinearCase.unsupported` allows.
+    half: whether to multiply in bfloat16. The numbers of channels C and F must be multiples of
+    CHANNELS_UNIT.
     """
     full = _full(weights)
     packed = full["weight1"].new_empty(2 * full["weight1"].numel() // (2 if half else 1))
@@ -116,7 +117,11 @@ def _norm_mlp(
     x: Tensor, gain: Tensor, shift: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
     bias2: Tensor, eps: float, half: bool, residual: bool, saves: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output, and the outputs of the first linear layer without its bias if `saves`."""
+    """Return (output, hidden).
+
+    hidden: if `saves`, the outputs of the first linear layer before its bias is added, which the
+    backward pass reads. Otherwise, an empty tensor.
+    """
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x = x.contiguous()
     y, hidden = torch.empty_like(x), _empty_hidden(x, bias1, saves)
@@ -221,7 +226,7 @@ class _Call(ctypes.Structure):
 
 
 def _full(weights: MlpWeights) -> dict[str, Tensor]:
-    """Return the parameters as contiguous float32 tensors, by field name of `_Call`."""
+    """Return {field name of `_Call`: contiguous float32 tensor} for the parameters."""
     return {name: w.detach().float().contiguous() for name, w in weights._asdict().items()}
 
 
@@ -229,10 +234,11 @@ def _call(
     function: str, tensors: dict[str, Tensor], *, half: bool, is_backward: bool = False,
     **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library, which writes to some of the given tensors.
+    """Call a function of the native library, which writes its results to some of `tensors`.
 
-    tensors: inputs and results, contiguous, by field name of `_Call`. half: whether to multiply in
-    bfloat16. settings: the fields eps and residual of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}, inputs and results. half: whether to
+    multiply in bfloat16. is_backward: whether to run the backward pass. settings: the fields eps
+    and residual of `_Call`.
     """
     x = tensors.get("x")
     hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()
@@ -247,7 +253,7 @@ def _call(
 
 @register_flop_formula([torch.ops.vil.norm_mlp, torch.ops.vil.packed_norm_mlp])
 def _flops(x_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    """Count two matmuls of all tokens with a weight (F, C) or (C, F)."""
+    """Return the FLOPs of the forward pass: matmuls of all tokens with both weights."""
     num_hidden = rest[3][0]  # of the bias of the first linear layer
     return 2 * 2 * num_hidden * torch.Size(x_shape).numel()
 

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN, with weights in the memory layout of its kernels.
+"""Linear layers computed by oneDNN, with weights in the memory layout of its kernels.
 
 Shapes: ... leading dimensions, I input and O output features.
 """
@@ -19,20 +19,22 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def linear_packed(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str = "") -> Tensor:
-    """Map x (..., I) to (..., O), without gradients.
+    """Apply a linear layer and an activation to x (..., I), without gradients. Returns (..., O).
 
-    packed: result of `pack`. activation: "gelu" (exact), "relu", or "" for none. oneDNN applies it
-    while the outputs are in the CPU cache.
+    packed: weights from `pack`. activation: "gelu" (exact), "relu", or "" for none. oneDNN applies
+    the activation while the outputs are in the CPU cache.
     """
     name, algorithm = ACTIVATIONS[activation]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, name, [], algorithm)
 
 
 def apply_in_parts(function: Callable[[Tensor], Tensor], x: Tensor, hidden: int) -> Tensor:
-    """Apply a function that maps each token separately to a few tokens at a time.
+    """Split the tokens of x (..., I) into small parts, and apply a function to each part.
 
-    The activations inside the function are then so small that they stay in the CPU cache. x (...,
-    I). hidden: the largest number of features of a token inside the function.
+    Returns the same result as function(x). The parts are so small that the activations inside the
+    function stay in the CPU cache.
+    function: must compute each token independently of the other tokens. hidden: the largest number
+    of features of a token inside the function.
     """
     rows = max(1, PART_BYTES // (hidden * x.itemsize))
     if x.numel() <= rows * x.shape[-1]:

@@ -1,7 +1,7 @@
 """Call this package's torch operators with little overhead.
 
-torch's dispatcher and its autograd for operators written in Python take 30 to 150 microseconds for
-a call, as long as some operators of a small model or a single image.
+For operators written in Python, torch's dispatcher and autograd take 30 to 150 microseconds per
+call. In a small model or on a single image, some operators do not take longer to compute.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,11 @@ from vil.utils.transforms import is_exporting
 
 
 def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
-    """Call an operator whose first argument is x.
+    """Call a torch operator with x and the other positional arguments, and return its result.
 
-    For a CPU tensor x, calls its Python functions directly, unless a tracer, transform, mode,
-    profiler or tensor subclass has to see the call. arguments: all other arguments, without names.
+    If x is a CPU tensor, torch's dispatcher is bypassed, and the Python functions of the operator
+    are called directly. If a tracer, transform, mode, profiler or tensor subclass must see the
+    call, the dispatcher is used.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     watched = (
@@ -43,7 +44,7 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
 
 @cache
 def _differentiable(operator: CustomOpDef) -> Callable:
-    """Return a function of autograd with the forward and backward pass of an operator."""
+    """Return a differentiable function that runs the forward and backward pass of an operator."""
 
     def forward(ctx: FunctionCtx, *arguments: Any) -> Any:
         output = operator._init_fn(*arguments)

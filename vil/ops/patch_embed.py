@@ -24,10 +24,11 @@ from vil.ops.operator_call import call_operator
 class PackedPatches(NamedTuple):
     """The parameters of a patch embedding, packed for the compiled code on this machine.
 
-    weight: the weights of the convolution, in bfloat16 if `half`. bias (C,): its bias, or None.
-    gain, shift (C,): parameters of the layer norm, or None without a norm. eps: added to its
-    variance. patch: p. adjacent_channels: whether the weights are for inputs in the channels-last
-    format. All tensors are float32.
+    weight: the weights of the convolution, from `pack_weight`. bias (C,): the bias of the
+    convolution, or None. gain, shift (C,): weight and bias of the layer norm, or None without a
+    norm. eps: added to the variance of the layer norm. patch: p. adjacent_channels: whether the
+    weights are for inputs in the channels-last format. half: whether the convolution is in
+    bfloat16. All tensors are float32. If `half`, an element of `weight` holds two bfloat16 values.
     """
 
     weight: Tensor
@@ -50,8 +51,9 @@ def pack_patches(
 ) -> PackedPatches:
     """Pack the parameters of a patch embedding for `embed_patches`.
 
-    weight (C, c, p, p), bias (C,) or None: of the convolution, in float32 or bfloat16. norm: the
-    layer norm after it, or None. adjacent_channels: see `PackedPatches`.
+    weight (C, c, p, p), bias (C,) or None: parameters of the convolution, float32 or bfloat16.
+    norm: parameters of the layer norm after the convolution, or None. adjacent_channels: see
+    `PackedPatches`.
     """
     half = weight.dtype == torch.bfloat16
     order = weight.permute(0, 2, 3, 1) if adjacent_channels else weight
@@ -64,8 +66,10 @@ def pack_patches(
 def embed_patches(x: Tensor, packed: PackedPatches, added: Tensor, num_global: int) -> Tensor:
     """Return the tokens (B, G+L, C) of x (B, c, H, W), without gradients.
 
-    x: float32 or bfloat16, as the weights. added (G+L, C): float32, the global tokens, then what is
-    added to each local token. num_global: G.
+    x: images in the dtype that the weights had before they were packed, float32 or bfloat16.
+    added (G+L, C): float32. The first G rows are the global tokens. The others are added to the
+    local tokens, for example as position embeddings.
+    num_global: G.
     """
     return call_operator(_embed_patches, x, *packed, added, num_global)
 

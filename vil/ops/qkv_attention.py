@@ -1,9 +1,10 @@
-"""Attention of local and global tokens on joined projections, by compiled code for CPUs.
+"""Attention of local and global tokens from one qkv tensor, computed by C++ code for CPUs.
 
-It computes what `vil.ops.local_attention` with the backend "native" computes for local tokens and
-`scaled_dot_product_attention` for global tokens. The C++ code reads queries, keys and values where
-the linear layer wrote them, and writes the outputs of all tokens, and the gradient of all
-projections, to one tensor each, so that nothing is copied or added afterward.
+The result is that of two operations: `vil.ops.local_attention` with the backend "native" for the
+local queries, and `scaled_dot_product_attention` for the global queries. The C++ code reads
+queries, keys and values from the output of the qkv linear layer. It writes the outputs of all
+tokens to one tensor. In the backward pass, it writes the gradients of queries, keys and values to
+one tensor. Nothing is copied or added afterward.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
@@ -43,12 +44,11 @@ def attend_qkv(
     qkv (B, G+L, 3C): queries, keys and values of G global, then L local tokens.
     window: which local keys each local query attends to. Global queries attend to all keys.
     num_heads, num_global: N and G.
-    bias: of the scores of local queries, as in `vil.ops.local_attention`.
-    from_globals (N, G, G+1): bias of each global query toward each global key and, last, toward
-    local keys. None for no bias.
+    bias: bias of the scores of local queries, as in `vil.ops.local_attention`.
+    from_globals (N, G, G+1): bias of the scores of each global query. The first G entries are
+    toward the global keys, the last entry is toward all local keys. None for no bias.
     scale: factor of q @ k^T.
-    The arguments must be such that the backend "native" supports them. Raises ValueError for wrong
-    shapes.
+    The backend "native" must support the arguments. Raises ValueError for wrong shapes.
     """
     numbers = to_numbers(window, num_global)
     return call_operator(_attend, qkv, *bias, from_globals, numbers, num_heads, scale)
@@ -87,12 +87,15 @@ def _check(
     if qkv.ndim != 3 or qkv.shape[1] != tokens or qkv.shape[2] % (3 * num_heads):
         raise ValueError(
             f"qkv must be (B, {tokens}, 3C) for {num_global} global tokens and the grid "
-            f"{window.grid}, with C a multiple of {num_heads} heads, got {tuple(qkv.shape)}"
+            f"{window.grid}, with C a multiple of {num_heads} (the number of heads), "
+            f"got shape {tuple(qkv.shape)}"
         )
     sizes = ((window.table_entries,), (num_global,), (num_global, num_global + 1))
     for bias, size in zip(biases, sizes):
         if bias is not None and bias.shape != (num_heads, *size):
-            raise ValueError(f"a bias must be {(num_heads, *size)}, got {tuple(bias.shape)}")
+            raise ValueError(
+                f"expected a bias of shape {(num_heads, *size)}, got {tuple(bias.shape)}"
+            )
 
 
 def _output_shape(qkv: Tensor) -> tuple[int, int, int]:
@@ -104,7 +107,10 @@ def _split(
     qkv: Tensor, table: Tensor | None, to_global: Tensor | None, numbers: Sequence[int],
     num_heads: int, scale: float,
 ) -> tuple[Call, Tensor]:  # fmt: skip
-    """Return the call of the local queries, and the global queries (B, N, G, D), as views."""
+    """Return (call, q_global) with views of qkv.
+
+    call: the `Call` of the local queries. q_global (B, N, G, D): the global queries.
+    """
     window, num_global = from_numbers(numbers)
     channels = qkv.shape[2] // 3
     head_dim = channels // num_heads
@@ -126,10 +132,11 @@ def _view_heads(
     x: Tensor, num_heads: int, head_dim: int, *, token: int = 0, count: int | None = None,
     channel: int = 0,
 ) -> Tensor:  # fmt: skip
-    """View N*D channels of some tokens of x, which is contiguous, as (B, N, count, D).
+    """View N*D channels of consecutive tokens of x (B, G+L, ...) as (B, N, count, D).
 
-    token, channel: the first of the tokens and of the channels. count: the number of tokens; by
-    default, all that follow. One `as_strided` takes a fifth of the time of several views.
+    x must be contiguous. token, channel: indices of the first token and the first channel. count:
+    the number of tokens, by default all tokens from the first one on. One `as_strided` takes a
+    fifth of the time of several views.
     """
     batch, tokens, width = x.shape
     shape = (batch, num_heads, tokens - token if count is None else count, head_dim)

@@ -75,8 +75,8 @@ def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor)
     """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
 
     In `window`, which is cyclic, several offsets lead to the same key, each with its own bias. The
-    bias in the new table is the log-sum-exp of these biases. If `table` is None, they are 0, and q
-    determines N and the dtype. size: s.
+    bias in the new table is the log-sum-exp of these biases. If `table` is None, these biases are
+    0, and q determines N and the dtype. size: s.
     """
     if table is None:
         number = math.log(len(window.offsets))

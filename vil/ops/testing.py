@@ -30,8 +30,8 @@ CEILING_ULPS = 64.0  # largest bound
 class Inputs:
     """Random inputs of `local_attention`, and the gradient of its output, for tests.
 
-    q and cotangent (the gradient) are (B, N, L, D), k and v (B, N, G+L, D). table and to_global are
-    the fields of a `LocalBias`.
+    q (B, N, L, D), k and v (B, N, G+L, D). table, to_global: the fields of a `LocalBias`. cotangent
+    (B, N, L, D): the gradient of the output.
     """
 
     q: Tensor
@@ -93,8 +93,8 @@ def forward(
 ) -> Tensor:
     """Run a backend, and return its output (B, N, L, D).
 
-    attend: the backend's function. inputs: only its `valid_hw` is used. leaves: q, k, v and the
-    biases, from `leaves_of`.
+    attend: the backend's function. inputs: only the field `valid_hw` is used. leaves: q, k, v and
+    the biases, from `leaves_of`.
     """
     bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
     options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)

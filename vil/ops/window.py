@@ -30,7 +30,7 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Which tokens of the attended chunks are keys of a query.
+    """The mask of a window: which tokens of the attended chunks are keys of a query.
 
     The values are those of the config key SW_EXACT.
     """
@@ -110,11 +110,11 @@ class Window(ChunkGrid):
     size: w, the chunk side. With the exact mask, it is also the largest distance of a key from its
     query, in rows and in columns.
     mask: a `Mask` or its value.
-    offsets: (row, column) offsets of the attended chunks, relative to the query's chunk.
+    offsets: the chunks that a query attends to, as (row, column) offsets from the query's chunk.
 
-    Raises ValueError for a grid side or a size below 1, an unknown mask, offsets that are not
-    distinct members of ALL_NINE or lack (0, 0), and the exact mask with offsets other than
-    ALL_NINE.
+    Raises ValueError for a grid side or a size below 1, and for an unknown mask. Raises ValueError
+    unless the offsets are distinct members of ALL_NINE and include (0, 0). With the exact mask,
+    they must be ALL_NINE.
     """
 
     grid: tuple[int, int]
@@ -136,12 +136,13 @@ class Window(ChunkGrid):
             or len(distinct) < len(self.offsets)
         ):
             raise ValueError(
-                f"offsets must be distinct chunk offsets that include (0, 0), got {self.offsets}"
+                "offsets must be distinct, from -1 to 1 in rows and columns, and include (0, 0), "
+                f"got {self.offsets}"
             )
         if self.mask == Mask.EXACT and self.offsets != ALL_NINE:
             raise ValueError(
-                "the exact window (mask 1) needs all nine chunks: use mode 0, or mask 0 or -1; "
-                f"got the offsets {self.offsets}"
+                f"the exact window (mask 1) needs all nine chunks, got the offsets {self.offsets}: "
+                "use mode 0 for all nine chunks, or change the mask to 0 or -1"
             )
 
     @classmethod
@@ -187,7 +188,10 @@ class Window(ChunkGrid):
         return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """Return the window without the offsets that lead outside the grid for every chunk."""
+        """Return the window without the offsets that lead outside the grid from every chunk.
+
+        Cyclic, exact and symbolic windows are returned unchanged.
+        """
         if self.cyclic or self.mask == Mask.EXACT or self.symbolic:
             return self
         rows, cols = self.chunks
@@ -197,9 +201,10 @@ class Window(ChunkGrid):
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the index of each query-key pair in a flattened bias table, (W, K*W) int64.
 
-        The indices are the same for all chunks. A chunk has W queries, whose keys are the W tokens
-        of each of the chunks at K offsets. The table has 4w-1 rows and columns. A pair's row is
-        2w-1 + (query row - key row), and its column is 2w-1 + (query column - key column).
+        The W queries are the tokens of a chunk. The K*W keys are the tokens of K chunks, one for
+        each of `offsets`. The indices are the same for all query chunks. The table has 4w-1 rows
+        and columns. A pair's row is 2w-1 + (query row - key row), and its column is 2w-1 + (query
+        column - key column).
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
@@ -208,8 +213,9 @@ class Window(ChunkGrid):
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return whether each query attends to each key, (B or 1, R, C, W or 1, K*W) bool.
 
-        Each of the R x C chunks has W queries, whose keys are the W tokens of each of the chunks at
-        K offsets.
+        Each of the R x C chunks has W queries. Their K*W keys are the tokens of K chunks, one for
+        each of `offsets`. The first dimension is B only with `valid_hw`, and the fourth is W only
+        with the exact mask. Otherwise, they are 1.
         valid_hw (B, 2): rows and columns of each image that are not padding.
         """
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
@@ -220,8 +226,8 @@ class Window(ChunkGrid):
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the indices of the tokens that each chunk attends to, (R, C, K*W) int64.
 
-        For each of R x C chunks, these are the W tokens of each of the chunks at K offsets.
-        Positions outside the grid get the index of the nearest token inside it.
+        These are the W tokens of each of K chunks, one for each of `offsets`. Positions outside the
+        grid get the index of the nearest token inside it.
         """
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
@@ -229,8 +235,8 @@ class Window(ChunkGrid):
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of the exact window, (W, K*W) bool, which is the same for all chunks.
 
-        It is True if a key is at most w rows and w columns away from a query. A chunk has W
-        queries, whose keys are the W tokens of each of the chunks at K offsets.
+        It is True if a key is at most w rows and w columns away from a query. The W queries are the
+        tokens of a chunk. The K*W keys are the tokens of K chunks, one for each of `offsets`.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
@@ -250,8 +256,8 @@ class Window(ChunkGrid):
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
         """Return which rows (axis 0) or columns (axis 1) of the key chunks are not padding.
 
-        The result is (B or 1, R, K, w) bool, for R query chunks along the axis and their key chunks
-        at K offsets. It is False outside the grid and for padding.
+        The result is (B or 1, R, K, w) bool: for each of R query chunks along the axis, the w rows
+        or columns of each of its K key chunks. It is False outside the grid and for padding.
         """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
@@ -262,8 +268,8 @@ class Window(ChunkGrid):
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
         """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, int64.
 
-        The result is (R, K, w), for R query chunks along the axis and their key chunks at K
-        offsets. Numbers may be outside the grid.
+        The result is (R, K, w): for each of R query chunks along the axis, the w rows or columns of
+        each of its K key chunks. Numbers may be outside the grid.
         """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)

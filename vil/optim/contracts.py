@@ -34,7 +34,7 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
         key not in group for group in optimizer.param_groups for key in ("lr", "lr_scale")
     ):
         raise ValueError(
-            f"{what} must keep each group with its 'param_names', 'lr' and 'lr_scale', because "
+            f"{what} must keep 'param_names', 'lr' and 'lr_scale' in each parameter group, because "
             "checkpoints and schedules use them: pass `groups` to torch's Optimizer unchanged"
         )
     for _, parameter in named:

@@ -25,7 +25,7 @@ class Ema:
     def __init__(self, source: nn.Module, decay: float):
         if not 0 <= decay < 1:
             raise ValueError(
-                f"the decay of a weight average must be at least 0 and less than 1, got {decay}"
+                f"the decay of the EMA weights must be at least 0 and less than 1, got {decay}"
             )
         self.source, self.decay = source, decay
         self.model = copy.deepcopy(source).eval().requires_grad_(False)

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 class Settings:
     """Common settings of optimizers. An optimizer ignores those that it does not support.
 
-    nu: weight of the momentum buffer in `QHM`. fused: allow torch's fused implementation. sharded:
-    whether FSDP2 shards the parameters. The weight decay is not a setting, because each parameter
-    group has its own.
+    nu: weight of the momentum buffer in `QHM`. fused: whether torch's fused implementation may be
+    used. sharded: whether FSDP2 shards the parameters. The weight decay is not a setting, because
+    each parameter group has its own.
     """
 
     lr: float
@@ -122,8 +122,8 @@ def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
     Without weight decay, LAMB, LARS and LARC of timm and apex do not adapt the learning rate to the
-    layer. consequence: text for the warning that names the optimizer which then has the same
-    updates, such as "lars is SGD".
+    layer. consequence: text for the warning that names the equivalent optimizer, such as "lars is
+    SGD".
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(

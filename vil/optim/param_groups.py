@@ -29,10 +29,10 @@ def decay_groups(
         no_decay: names of parameters, for example from a model's `no_weight_decay()`.
         layer_of: function that maps a parameter's name to the index of its layer, from 0 (the first
           patch embedding) to `num_layers`.
-        num_layers: largest index that `layer_of` returns, which is that of the head.
+        num_layers: largest index that `layer_of` returns, the index of the head.
         layer_decay: ratio of the learning rates of one layer and the next layer, as in the
           fine-tuning of BEiT (arXiv:2106.08254). If it is not 1, each layer has separate groups.
-          Their learning rate must be multiplied by the group's key "lr_scale", which is
+          The caller must multiply the learning rate of a group by its value "lr_scale", which is
           layer_decay^(num_layers - layer).
     """
     groups: dict[tuple[bool, int], list] = {}

@@ -19,8 +19,9 @@ class Schedule:
     """A learning-rate schedule. The method `lr_at` returns the learning rate of a step.
 
     policy: name of the schedule, a key of SCHEDULES. lr: base learning rate, at the end of the
-    warm-up. epochs, warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: change the
-    learning rate only at the start of an epoch. own: additional arguments of the schedule function.
+    warm-up. epochs, warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: whether
+    the learning rate changes only at the start of an epoch. own: additional arguments of the
+    schedule function.
     """
 
     policy: str

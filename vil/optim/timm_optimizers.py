@@ -101,9 +101,9 @@ def combine(info: Any, key: str, value: Any) -> Any:
     info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: the config's value.
 
     A value equal to the default in `Settings` is not passed, so that the default of the optimizer's
-    class applies. If only one of the two betas equals its default in `Settings`, it is replaced by
-    the default of the class. An optimizer with three betas, such as Adan, always uses its defaults,
-    and a warning is logged.
+    class applies. If only one of the two betas equals its default in `Settings`, this beta is set
+    to the default of the class. An optimizer with three betas, such as Adan, always uses its
+    defaults, and a warning is logged.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -112,8 +112,8 @@ def combine(info: Any, key: str, value: Any) -> Any:
         return value
     if info.num_betas != len(value):
         log.warning(
-            "timm/%s has %d betas and uses its own, so OPTIM.ADAM.BETA1 and OPTIM.ADAM.BETA2 have "
-            "no effect",
+            "timm/%s has %d betas and uses their defaults, so OPTIM.ADAM.BETA1 and "
+            "OPTIM.ADAM.BETA2 have no effect",
             info.name,
             info.num_betas,
         )
@@ -135,7 +135,7 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
 
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
-    """Build Kron, with random numbers that are seeded by the step and thus equal on all ranks."""
+    """Build Kron. Its random numbers are seeded by the step, so they are equal on all ranks."""
     kron = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 

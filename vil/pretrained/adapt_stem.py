@@ -12,7 +12,8 @@ MSVIT_STEM = "stages.0.embed.proj.weight"
 
 
 def find_stems(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of a model's stems, the convolutions applied to the image."""
+    """Return the weight names of the convolutions that are applied to the image (stems), such as
+    "stages.0.embed.proj.weight"."""
     if isinstance(model, MsViT):
         return (MSVIT_STEM,)
     first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
@@ -22,11 +23,12 @@ def find_stems(model: nn.Module) -> tuple[str, ...]:
 def adapt_stem(weight: Tensor, shape: torch.Size) -> Tensor | None:
     """Convert the weight (O, C, h, w) of a convolution to another number of input channels.
 
-    If the new number is 1, the weight is summed over C: a gray image then gives the same outputs as
-    C copies of it. Otherwise, the weight is repeated and scaled by C / (new number), so that the
-    outputs keep their magnitude. This generalizes timm's adapt_input_conv to any C.
+    If the new number is 1, the weight is summed over C. A gray image then gives the same outputs as
+    an image with C copies of it as channels. Otherwise, the weight is repeated and scaled by
+    C / (new number), so that the outputs keep their magnitude. This generalizes timm's
+    adapt_input_conv to any C.
 
-    shape: the new shape. Returns None if it differs in more than the number of input channels.
+    shape: the new shape of the weight. Returns None if `shape` does not have the same O, h and w.
     """
     if weight.ndim != 4 or (weight.shape[0], *weight.shape[2:]) != (shape[0], *shape[2:]):
         return None

@@ -93,14 +93,14 @@ CARD: dict[str, Check] = {
 
 
 def check_card(card: Any, source: Path) -> dict:
-    """Check the fields of a model card, and return the card. Raises CheckpointError, with the name
-    of the field, for a missing or invalid field. source: file that contains the card, for messages.
+    """Check the fields of a model card, and return the card. Raises CheckpointError, which names
+    the field, if a field is missing or invalid. source: file that contains the card, for messages.
     """
     if not isinstance(card, dict):
         raise CheckpointError(f"{source}: its model card is not a JSON object")
     if is_number(form := card.get("format"), FORMAT + 1):
         raise CheckpointError(
-            f"{source}: a later version of vil wrote its model card (format {form}): update vil"
+            f"{source}: its model card has the format {form} of a later version of vil: update vil"
         )
     if not isinstance(card.get("model"), dict):
         raise CheckpointError(f"{source}: its model card has no object 'model'")
@@ -119,8 +119,8 @@ def check_card(card: Any, source: Path) -> dict:
 
 
 def check_size(card: Mapping, file: Path) -> None:
-    """Raise CheckpointError if a model card describes a model that is not valid, or that has more
-    parameters than the weight file, or if that file cannot be read.
+    """Check the model card of a weight file. Raises CheckpointError if the file cannot be read, if
+    the card has no valid architecture, or if the described model has more parameters than the file.
 
     file: the safetensors file. Only the shapes in its header are read, and no model is built.
     """

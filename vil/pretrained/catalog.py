@@ -72,8 +72,8 @@ def read_rows() -> list[Row]:
 
 
 class ViLWeights(WeightsEnum):
-    """Base class of the weight enums. Adds to torchvision's WeightsEnum the SHA-256 of each file,
-    and an error for failed downloads that explains how to use a local copy."""
+    """Base class of the weight enums, derived from torchvision's WeightsEnum. It adds the SHA-256
+    of each file. If a download fails, it raises an error that explains how to use a local copy."""
 
     @property
     def sha256(self) -> str | None:
@@ -91,9 +91,10 @@ class ViLWeights(WeightsEnum):
         return read_weights(self.file(progress, check_hash))
 
     def file(self, progress: bool = True, check_hash: bool = True) -> Path:
-        """Return the path of the weight file, after downloading it if necessary.
+        """Return the path of the weight file. Downloads the file if it is not on this machine yet.
 
-        Raises CheckpointError like `get_state_dict`.
+        progress, check_hash: see `get_state_dict`. Raises CheckpointError if the download fails or
+        the hash differs.
         """
         file = Path(self.url)
         if self.url.startswith("https://"):
@@ -104,7 +105,7 @@ class ViLWeights(WeightsEnum):
                 self._download(file, progress)
         if check_hash and self.sha256 and (digest := sha256_of(file)) != self.sha256:
             raise CheckpointError(
-                f"{file} is damaged: its SHA-256 is {digest}, not {self.sha256} ({self!r})"
+                f"{file} is damaged: its SHA-256 is {digest}, expected {self.sha256} for {self!r}"
             )
         return file
 
@@ -216,7 +217,8 @@ def get_weight(name: str) -> ViLWeights:
 
 
 def get_model_weights(model: str) -> type[ViLWeights]:
-    """Return the weight enum of a named model. Raises ValueError if the model has no weights."""
+    """Return the weight enum of a model, such as ViL_Tiny_Weights for "vil_tiny". Raises ValueError
+    if the model has no weights."""
     return lookup(weight_classes_by_model(), model, "model with weights")
 
 

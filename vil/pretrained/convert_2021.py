@@ -1,9 +1,10 @@
 """Convert state dicts of the 2021 reference, which is the original Vision Longformer code.
 
-Each of vil's parameter names maps to one name of the reference. Projections of full attention can
-be converted to those of longformer attention and back, since they only differ in storing queries,
-keys and values in one matrix or in two. In files of the reference's detection code, the names of
-the backbone have a prefix. These rules follow the reference's converter for detection.
+Each of vil's parameter names maps to one name of the reference. The projections of full attention
+can be converted to those of longformer attention and back: full attention has one matrix for
+queries, keys and values, and longformer attention has one for queries and one for keys and values.
+In files of the reference's detection code, the parameter names of the backbone have a prefix. The
+conversion follows the reference's own converter for detection.
 """
 
 import logging
@@ -36,15 +37,15 @@ def get_2021_names(model: nn.Module) -> dict[str, str]:
 
 
 def has_2021_names(state: Iterable[str]) -> bool:
-    """Return whether keys are from the state dict of a full model of the 2021 reference code."""
+    """Return whether the keys of a state dict are those of a full model of the 2021 reference."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Split a detector's state dict into (state dict of the backbone, names of all other keys).
 
-    The prefix of the backbone's keys is removed. A state dict that is not a detector's is returned
-    unchanged, with an empty list.
+    The prefix of the backbone's keys is removed. If no key has this prefix, the state dict is not a
+    detector's and is returned unchanged, with an empty list.
     """
     backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
     if not backbone:
@@ -57,11 +58,12 @@ def convert_projections(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Convert attention projections between full attention (qkv) and longformer (query and kv).
 
-    wanted: key names. Adds each projection in `wanted` that is missing from the state dict. For C
-    channels, qkv (3C, C) is query (C, C) stacked on kv (2C, C). Missing projections for global
-    tokens, such as query_global, are copied from those for local tokens. Projections that were
-    converted and are not in `wanted` are removed. Returns (state dict, lines), with a line of text
-    per added projection.
+    For C channels, qkv (3C, C) is query (C, C) stacked on kv (2C, C). Missing projections for
+    global tokens, such as query_global, are copied from those for local tokens.
+
+    wanted: key names of the model. Each projection in `wanted` that the state dict lacks is added.
+    A projection that was converted is removed if it is not in `wanted`. Returns (state dict,
+    lines), with a line of text per added projection.
     """
     result, lines = dict(state), []
     for name in wanted:
@@ -79,11 +81,11 @@ def convert_projections(
 def _make_projection(
     state: Mapping[str, Tensor], prefix: str, kind: str, leaf: str
 ) -> tuple[Tensor, list[str]] | None:
-    """Make a missing attention projection from others in the state dict.
+    """Make a missing attention projection from other projections in the state dict.
 
     prefix: start of the attention module's keys, "" or ending in a dot. kind: "qkv", "query", "kv"
     or "proj". leaf: "weight" or "bias". Returns (projection, names of the tensors that it was made
-    of), or None if the state dict lacks these tensors.
+    from), or None if the state dict lacks these tensors.
     """
     same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
     if same in state:
@@ -99,8 +101,8 @@ def _make_projection(
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
     """Return whether a key of a state dict of the 2021 reference can be ignored.
 
-    Such keys are index buffers, bias tables that the reference never used, and copies of a shared
-    weight with equal values. unused: names of these bias tables.
+    Three types of keys can be ignored: index buffers, bias tables that the reference never used,
+    and copies of a shared weight that equal the original. unused: names of the unused bias tables.
     """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True

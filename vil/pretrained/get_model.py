@@ -33,14 +33,14 @@ def get_model(
     name: one of `vil.list_models()`.
     weights: None for random initialization; a member of `vil.get_model_weights(name)` or the name
       of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
-      a file that `load_weights` can read. If the file has a model card, the settings that are not
-      given are taken from it, except dropout rates, gradient checkpointing and, with `convert`, the
-      attention.
+      a file that `load_weights` can read. If the file has a model card, settings that are not
+      passed here are taken from the card. The exceptions are dropout rates, gradient checkpointing
+      and, with `convert`, the attention.
     attention: name of the attention type of those stages that do not have full attention, such as
       "linformer", or a string with a name for each block; see vil/models/arch.py. Default:
       "longformer".
-    windows: side of longformer's window in tokens, or the size parameter of another attention; one
-      number for all stages, or a list with a number for each stage.
+    windows: side of longformer's window in tokens, or the size parameter of another attention type.
+      One number applies to all stages. A list has a number for each stage.
     head, rule, convert: how to adapt weights with another number of classes, another size of
       position embeddings, or another attention; see `load_weights`.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
@@ -73,8 +73,8 @@ def get_model(
 
 
 def _describe_weights(name: str, weights: Path | ViLWeights | None) -> tuple[dict, dict]:
-    """Return (settings, notes): arguments of `get_model` that fit the weights, and the value of
-    `MsViT.notes`. Both are empty for None and for a file without a model card."""
+    """Return (settings, notes). settings: arguments of `get_model` that fit the weights. notes: the
+    value of `MsViT.notes`. Both are {} if `weights` is None or a file without a model card."""
     if isinstance(weights, ViLWeights):
         return dict(weights.meta["build"]), get_notes(weights)
     card = None if weights is None else read_card(name, weights)
@@ -87,8 +87,8 @@ def _describe_weights(name: str, weights: Path | ViLWeights | None) -> tuple[dic
 def _resolve_weights(
     name: str, weights: str | Path | ViLWeights | None
 ) -> Path | ViLWeights | None:
-    """Convert the argument `weights` of `get_model` to a member of the model's weight enum, a path
-    of a file, or None. Raises ValueError if it is not valid for the model `name`."""
+    """Convert the argument `weights` of `get_model` to a member of the model's weight enum, the
+    path of a file, or None. Raises ValueError if `weights` is not valid for the model `name`."""
     if weights is None or isinstance(weights, Path):
         return weights
     known = weight_classes_by_model()[name].__members__ if name in weight_classes_by_model() else {}

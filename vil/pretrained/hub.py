@@ -2,8 +2,9 @@
 
 A folder contains config.json, model.safetensors and README.md. config.json has timm's keys and the
 key `vil`, whose value is the model card that describes the model. `from_pretrained` loads these
-folders. timm can load a folder whose model has a name in `vil.list_models()`, after importing
-vil.integrations.timm_register: `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+folders. timm can load a folder too if its architecture is one of `vil.list_models()`. Import
+vil.integrations.timm_register first, then call
+`timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
 import json
@@ -94,8 +95,8 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of the built-in architecture that a model has, such as "vil_tiny", or "msvit"
-    if it has none of them. Window sizes are not compared."""
+    """Return the name of a model's architecture, such as "vil_tiny", or "msvit" if it is not one of
+    the built-in architectures. Window sizes are not compared."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     for name, arch in ARCHS.items():

@@ -29,9 +29,9 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
 
     state: state dict with the key names of vil or of the 2021 reference. The tensors determine the
     image size, the windows, the number of classes and the attention of each stage (full or local).
-    Models without a relative bias get the architecture's default windows. For a detector's state
-    dict, the model crops its position embeddings for other grid sizes, as the reference did,
-    instead of interpolating them.
+    Models without a relative bias get the architecture's default windows. For other grid sizes, the
+    model interpolates its position embeddings. For a detector's state dict, it crops them, as the
+    reference did.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """
@@ -43,16 +43,16 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     if report.complete:
         return name, model
     raise CheckpointError(
-        f"the weights fit none of vil's built-in models; the nearest is {name}: "
-        f"{report.one_line()}; give --model NAME, or a config"
+        "the weights fit no built-in model of vil: give --model NAME or a config. The nearest "
+        f"model is {name}: {report.one_line()}"
     )
 
 
 def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
-    """Return the stages of architecture `name`, with the attention types of a state dict.
+    """Return the stages of architecture `name`, with the attention types that a state dict implies.
 
-    All blocks of a stage get the same attention, full or local: that of the stage's first block in
-    the state dict.
+    All blocks of a stage get the same attention, full or local. The parameters of the stage's first
+    block in the state dict determine it.
     """
     stages = parse_arch(ARCHS[name])
     for i, spec in enumerate(stages):
@@ -71,8 +71,8 @@ def _build_on_meta(stages: tuple[StageSpec, ...]) -> MsViT:
 
 
 def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
-    """Return how well architecture `name` fits a state dict: the intersection over union of their
-    tensor names.
+    """Return how well architecture `name` fits a state dict, from 0 to 1: the intersection over
+    union of their tensor names.
 
     A name belongs to the intersection only if the shapes are equal or the tensor can be resized.
     """
@@ -86,8 +86,9 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
 
 
 def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
-    """Build architecture `name` with the image size, windows and number of classes of a state dict.
-    pos_resize: how the model fits position embeddings to a grid, "interpolate" or "crop"."""
+    """Build architecture `name` with the image size, windows and number of classes that a state
+    dict implies. pos_resize: how the model fits position embeddings to a grid, "interpolate" or
+    "crop"."""
     stages, settings = _infer_attention(name, state), dict(DEFAULTS.get(name, {}))
     settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0
     names = map_names(_build_on_meta(tuple(stages)), state)

@@ -1,10 +1,10 @@
 """Load weights into models and report what happened to each key.
 
 State dicts have the key names of vil or of the 2021 reference. Position embeddings are resized. The
-head is loaded, replaced, or reduced to selected classes. By default, a key that is missing,
-unexpected or has another shape is an error. The following keys are no error but are reported as
-ignored: copies of shared projections, index buffers, bias tables that the reference never used, and
-the modules of a detector outside of its backbone.
+head is loaded, replaced, or reduced to selected classes. By default, an error is raised if a key is
+missing, unexpected or of another shape. Unexpected keys of the following types raise no error, but
+are reported as ignored: copies of shared projections, index buffers, bias tables that the reference
+never used, and the modules of a detector outside of its backbone.
 """
 
 import logging
@@ -53,8 +53,8 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted", "adapte
 class Report:
     """Report of what happened to each key of a state dict that was loaded into a model.
 
-    Each field is a list of keys. Keys in `loaded` were loaded, and those of them that were changed
-    to fit the model are also in `resized`, `converted` (from other attention projections) or
+    Each field is a list of keys. `loaded` has the keys that were loaded. Keys that were changed to
+    fit the model are also in `resized`, `converted` (from other attention projections) or
     `adapted` (to another number of image channels). `ignored` has keys that are not needed. `fresh`
     has weights of the model that keep their initial values because the caller requested this. Three
     fields have keys that do not fit: `missing` has weights of the model that the state dict does
@@ -85,8 +85,9 @@ class Report:
         return "; ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Format the report as lines of text: the number of keys in each field, and the first keys
-        of those fields that may need the user's attention (LISTED)."""
+        """Format the report as lines of text. The first line has the number of keys in each field.
+        The others list keys that the user may have to check, such as missing keys. The list is
+        truncated if it is long."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
@@ -166,8 +167,8 @@ def load_weights(
 
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
-    """Report what loading a state dict into a model would do to each key, without loading it and
-    without raising an error for keys that do not fit."""
+    """Return a report of what would happen to each key of a state dict if it were loaded into a
+    model. Nothing is loaded, and keys that do not fit raise no error."""
     state, _ = extract_backbone(state_dict)
     return _fit(module, state, map_names(module, state), "linear")[1]
 
@@ -178,8 +179,8 @@ def translate(
     """Convert a state dict for a model: rename the keys to the model's names, and resize tensors of
     another shape where possible, such as position embeddings.
 
-    Other tensors that do not fit are returned unchanged, and the caller must handle them. rule: how
-    to resize, see `load_2021_weights`.
+    Tensors that do not fit and cannot be resized are returned unchanged, and the caller must handle
+    them. rule: how to resize position embeddings, see `load_2021_weights`.
     """
     state, _ = extract_backbone(state_dict)
     names = map_names(model, state)
@@ -206,11 +207,11 @@ def _copy(
     strict: bool,
     heads: Sequence[str] = (),
 ) -> None:
-    """Copy weights that fit into the module.
+    """Copy those weights that fit the module into it.
 
-    fitted, report: results of `_fit`. heads: names of head parameters whose size the caller can
-    choose, for a hint in the error. Raises CheckpointError, before copying anything, if a weight is
-    not finite, or if `strict` is set and the report lists weights that do not fit.
+    fitted, report: results of `_fit`. heads: names of the head parameters whose size the caller can
+    choose, for a hint in the error. Raises CheckpointError, before anything is copied, if a weight
+    is not finite, or if `strict` is set and the report lists weights that do not fit.
     """
     if strict and not report.complete:
         raise CheckpointError(
@@ -237,7 +238,8 @@ def _fit(
     """Resize and convert the weights in a state dict to fit a module.
 
     names: {name in the module: name in `state`}. rule, convert: see `load_weights`. Returns
-    (weights that fit, keyed by the module's names, and a report of what happened to each key).
+    (fitted, report). fitted: {name in the module: weight} for the weights that fit. report: what
+    happened to each key.
     """
     report, target, fitted, original = Report(), module.state_dict(), {}, state
     stems = find_stems(module)
@@ -276,8 +278,8 @@ def _fit(
 
 
 def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Repeat a parameter of a single global token for several global tokens. Returns None for other
-    parameters.
+    """Repeat a parameter of a single global token for several global tokens. Returns None if the
+    parameter does not belong to a single global token.
 
     leaf: last component of the parameter's name. value: the parameter. shape: the shape to return.
     """
@@ -290,7 +292,8 @@ def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None
 def _fit_head(
     state: dict[str, Tensor], head: str, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the head from a state dict if `head` is "new", or select rows of it for "rows:FILE".
+    """Remove the head's weights from a state dict if `head` is "new". If `head` is "rows:FILE",
+    select rows of these weights.
 
     head: see `load_weights`. names: names of the head's parameters. Returns (state dict, names of
     the parameters that keep their initial values).
@@ -311,7 +314,8 @@ def _fit_head(
 def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None:
     """Return the class names that remain after `load_weights` has applied the option `head`.
 
-    classes: class names of the file's head. Returns None for "new" or without class names.
+    classes: class names of the file's head, or None. Returns None if `head` is "new" or if
+    `classes` is None or empty.
     """
     if not classes or head == "new":
         return None
@@ -321,8 +325,8 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Read the class indices from the FILE in `head`, which is "rows:FILE". Raises CheckpointError
-    if the file has none, or an index that is not in 0 to `count` - 1."""
+    """Read the class indices from the file FILE. head: "rows:FILE". Raises CheckpointError if the
+    file has no indices, or an index that is not in 0 to `count` - 1."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"head rows:{path}: there is no such file")

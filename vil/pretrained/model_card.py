@@ -39,10 +39,12 @@ def make_model_card(
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
     classes: class names. Both default to the model's `notes`. source: the file that the weights
-    come from; its name and SHA-256 are recorded. Raises ValueError for an unknown key in
-    `transform`, a wrong number of class names, a head that is neither nn.Linear nor nn.Identity,
-    a global pooling that `from_pretrained` does not support, and a setting that JSON cannot
-    represent. A `Pattern` is represented by its text, if that describes an equal pattern.
+    come from, whose name and SHA-256 are recorded.
+
+    Raises ValueError for an unknown key in `transform`, a wrong number of class names, a head that
+    is neither nn.Linear nor nn.Identity, a global pooling that `from_pretrained` does not support,
+    and a setting that JSON cannot represent. An attention pattern (`Pattern`) is saved as
+    text. Also raises ValueError if parsing this text would not give an equal pattern.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
@@ -52,7 +54,8 @@ def make_model_card(
         )
     if not isinstance(model.head, nn.Linear | nn.Identity):
         raise ValueError(
-            f"the model's head must be one linear layer or none, got {type(model.head).__name__}"
+            "the model's head must be nn.Linear or nn.Identity (no head), got "
+            f"{type(model.head).__name__}"
         )
     num_classes = model.head.out_features if isinstance(model.head, nn.Linear) else 0
     if classes and len(classes) != num_classes:
@@ -78,8 +81,8 @@ def make_model_card(
 
 
 def _pattern_text(value: object) -> str:
-    """Return the text of a pattern. Raises ValueError if it does not describe an equal pattern, and
-    for a value that is not a pattern."""
+    """Return the text of an attention pattern. Raises ValueError if parsing the text would not give
+    an equal pattern, or if the value is not a pattern."""
     text = str(value) if isinstance(value, Pattern) else ""
     try:
         # in the argument of an attention, "/" separates the patterns of stages
@@ -94,11 +97,11 @@ def _pattern_text(value: object) -> str:
 
 
 def read_card(name: str, path: Path) -> dict | None:
-    """Read the model card in the weight file that a path stands for, see `find_weights`. Returns
-    None if there is none.
+    """Read the model card in a weight file. Returns None if the file does not exist or has no card.
 
-    Raises CheckpointError if the card is not valid, or if its architecture has other depths,
-    widths, heads or patches than the model `name`.
+    path: the weight file, or another path for which `find_weights` returns the weight file. Raises
+    CheckpointError if the card is not valid, or if its architecture has other depths, widths, heads
+    or patch sizes than the model `name`.
     """
     file = find_weights(path)
     card = read_metadata(file) if file.is_file() else None
@@ -116,7 +119,8 @@ def _dimensions(arch: str) -> list[tuple[int, ...]]:
 
 def get_model_args(card: Mapping) -> dict:
     """Return the settings in a model card as arguments of `vil.get_model`: attention, windows and
-    arguments of MsViT, except those in NOT_IN_MODEL_ARGS."""
+    arguments of MsViT. Omits in_chans, num_classes and settings that only affect training, such as
+    drop_rate (see NOT_IN_MODEL_ARGS)."""
     model = card["model"]
     stages = parse_arch(model["arch"], model["attention"])
     args = {key: value for key, value in model.items() if key not in NOT_IN_MODEL_ARGS}
@@ -142,4 +146,6 @@ def build_from_card(card: Mapping, **settings) -> MsViT:
         model.notes = get_card_notes(card)
         return model
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the model card describes no valid MsViT: {error!r}") from None
+        raise CheckpointError(
+            f"the model card does not describe a valid MsViT: {error!r}"
+        ) from None

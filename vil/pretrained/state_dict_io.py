@@ -63,12 +63,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the path of the weight file that a path stands for.
+    """Find the weight file that a path given by the user refers to. Returns the file's path.
 
-    A folder of `save_pretrained` or of a checkpoint stands for the weight file in it, and a run's
-    folder for the weight file of its best checkpoint. A run's file `best` or `last`, which contains
-    the name of a checkpoint, stands for that checkpoint's weight file. Other paths are returned
-    unchanged.
+    For the folder of a run, returns the weight file of the run's best checkpoint. For a run's file
+    `best` or `last`, which contains the name of a checkpoint, returns the weight file of that
+    checkpoint. For any other folder, such as a checkpoint or a folder of `save_pretrained`, returns
+    the weight file in the folder. Other paths are returned unchanged.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
@@ -83,8 +83,8 @@ def find_weights(path: Path) -> Path:
 def find_run(path: Path) -> Path | None:
     """Return the folder of the run that `path` belongs to; None if it belongs to no run.
 
-    path: a run's folder, one of its checkpoints (the files `best` and `last` too), or a file in a
-    checkpoint.
+    path: the folder of a run, the folder of a checkpoint, a file in a checkpoint, or a run's file
+    `best` or `last`, which contains the name of a checkpoint.
     """
     path = path.absolute()
     folders = [path]
@@ -96,15 +96,16 @@ def find_run(path: Path) -> Path | None:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """Return the state dict in a checkpoint's content: the content itself, or the dict under a key
-    such as "model". Raises ValueError if the content has no state dict."""
+    """Return the state dict in a loaded checkpoint: the dict under a key such as "model" or, if
+    there is no such key, the content itself. The prefixes `module.` and `_orig_mod.` are removed if
+    all keys have them. Raises ValueError if the content has no state dict."""
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     items = content.items() if isinstance(content, dict) else ()
     if not items or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in items):
-        raise ValueError("expected a dict of names and tensors")
+        raise ValueError("expected a dict {name: tensor}")
     return _strip_wrappers(content)
 
 
@@ -114,7 +115,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     if expected and (digest := hash_tensors(state)) != expected:
         raise CheckpointError(
-            f"{path} is damaged: the SHA-256 of its tensors is {digest}, its header has {expected}"
+            f"{path} is damaged: the SHA-256 of its tensors is {digest}, but its header has "
+            f"{expected}"
         )
     if not state:
         raise CheckpointError(
@@ -124,8 +126,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the additions of DDP, torch.compile and AveragedModel from a state dict: the key
-    prefixes `module.` and `_orig_mod.`, if all keys have them, and the buffer `n_averaged`."""
+    """Remove what DDP, torch.compile and AveragedModel add to a state dict. Removes the prefixes
+    `module.` and `_orig_mod.` if all keys have them, and the buffer `n_averaged`."""
     state = {key: value for key, value in state.items() if key != COUNTER}
     for prefix in PREFIXES * 2:  # wrappers nest in either order
         if all(key.startswith(prefix) for key in state):

@@ -51,7 +51,7 @@ TEXT = {"fontsize": 9, "color": INK}
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
     """Write a plot per dtype, window and number of heads to a folder, and return the files.
 
-    rows: dicts that `vil.bench.attention.plain` returned; those without results are ignored.
+    rows: dicts that `vil.bench.attention.plain` returned. Rows without results are ignored.
     machine: dict that describes the machine, for the titles.
     """
     groups: dict[tuple, list[dict]] = {}
@@ -99,7 +99,7 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
     """Plot a panel: one line per backend, and lines that show linear and quadratic growth.
 
     rows: benchmark rows. value: function that returns the number to plot for a row, such as the
-    time; rows for which it is None or 0 are omitted. Returns {backend: its line}.
+    time. Rows are omitted if this number is None or 0. Returns {backend: its line}.
     """
     points: dict[str, dict[int, float]] = {}
     grids = {}
@@ -123,8 +123,9 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
-    """Draw dotted lines with the slopes of linear and quadratic growth, below the lines of the
-    backends. tokens: numbers of tokens, ascending. points: {backend: {number of tokens: value}}."""
+    """Draw two dotted lines, below the lines of the backends, whose slopes show linear and
+    quadratic growth. tokens: numbers of tokens, ascending. points: {backend: {number of tokens:
+    value}}."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -163,8 +164,8 @@ def format_axes(axes: Axes, grids: dict[int, str]) -> None:
 def style(name: str) -> tuple[str, str]:
     """Return the color and marker of a backend.
 
-    For a pair of backends "forward+backward", the color is that of the first backend and the marker
-    that of the second.
+    If the name is a pair "forward+backward" of two backends, returns the color of the first backend
+    and the marker of the second.
     """
     if name in STYLES:
         return STYLES[name]
@@ -176,8 +177,8 @@ def style(name: str) -> tuple[str, str]:
 
 
 def sort_key(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a backend's name. Backends in STYLES come first, in the same order,
-    then other backends by name, and last FLOOR, the lower bound."""
+    """Return the key by which backends are sorted. Backends in STYLES come first, in the order of
+    STYLES. All other backends follow, sorted by name. The lower bound (FLOOR) comes last."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 

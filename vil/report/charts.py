@@ -16,8 +16,9 @@ Points = list[tuple[float, float]]
 class Curve(NamedTuple):
     """Line of a chart, in SVG coordinates.
 
-    style: "solid", "dashed" or "thin". color: number i of the CSS color "--ci". line: points of the
-    line as "x,y" pairs, separated by spaces. dots: (x, y, label) of each dot.
+    style: "solid", "dashed" or "thin". color: number of the line's CSS color, such as 2 for
+    var(--c2). line: points of the line as "x,y" pairs, separated by spaces. dots: (x, y, label) of
+    each dot.
     """
 
     name: str
@@ -97,8 +98,8 @@ def downsample(points: Points) -> Points:
 
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Extend the range from `low` to `high` by a fraction of its length on both sides. An empty
-    range becomes a range of positive length."""
+    """Return the range from `low` to `high`, extended on both sides by the fraction `margin` of its
+    length. If `high` is not greater than `low`, `high` is first increased."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)

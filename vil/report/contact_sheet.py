@@ -41,6 +41,7 @@ def draw_contact_sheet(
 
 
 def shorten(caption: str) -> str:
-    """Return a caption as one line of at most LONGEST valid characters."""
+    """Return a caption as one line of at most LONGEST characters. Control characters and invalid
+    UTF-8 are escaped."""
     text = printable(caption).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

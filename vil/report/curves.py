@@ -54,8 +54,7 @@ def draw(folder: Path) -> list[Path]:
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Sort logged metrics into the plots that PLOTS defines. points: lines of metrics.jsonl, as
-    dicts.
+    """Group logged metrics by plot, as PLOTS defines. points: lines of metrics.jsonl, as dicts.
 
     Yields (name of the plot, label of the value axis, {curve: [(epoch, value), ...]}) for each plot
     that has at least one value.

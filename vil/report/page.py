@@ -84,11 +84,11 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return the numbers at the top of the page (cards): logged values of the page's metric.
+    """Return the logged values of the page's metric that are shown at the top of the page (cards).
 
-    Each is a tuple (title, value, remark). The values are the best and the last value on the first
-    evaluated set and, if the run has logged it, the final value on a test set that was not used to
-    select the checkpoint. Returns [] if the run has logged no value.
+    Each card is a tuple (title, value, remark). The values are the best and the last value on the
+    first evaluated set. A third card has the final value on a test set that was not used to select
+    the checkpoint, if the run has logged it. Returns [] if the run has logged no value.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
@@ -104,7 +104,7 @@ def _logged_cards(page: Page) -> list[Card]:
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return the numbers at the top of the page (cards) on training, as (title, value, remark).
+    """Return the numbers about training at the top of the page (cards), as (title, value, remark).
 
     These are the number of trained epochs, the time of all training steps and the speed. Returns []
     if the run has logged no training step.
@@ -123,8 +123,8 @@ def _progress_cards(page: Page) -> list[Card]:
 
 
 def _duration(seconds: float) -> str:
-    """Format a time, such as "1 day, 2:00:00". Returns "unknown" if it is too long for a timedelta,
-    because the log is corrupt."""
+    """Format a time in seconds, such as "1 day, 2:00:00". Returns "unknown" for NaN and for a time
+    that is too long for a timedelta, which only a corrupt log can have."""
     try:
         return str(timedelta(seconds=round(seconds)))
     except (OverflowError, ValueError):  # ValueError: NaN

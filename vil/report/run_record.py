@@ -68,9 +68,9 @@ class RunRecord:
 def metrics(file: Path) -> Iterator[dict]:
     """Yield each line of a metrics.jsonl as a dict {name: number}, in which only "split" is text.
 
-    Numbers that are not finite, or larger than LARGEST, are omitted. Incomplete lines are skipped,
-    because a run may be writing the last line, or a crash may have cut a line. If there is no file,
-    yields nothing.
+    NaN, Inf and numbers whose absolute value exceeds LARGEST are omitted. Incomplete lines are
+    skipped, because a run may still be writing the last line, or a crash may have truncated a line.
+    If the file does not exist, nothing is yielded.
     """
     if not file.is_file():
         return
@@ -97,8 +97,8 @@ def _read_status(file: Path) -> dict:
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:
-    """Read a file that is divided into texts by lines "# TIME". Returns (time, text) for each text,
-    or [] if there is no file. Texts are truncated to LONGEST characters."""
+    """Read a file in which each text follows a line "# TIME". Returns a list of (time, text), or []
+    if the file does not exist. Texts are truncated to LONGEST characters."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))

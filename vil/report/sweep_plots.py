@@ -31,7 +31,7 @@ COSTS: tuple[tuple[str, Callable[[GroupRow], float | None], float], ...] = (
 def draw(table: Table, folder: Path) -> list[Path]:
     """Plot the results of a sweep to <metric>.png and <metric>_cost.png. Returns the files written.
 
-    Groups without a finished run are omitted. If no group has a finished run, writes nothing.
+    Groups without a finished run are omitted. If no group has a finished run, no file is written.
     Raises OSError if a file cannot be written.
     """
     groups = [group for group in table.groups if group.metric is not None]
@@ -103,5 +103,5 @@ def plot_cost(table: Table) -> Figure | None:
 
 
 def label(table: Table) -> str:
-    """Return the label of the metric with its unit, for an axis."""
+    """Return an axis label: the label of the metric and its unit, such as "accuracy (%)"."""
     return f"{table.label} ({table.unit})" if table.unit else table.label

@@ -184,13 +184,13 @@ def summary_cells(table: Table) -> list[list[str]]:
 
 
 def with_spread(value: float | None, spread: float | None, form: str) -> str:
-    """Format a mean with its standard deviation. For example, the format specification ".2f" gives
-    "81.25 ± 0.40". Returns "-" if the mean is None."""
+    """Format a mean with its standard deviation, such as "81.25 ± 0.40" for `form` ".2f". Returns
+    "-" if the mean is None."""
     return number(value, form) + ("" if spread is None else f" ± {spread:{form}}")
 
 
 def number(value: float | None, form: str) -> str:
-    """Format a number with a format specification such as ".1f", or None as "-"."""
+    """Format a number. form: format specification, such as ".1f". Returns "-" for None."""
     return "-" if value is None else f"{value:{form}}"
 
 

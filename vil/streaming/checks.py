@@ -40,8 +40,8 @@ def find_network(model: nn.Module) -> MsViT:
     inside = [name for name, module in model.named_modules() if isinstance(module, MsViT)]
     hint = f": stream its module {inside[0]!r} instead" if inside else ""
     raise ConfigError(
-        f"{type(model).__name__} cannot be streamed, only a vil.models.vision_longformer.MsViT can"
-        f"{hint}"
+        f"{type(model).__name__} cannot be streamed, because it is not a "
+        f"vil.models.vision_longformer.MsViT{hint}"
     )
 
 
@@ -75,8 +75,8 @@ def count_stages(model: MsViT, outputs: Sequence[str]) -> int:
 def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> None:
     """Raise ConfigError, with module and reason, if the model cannot stream an image of `size`.
 
-    outputs: names of the outputs; only the stages that they need are checked. size: (H, W) in
-    pixels.
+    outputs: names of the outputs. Only the stages that must run to compute them are checked. size:
+    (H, W) in pixels.
     """
     grids = model.grids(size)
     for i, stage in enumerate(model.stages[: count_stages(model, outputs)]):
@@ -122,7 +122,7 @@ def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
 
 
 def reason_against(attn: nn.Module) -> str:
-    """Return the reason why an attention module cannot be streamed."""
+    """Return a text with the reason why an attention module cannot be streamed."""
     for entry in ATTENTIONS.values():
         if entry.load() is type(attn):
             return entry.facts.get("not_streamed", "vil.streaming does not implement it")
@@ -150,8 +150,8 @@ def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
         return
     if model.returns_tokens:
         raise ConfigError(
-            "the model does not pool (global_pool ''), and its last stage has global tokens: its "
-            "output is not a map, so it cannot be streamed"
+            "the model cannot be streamed: it does not pool (global_pool ''), and its last stage "
+            "has global tokens, so the model's output is not a map"
         )
     if "logits" not in outputs:
         return

@@ -1,4 +1,5 @@
-"""Compute how many bytes of tensors are needed to read rows, for each type of `RowSource`.
+"""Compute the memory of streaming: how many bytes of tensors each type of `RowSource` needs while
+its rows are read.
 
 Shapes: X Y grid of a stage, w chunk side, C channels.
 """
@@ -29,16 +30,16 @@ SMALL = 2048  # tokens; a grid with fewer may need more memory than a larger gri
 
 
 class Cost(NamedTuple):
-    """Bytes of tensors that a row source holds. base: between two reads. peak: the maximum during a
-    read, including `base`, but without the rows that are returned."""
+    """Bytes of tensors that a `RowSource` holds. base: bytes that it holds between two reads. peak:
+    maximum bytes during a read, including `base`, but excluding the rows that are returned."""
 
     base: int = 0
     peak: int = 0
 
 
 class Dtypes(NamedTuple):
-    """Dtypes in a stage. embedded: of the tokens after the patch embedding. tokens: of the tokens
-    after a block. qkv: of queries, keys and values."""
+    """Dtypes in a stage. embedded: dtype of the tokens after the patch embedding. tokens: dtype of
+    the tokens after a block. qkv: dtype of queries, keys and values."""
 
     embedded: torch.dtype
     tokens: torch.dtype
@@ -47,8 +48,8 @@ class Dtypes(NamedTuple):
 
 @dataclass
 class StageCosts:
-    """The memory costs of one stage on a grid (X, Y). row_bytes: bytes of one row of the map that
-    the stage reads. counted: cache of the peak bytes that were counted for strips."""
+    """The memory costs of one stage on a grid (X, Y). row_bytes: bytes of one row of the stage's
+    input map. counted: cache of the counted peak bytes, so that equal strips are counted once."""
 
     stage: Stage
     grid: tuple[int, int]
@@ -62,7 +63,7 @@ class StageCosts:
         return self.stage.blocks
 
     def token_rows(self, count: int, dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of `count` rows of tokens."""
+        """Return the size in bytes of `count` rows of the stage's tokens."""
         dtype = dtype or self.dtypes.tokens
         return count * self.grid[1] * self.stage.embed.proj.out_channels * dtype.itemsize
 
@@ -78,10 +79,10 @@ class StageCosts:
         return [side * n for n in sorted({min(n, count) for n in CHUNKS})]
 
     def embed(self, source: Cost, copies: int = 1) -> Cost:
-        """Return the cost of reading the tokens after the patch embedding of this stage.
+        """Return the memory cost of reading the tokens after the patch embedding of this stage.
 
-        source: cost of reading the input map. copies: number of copies of the input rows in memory
-        while they are read; 0 if they are a view of the caller's image.
+        source: memory cost of reading the input map. copies: number of copies of the input rows in
+        memory while they are read; 0 if they are a view of the caller's image.
         """
         embed, height = self.stage.embed, min(embed_height(self.stage), self.grid[0])
         pixels = height * embed.patch * self.row_bytes
@@ -100,10 +101,11 @@ class StageCosts:
         return Cost(source.base + lines + out, peak + lines)
 
     def block(self, index: int, height: int, source: Cost, collects: bool) -> Cost:
-        """Return the cost of reading the tokens after block `index`, in strips of `height` rows.
+        """Return the memory cost of reading the tokens after block `index`, in strips of `height`
+        rows.
 
-        source: cost of reading the block's input. collects: whether global tokens attend to the
-        strips.
+        source: memory cost of reading the block's input. collects: whether global tokens attend to
+        the strips.
         """
         block, first = self.blocks[index], self.dtypes.embedded if not index else None
         if isinstance(block.attn, FullAttention):
@@ -122,8 +124,8 @@ class StageCosts:
         return Cost(base, max(x + kept + source.peak, x + kept + work + source.base))
 
     def collect(self, index: int, source: Cost) -> Cost:
-        """Return the cost of block `index` if only its global tokens are computed. source: cost of
-        reading the block's input."""
+        """Return the memory cost of block `index` if only its global tokens are computed. source:
+        memory cost of reading the block's input."""
         attn, size = self.blocks[index].attn, self.dtypes.qkv.itemsize
         height = min(embed_height(self.stage), self.grid[0])
         tokens = min(part_size(attn.dim, self.dtypes.tokens), self.grid[1] * height)
@@ -137,11 +139,12 @@ class StageCosts:
         return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
-        """Return the distinct sizes of a block's strips for which memory must be counted. A size is
+        """Return the set of strip sizes of a block for which the memory must be counted. A size is
         (rows of the strip and its neighbors, rows of the strip).
 
-        The first and the last two strips may be smaller than the others. Such a smaller size is
-        included only if another attention backend may be selected for so few tokens.
+        The largest size is always included. The first and the last two strips may be smaller. Their
+        sizes are included only if they have so few tokens that another attention backend may be
+        selected.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)
@@ -154,7 +157,7 @@ class StageCosts:
         return {each for each in found if each[0] * self.grid[1] <= SMALL} | {most}
 
     def _local_bytes(self, block: Block, height: int, collects: bool) -> int:
-        """Return the peak bytes of a strip, excluding its input."""
+        """Return the peak bytes of tensors while a strip is computed, excluding its input."""
         attn = block.attn
         contexts = self._contexts(block, height)
         outside = ("outside", type(attn), attn.extra_repr(), attn.rel_pos, height, collects)
@@ -169,8 +172,9 @@ class StageCosts:
         return max(self.counted[inside], self.counted[outside])
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
-        """Return the peak bytes of attention on `rows` rows of tokens: a strip, with the rows above
-        and below it that its queries attend to. Returns 0 for an attention without a window."""
+        """Return the peak bytes of attention for one strip; 0 for an attention without a window.
+        rows: number of rows in the strip, plus the rows above and below that its queries attend to.
+        """
         if not isinstance(attn, LongformerAttention):
             return 0
         return attention_bytes(
@@ -209,10 +213,10 @@ def embed_height(stage: Stage) -> int:
 
 
 def probe_dtypes(stages: Sequence[Stage], channels: int, dtype: torch.dtype) -> list[Dtypes]:
-    """Return the dtypes in each stage. They are found by running the stages on one patch under the
+    """Return the dtypes in each stage. To find them, the stages are run on one patch under the
     current autocast settings.
 
-    channels, dtype: of the image.
+    channels: number of channels of the image. dtype: dtype of the image.
     """
     result, device = [], stages[0].embed.proj.weight.device
     for stage in stages:

@@ -46,10 +46,10 @@ def stream(
 
     model: a `vil.models.vision_longformer.MsViT` with local, global or full attention.
     image: an array or another object with `shape`, `dtype` and slicing, a reader with rasterio's
-      `read(window=)`, or the path of a .tif, .png, .jpg, .npy or .zarr file. Values are normalized
-      floats; integers need a `transform`. The image is read once, from top to bottom, and cast to
-      the dtype of the model's parameters. Attention that wraps around the image (SW_EXACT -1) reads
-      some rows several times.
+      `read(window=)`, or the path of a .tif, .png, .jpg, .npy or .zarr file. Its values must be
+      normalized floats, unless a `transform` is passed. The image is read once, from top to bottom,
+      and cast to the dtype of the model's parameters. Attention that wraps around the image
+      (SW_EXACT -1) reads some rows several times.
     outputs: "logits", "pooled" (the features before the head), and "stages.0", "stages.1", ..., the
       maps of `forward_intermediates`. If the model does not pool (global_pool ""), logits and
       pooled features are also maps.
@@ -58,9 +58,10 @@ def stream(
     memory: limit for the bytes of tensors, excluding the weights, the image and `into`, as a number
       or as text such as "1GiB".
     scratch: folder for tokens that do not fit into the limit. The files are removed at the end.
-    layout: "CHW" for (c, H, W) or "HWC" for (H, W, c): the axes of arrays and .npy and .zarr files.
-    transform: function that maps a strip of n rows (c, n, W), int32 if the image is uint16, to
-      floats of the same shape, such as `vil.streaming.Normalize`.
+    layout: order of the axes of an array, a .npy file or a .zarr file: "CHW" for (c, H, W), "HWC"
+      for (H, W, c).
+    transform: function that converts n rows of pixels (c, n, W) to floats of the same shape, such
+      as `vil.streaming.Normalize`. It gets the dtype of the image, or int32 if the image is uint16.
 
     Autocast works as in `model(image)`. Before any work, raises ConfigError if the model cannot be
     streamed, if the image or `into` does not match the model, or if no plan stays within the limit.
@@ -73,7 +74,7 @@ def stream(
     if scratch is None:
         raise ConfigError(
             f"memory {memory} is too small for {plan.scratch_bytes} bytes of stored tokens: give "
-            "scratch=, a folder in which to store them, or a higher limit"
+            "scratch=FOLDER to store them on disk, or a higher limit"
         )
     with _temporary(check_scratch(scratch, plan.scratch_bytes)) as folder:
         return run.execute(plan, folder=folder)
@@ -119,8 +120,8 @@ def _check_size(size: Any) -> tuple[int, int]:
 
 
 class PreparedStream:
-    """A streamed forward pass whose inputs have been checked. `planner` chooses a plan, and
-    `execute` runs it."""
+    """A streamed forward pass that is ready to run, because its inputs have been checked. `planner`
+    chooses a plan, and `execute` runs the plan."""
 
     def __init__(
         self,
@@ -154,9 +155,10 @@ class PreparedStream:
         journal: Journal | None = None,
         progress: Report = lambda share: None,
     ) -> StreamResult:
-        """Run a plan and return its outputs. folder: for tokens on disk; required only if the plan
-        stores any there. journal: records the progress, so that an interrupted run can be resumed.
-        progress: called with the fraction of the work that is done."""
+        """Run a plan and return its outputs. folder: folder in which tokens are stored, required
+        only if the plan stores tokens on disk. journal: records the progress, so that an
+        interrupted run can be resumed. progress: function that is called with the fraction of the
+        work that is done."""
         maps = {name: self.into.get(name) for name in self.shapes}
         device = self.image.device
         for name, target in maps.items():
@@ -181,14 +183,14 @@ class PreparedStream:
         return StreamResult({name: results[name] for name in self.names}, plan)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of the output map `name`."""
+        """Return the dtype of the output `name`."""
         is_stage = name.startswith("stages.")
         return self.planner.dtypes[int(name.rpartition(".")[2]) if is_stage else -1].tokens
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Select the writers of those outputs that are maps of stages. Returns {index of the stage:
-    writer}. writers: {output: function that writes rows of its map}."""
+    """Select the writers of outputs that are maps of stages, such as "stages.0". Returns {index of
+    the stage: writer}. writers: {output: function that writes rows of this output}."""
     prefix = "stages."
     return {
         int(name.removeprefix(prefix)): write

@@ -21,11 +21,11 @@ SCORE_BYTES = 1 << 24  # of the scores of a strip and a part of the keys
 
 
 class FullRows(StripRows):
-    """A row source of the local tokens after a block of full attention. The global tokens after the
-    block are in `global_tokens` once the first strip has been computed.
+    """A `RowSource` that computes the local tokens after a block of full attention. Computing the
+    first strip also sets `global_tokens`, the global tokens after the block.
 
     source: the block's input, which is read once per strip. x_global (1, G, C): the global tokens
-    of the input. height: rows in a strip. dtype: of the output.
+    of the input. height: number of rows in a strip. dtype: dtype of the output.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class FullRows(StripRows):
     def _attend(self, x: Tensor, first: int | None) -> Tensor:
         """Return the block's output for the tokens x (Q, C).
 
-        first: index of the first of these tokens among the local tokens; None if x has the global
-        tokens.
+        first: index of x[0] among the local tokens of the image; None if x holds the global tokens.
         """
         block, attn = self.block, self.block.attn
         size = part_size(self.channels, self.dtype)
@@ -80,8 +79,9 @@ class FullRows(StripRows):
     ) -> None:
         """Add tokens (K, C) to the keys that the queries of `softmax` attend to.
 
-        query, key: index of the first query and of the first key among the local tokens; None for
-        global tokens.
+        query: index of the first query among the local tokens; None if the queries are the global
+        tokens. key: index of the first added token among the local tokens; None if the added tokens
+        are the global tokens.
         """
         if not len(tokens):
             return
@@ -97,7 +97,7 @@ class FullRows(StripRows):
 
 def keys_of_part(attn: FullAttention, num_queries: int, most: int) -> int:
     """Return the number of keys to process at once, so that the scores fit into SCORE_BYTES.
-    num_queries: queries that attend to them. most: upper limit of the number of keys."""
+    num_queries: number of queries that attend to these keys. most: upper limit of the result."""
     bias = 4 if attn.rel_pos else 1  # the bias needs memory for its indices and its values
     return max(1, min(most, SCORE_BYTES // (4 * bias * attn.num_heads * max(1, num_queries))))
 
@@ -116,10 +116,11 @@ class FullBias:
     def pairs(
         self, query: int | None, num_queries: int, key: int | None, num_keys: int
     ) -> Tensor | None:
-        """Return the bias (N, Q or 1, K or 1) of consecutive queries and keys; None if the
+        """Return the bias of consecutive queries and keys, broadcastable to (N, Q, K); None if the
         attention has no bias.
 
-        query, key: index of the first query and of the first key among the local tokens; None for
+        query: index of the first query among the local tokens; None if the queries are the global
+        tokens. key: index of the first key among the local tokens; None if the keys are those of
         the global tokens.
         """
         if not self.attn.rel_pos:

@@ -1,7 +1,8 @@
 """Compute the global tokens of a block, which attend to all tokens of the image.
 
-Their keys arrive strip by strip, and their output is complete only after the last strip. So the
-next block needs another pass over the image, which must wait for the end of this one (a barrier).
+The keys of the image arrive strip by strip, so the global tokens are complete only after the last
+strip. The next block needs these global tokens. It therefore runs in another pass over the image,
+which can start only after this pass has ended (a barrier).
 
 Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip.
 """
@@ -38,8 +39,9 @@ class GlobalRows:
         """Let the global tokens attend to the local tokens (T, C) of a strip. Every token of the
         image must be added exactly once.
 
-        kv (T, 2C): keys and values of the tokens, used unless the attention has separate
-        projections for global queries. size: maximum number of tokens to process at once.
+        kv (T, 2C): keys and values of the tokens. If the attention has separate projections for
+        global queries, `kv` is ignored and other keys and values are computed. size: maximum number
+        of tokens to process at once.
         """
         attn = self.block.attn
         for part in parts(len(tokens), size):
@@ -56,8 +58,9 @@ class GlobalRows:
 
 
 def add_rows(collect: GlobalRows, rows: Tensor, size: int) -> None:
-    """Let the global tokens of `collect` attend to rows (n, Y, C), without computing any other
-    output of the block. size: maximum number of tokens to process at once."""
+    """Let the global tokens of a block attend to rows (n, Y, C) of local tokens. Nothing else of
+    the block is computed. collect: attention of the global tokens. size: maximum number of tokens
+    to process at once."""
     tokens, attn = rows.flatten(0, 1), collect.block.attn
     for part in parts(len(tokens), size):
         kv = tokens.new_empty(0, 0) if attn.separate else attn.kv(collect.block.norm1(tokens[part]))

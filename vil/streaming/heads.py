@@ -16,9 +16,11 @@ from vil.streaming.tokens import part_size, parts
 class Head:
     """The final norm, the pooling and the head of a model, applied to the tokens of its last stage.
 
-    Computes "logits" and "pooled" if they are in `names`, the requested outputs. If the model
-    pools, they are vectors (K,) and (d,) in `results` after `finish`. Otherwise they are maps, and
-    their rows are passed to the functions in `writers` {name: writer}.
+    Computes the outputs "logits" and "pooled". If the model pools, they are vectors (K,) and (d,),
+    and `finish` stores them in `results`. Otherwise they are maps, and the rows of each map in
+    `names` are passed to its function in `writers`.
+
+    names: the requested outputs. writers: {name: function that writes rows of this map}.
     """
 
     def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:
@@ -50,7 +52,8 @@ class Head:
         self.count += len(tokens)
 
     def _write(self, first: int, features: Tensor) -> None:
-        """Write normalized rows (n, Y, d) and their logits to those maps that are requested."""
+        """Write normalized rows (n, Y, d) to the map "pooled" and their logits to the map "logits",
+        if these outputs are requested."""
         if "pooled" in self.names:
             self.writers["pooled"](first, features)
         if "logits" in self.names:

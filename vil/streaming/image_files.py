@@ -1,9 +1,12 @@
 """Open image files as arrays whose rows are read on demand.
 
-An .npy file is memory-mapped. A .zarr file, and a tiled or compressed .tif file, is read in chunks,
-which needs the extra `stream`. Pillow decodes a complete .png or .jpg file to 8 bits per channel,
-and holds the decoded image in memory. It decodes a .jpg file when the first rows are read, and most
-.png files when they are opened.
+.npy files are memory-mapped, and so are .tif files whose pixels are uncompressed and in one piece.
+Other .tif files and .zarr files are read in chunks. All .tif and .zarr files need the extra
+`stream`.
+
+Pillow decodes a complete .png or .jpg file to 8 bits per channel, and holds the decoded image in
+memory. A .jpg file is decoded when the first rows are read. Most .png files are decoded when they
+are opened.
 """
 
 from collections.abc import Iterator
@@ -65,8 +68,9 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 class PillowRows:
-    """A wrapper that presents an image file as an array (H, W, C) of uint8. The file is decoded
-    when the first rows are read, or before: Pillow decodes a PNG to look for its orientation.
+    """A wrapper that presents an image file as an array (H, W, C) of uint8. Most PNG files are
+    decoded when they are opened, because Pillow looks for their orientation. Other files are
+    decoded when the first rows are read.
 
     image: the image, opened by Pillow. mode: Pillow mode to which the rows are converted.
     """
@@ -130,8 +134,8 @@ def _open_tiff(path: str | Path) -> tuple[Any, bool]:
 
 
 def open_store(store: Any, name: str) -> Any:
-    """Open the array in a store that `tifffile.imread(..., aszarr=True)` returned. name: what to
-    call the image in error messages."""
+    """Return the zarr array in a store that `tifffile.imread(..., aszarr=True)` returned. name: the
+    name of the image in error messages."""
     require_extra(Extra("zarr", "stream"), name)
     import zarr
 
@@ -156,8 +160,8 @@ def _check_complete(path: str | Path, file: Any, series: Any) -> None:
 
 
 def _check_values(path: str | Path, page: Any) -> None:
-    """Raise DataError if a TIFF page is turned, inverted or has a palette, because its stored
-    values are then not the pixels of the image."""
+    """Raise DataError if the stored values of a TIFF page are not the pixels of the image, because
+    the page is rotated, mirrored or inverted, or has a palette."""
     turn = page.tags.valueof("Orientation", default=1)
     if turn != 1:
         raise DataError(f"{path}: its orientation is {turn}; save it upright, with orientation 1")

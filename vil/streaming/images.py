@@ -30,8 +30,8 @@ class Pixels:
     """An opened image.
 
     size: (H, W). channels: c. dtype: name of the dtype, such as "uint8". rows: function that takes
-    (first row, end row) and returns an array (c, n, W), or (n, W, c) if `is_hwc`. name: what to
-    call the image in error messages.
+    the first row and the end row (exclusive) and returns an array (c, n, W), or (n, W, c) if
+    `is_hwc`. name: the name of the image in error messages.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
-    """Open an image.
+    """Open an image to read its pixels a few rows at a time.
 
     image: see `vil.stream`. layout: "CHW" or "HWC" for arrays and for .npy and .zarr files.
     channels: number of channels that the model takes. Raises ConfigError if the object is not an
@@ -105,8 +105,8 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
         )
     if pixels.channels != channels:
         raise ConfigError(
-            f"{name} has {pixels.channels} channels as {'HWC' if pixels.is_hwc else 'CHW'}, but "
-            f"the model takes {channels}"
+            f"{name} has {pixels.channels} channels in the layout "
+            f"{'HWC' if pixels.is_hwc else 'CHW'}, but the model takes {channels}"
         )
     return pixels
 
@@ -130,8 +130,8 @@ def _open_array(image: Any, is_hwc: bool, name: str) -> Pixels:
 
 
 def _open_reader(image: Any, name: str) -> Pixels:
-    """Open a reader that has the members `count`, `height`, `width`, `dtypes` and `read(window=)`
-    of rasterio's datasets."""
+    """Open an image that a reader provides, such as a rasterio dataset. The reader must have the
+    attributes `count`, `height`, `width` and `dtypes`, and the method `read(window=)`."""
     shape = (image.count, image.height, image.width)
 
     def rows(first: int, stop: int) -> Any:
@@ -141,11 +141,11 @@ def _open_reader(image: Any, name: str) -> Pixels:
 
 
 class ImageRows(RowSource):
-    """A row source of an image's pixels, as the input of a model.
+    """A `RowSource` of an image's pixels, as the input of a model.
 
-    dtype, device: of the model. transform: function applied to strips (c, n, W), or None. Raises
-    ConfigError if the pixels are integers and there is no transform, or if the transform is a
-    `Normalize` without a value range for their dtype.
+    dtype, device: dtype and device of the model's parameters. transform: function applied to strips
+    (c, n, W), or None. Raises ConfigError if the pixels are not floats and there is no transform,
+    or if the transform is a `Normalize` without a value range for the dtype of the pixels.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ImageRows(RowSource):
 
     @property
     def copies(self) -> int:
-        """The number of copies of a strip's pixels in memory while the strip is read; 0 if the
+        """Number of copies of a strip's pixels that are in memory while the strip is read; 0 if the
         strip shares the memory of the image."""
         if self.transform is not None:
             return TRANSFORMED

@@ -1,8 +1,8 @@
 """Record the progress of a streamed forward pass, so that another process can resume it.
 
-The record is a file with the number of the current pass, its next strip and the running sums. It is
-replaced atomically. The tokens themselves are in the scratch files. A pass reads one of these and
-writes another one, so all tokens before the recorded strip are complete.
+The record is a file with the number of the current pass, its next strip and the running sums. The
+file is replaced atomically. The tokens themselves are in the scratch files. A pass reads one
+scratch file and writes another, so all tokens before the recorded strip are complete.
 """
 
 import os
@@ -28,8 +28,8 @@ class Journal:
         return None
 
     def save(self, number: int, describe: Callable[[], State]) -> None:
-        """Record the state of pass `number` after a strip. A subclass may record only some of the
-        strips. describe: function that returns the state."""
+        """Record the state of pass `number` after a strip. A subclass may skip the record for some
+        of the strips. describe: function that returns the state."""
 
     def complete(self, number: int, state: State) -> None:
         """Record that pass `number` is complete. state: its final state."""
@@ -38,8 +38,8 @@ class Journal:
 class FileJournal(Journal):
     """A journal in a file.
 
-    fingerprint: identifies the model, the image and the plan. A record with another fingerprint is
-    ignored.
+    fingerprint: text that identifies the model, the image and the plan. If the file has a record
+    with another fingerprint, this record is ignored.
     """
 
     def __init__(self, file: Path, fingerprint: str) -> None:

@@ -26,11 +26,11 @@ SIDE = 8  # rows of the smallest strip of an attention without a window
 
 
 class Context(NamedTuple):
-    """The rows that are needed to compute a strip: the strip and its neighbors. Together they form
-    the small grid on which attention runs.
+    """The rows that are needed to compute a strip: the strip and its neighbors. Together these rows
+    form the small grid on which attention runs.
 
-    runs: ranges (first row, end) of rows of the full grid, in the order of the small grid. queries:
-    position of the strip's rows in the small grid.
+    runs: ranges (first row, end) of rows of the full grid. Concatenated, they are the rows of the
+    small grid. queries: slice of the small grid's rows that are the strip.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -38,7 +38,7 @@ class Context(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number n of rows in the small grid."""
+        """Number of rows in the small grid, n."""
         return sum(stop - first for first, stop in self.runs)
 
 
@@ -55,10 +55,10 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 
     rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
 
-    With a cyclic window, the first row of chunks needs the last one, and vice versa, so the small
-    grid wraps around too. In the small grid, the rows above the strip and the rows below the strip
-    become neighbors. This has no effect, because only the rows of the strip have queries. If the
-    small grid has the last row of chunks, which may be incomplete, that row is at its end too.
+    With a cyclic window, the first row of chunks attends to the last one, and vice versa. The small
+    grid therefore also wraps around, so that the rows above the strip and the rows below it become
+    neighbors. This has no effect, because only the rows of the strip have queries. The last row of
+    chunks of the full grid may be incomplete. If the small grid has this row, it is last there too.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:
@@ -77,12 +77,12 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 
 
 class LocalRows(StripRows):
-    """A row source of the local tokens after a block of local attention.
+    """A `RowSource` that computes the local tokens after a block of local attention.
 
-    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks: rows
-    of chunks in a strip. dtype: of the output. collect: the global tokens' attention, to which
-    every strip is added; None if their output is not needed. With `collect`, every strip must be
-    computed exactly once, in order.
+    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks:
+    number of rows of chunks in a strip. dtype: dtype of the output. collect: attention of the
+    global tokens, to which the keys of every strip are added; None if the global tokens of the
+    output are not needed. With `collect`, every strip must be computed exactly once, in order.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class LocalRows(StripRows):
         self.ends: dict[tuple[int, int], Tensor] = {}  # first and last rows of a cyclic grid
 
     def context(self, strip: int) -> Context:
-        """Return the rows that are needed to compute a strip. strip: its number."""
+        """Return the rows that are needed to compute a strip. strip: number of the strip."""
         first = strip * self.height
         stop = min(first + self.height, self.rows)
         return strip_context(self.rows, self.window, self.side, first, stop)
@@ -134,7 +134,8 @@ class LocalRows(StripRows):
         return x, context
 
     def _keep_ends(self) -> None:
-        """Read the first and the last row of chunks, which a cyclic window joins, into `ends`."""
+        """Read the first and the last row of chunks into `ends`. With a cyclic window, these two
+        rows attend to each other."""
         last = (self.rows - 1) // self.side * self.side
         for run in ((last, self.rows), (0, self.side)):
             self.ends[run] = self.source.read(*run)
@@ -158,8 +159,8 @@ def compute_strip(
     """Return the output of a block for the rows of a strip.
 
     x (n, Y, C): the block's input for the strip and the rows around it. x_global (1, G, C): the
-    global tokens of the input. queries: position of the strip's rows in x. collect: the global
-    tokens' attention, to which the strip is added; None to skip it.
+    global tokens of the input. queries: slice of the rows of x that are the strip. collect:
+    attention of the global tokens, to which the keys of the strip are added; None to skip it.
     """
     attn, (rows, cols, channels) = block.attn, x.shape
     size = part_size(channels, x.dtype)

@@ -27,12 +27,12 @@ TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
 
 
 class ConversionError(SaveError):
-    """Error for a map that cannot be written to its file. The message names the complete .npy file,
-    which must be kept."""
+    """Error for a map that cannot be written in the requested format. The complete map is still in
+    a .npy file, which the message names. The caller must keep this file."""
 
 
 def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array that is mapped from an .npy file. Creates the file if necessary.
+    """Return an array that is memory-mapped from a .npy file. Creates the file if it is missing.
 
     The disk space is allocated immediately. Raises SaveError if the disk is full or the file cannot
     be opened.
@@ -54,8 +54,8 @@ def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
 
 
 def check_map_file(path: Path) -> None:
-    """Raise ConfigError if a map cannot be saved to a path because of its extension or, for .zarr,
-    its folder. Raise DataError if a package is missing."""
+    """Check that a map can be saved to a path. Raises ConfigError for an unknown extension, and for
+    a .zarr path that cannot be written. Raises DataError if a required package is missing."""
     if path.suffix.lower() == ".npy":
         return
     if path.suffix.lower() not in ENDINGS:
@@ -67,23 +67,23 @@ def check_map_file(path: Path) -> None:
 
 
 def _check_zarr(path: Path) -> None:
-    """Raise ConfigError if the folder `path` cannot be written, or if it exists and is not a zarr
-    array."""
+    """Raise ConfigError if the zarr array `path` cannot be written, because the parent folder does
+    not exist or is not writable, or because `path` exists and is not a zarr array."""
     parent = path.resolve().parent
     if not parent.is_dir():
         raise ConfigError(f"--save {path}: there is no folder {path.parent}")
     if not os.access(parent, os.W_OK):
         raise ConfigError(f"--save {path}: no permission to write to {path.parent}")
     if path.exists() and not any((path / name).is_file() for name in ZARR_FILES):
-        raise ConfigError(f"--save {path}: it exists, but only a zarr array can be replaced")
+        raise ConfigError(f"--save {path}: this path exists, but only a zarr array can be replaced")
 
 
 def convert_map(source: Path, target: Path) -> None:
-    """Copy or convert a complete .npy file of a map (d, X, Y) to the format of the target's
-    extension. A .tif file stores the map as (X, Y, d).
+    """Write the map (d, X, Y) in a complete .npy file to the file `target`. The extension of the
+    target determines the format. A .tif file stores the map as (X, Y, d).
 
-    The target is replaced only when the new file is complete. Raises ConversionError if it cannot
-    be written.
+    The target is replaced only when the new file is complete. Raises ConversionError if the target
+    cannot be written.
     """
     suffix = target.suffix.lower()
     try:

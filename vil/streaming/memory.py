@@ -1,4 +1,4 @@
-"""Count the bytes of tensors that a strip of a block needs, by a run on fake tensors.
+"""Count the bytes of tensors that a strip of a block needs, by running the block on fake tensors.
 
 Shapes: n rows of a strip with its neighbors, Y columns, C channels, G global tokens.
 """
@@ -25,8 +25,9 @@ from vil.utils.precision import autocast_off
 
 
 class StripMemory(TensorMemory):
-    """A counter of the bytes of fake tensors. A value that is read from a fake tensor is 0 or
-    False. So a backend that checks whether all keys are valid takes the path for padded keys."""
+    """A counter of the bytes of fake tensors. Reading a value of a fake tensor, as `item()` does,
+    returns 0 or False. A backend that checks whether all keys are valid therefore gets False, and
+    takes the path for padded keys."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -36,10 +37,11 @@ class StripMemory(TensorMemory):
 
 @contextmanager
 def count_bytes() -> Iterator[TensorMemory]:
-    """Count the bytes of fake tensors inside the `with` block, which may also use real weights.
+    """Count the bytes of fake tensors inside a `with` block. Yields the counter.
 
-    See `vil.utils.memory`. Inference mode is off inside the block. Otherwise composite operators
-    would not be decomposed before they reach the counter.
+    Operations inside the block may combine fake tensors with the real weights of a model. Inference
+    mode is off inside the block. Otherwise composite operators would not be decomposed before they
+    reach the counter. See also `vil.utils.memory`.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.no_grad(), sizes_only(), fake, StripMemory() as memory:
@@ -47,7 +49,7 @@ def count_bytes() -> Iterator[TensorMemory]:
 
 
 def peak_of(function: Callable[[], object]) -> int:
-    """Return the peak bytes of tensors during a call of a function, which runs on fake tensors."""
+    """Call a function on fake tensors, and return the peak bytes of tensors during the call."""
     with count_bytes() as memory:
         function()
     return memory.peak
@@ -62,11 +64,11 @@ def strip_bytes(
     device: torch.device,
     collects: bool,
 ) -> int:
-    """Return the peak bytes of a strip of local attention, excluding its input and the tensors
-    inside the attention operator.
+    """Return the peak bytes of tensors while a strip of a block with local attention is computed.
+    The block's input and the tensors inside the attention operator are not included.
 
-    rows: (rows of the strip and its neighbors, rows of the strip). cols: Y. dtype: of the tokens.
-    collects: whether global tokens attend to the strip.
+    rows: (rows of the strip and its neighbors, rows of the strip). cols: Y. dtype: dtype of the
+    tokens. collects: whether global tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2
@@ -83,8 +85,8 @@ def strip_bytes(
 def attention_bytes(
     attn: LongformerAttention, window: Window, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Return the peak bytes of local attention, including q, k, v and the output. dtype: of q, k
-    and v."""
+    """Return the peak bytes of local attention, including q, k, v and the output. dtype: dtype of
+    q, k and v."""
 
     def tensor(tokens: int, width: int) -> torch.Tensor:
         return torch.empty(1, tokens, width, dtype=dtype, device=device)

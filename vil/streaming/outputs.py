@@ -22,8 +22,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 class StreamResult:
     """The result of `vil.stream`.
 
-    outputs: {name: tensor, or the array of `into`}, without a batch dimension: logits (K,), pooled
-    (d,), the map of a stage (d, X, Y). plan: the plan that was run.
+    outputs: {name of an output: tensor}. If the caller passed an array for an output in `into`, the
+    value is this array. There is no batch dimension: "logits" is (K,), "pooled" is (d,), and the
+    map of a stage is (d, X, Y). plan: the plan that was run.
     """
 
     outputs: Mapping[str, Any]
@@ -46,8 +47,8 @@ class StreamResult:
 def map_shapes(
     model: MsViT, outputs: tuple[str, ...], size: tuple[int, int]
 ) -> dict[str, tuple[int, int, int]]:
-    """Return {name: shape (channels, X, Y)} of those outputs that are maps. size: (H, W) in
-    pixels."""
+    """Return {name: shape (channels, X, Y)} for those outputs that are maps. size: (H, W) of the
+    image in pixels."""
     grids, shapes = model.grids(size), {}
     for name in outputs:
         if name.startswith("stages."):
@@ -80,7 +81,8 @@ def check_into(
             )
         if name not in shapes:
             raise ConfigError(
-                f"into[{name!r}]: this output is a vector, which is returned: remove it from into"
+                f"into has an array for {name!r}, but only maps can be written to arrays, and this "
+                "output is a vector: remove it from into"
             )
         shape = tuple(getattr(array, "shape", ()))
         if shape != shapes[name]:

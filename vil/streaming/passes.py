@@ -1,8 +1,8 @@
 """Run the passes of a plan. Each pass goes over the image from top to bottom, strip by strip.
 
 A stage whose tokens are stored has one pass per block. A stage whose tokens are not stored has no
-pass; its rows are computed when a pass of a later stage reads them. The final pass reads the last
-stage.
+pass of its own. Its rows are computed when a pass of a later stage reads them. The final pass reads
+the last stage.
 
 Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
 """
@@ -32,10 +32,11 @@ from vil.streaming.tokens import part_size
 class Passes:
     """A streamed forward pass, which consists of several passes over the image.
 
-    shapes, dtypes: of the stages, from the planner. writers: {index of a stage: function that
-    writes the rows of its map}. head: computes the logits and pooled features; None if they are not
-    requested. stores: creates the tensors for stored tokens. journal: record from which interrupted
-    passes resume. progress: called with the fraction of the work that is done.
+    shapes, dtypes: one item per stage, from the planner. writers: {index of a stage: function that
+    writes rows of the stage's map}. head: computes the logits and pooled features; None if they are
+    not requested. stores: creates the tensors for stored tokens. journal: record from which
+    interrupted passes resume. progress: function that is called with the fraction of the work that
+    is done.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class Passes:
         self.work.finish_pass()
 
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
-        """Build the row source of a stage's output, and run the passes that store its tokens.
+        """Build the `RowSource` of a stage's output, and run the passes that store the stage's
+        tokens.
 
-        Returns (row source of the output, global tokens). The global tokens are those of the last
-        block's input or, if the last block has full attention, of its output.
+        source: rows of the stage's input. Returns (rows of the output, global tokens). The global
+        tokens are those of the last block's input or, if the last block has full attention, those
+        of its output.
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
@@ -111,7 +114,7 @@ class Passes:
         return embed_work(self.model.stages[index].embed, self.plan.stages[index].grid)
 
     def _work(self, index: int, b: int) -> float:
-        """Return the work, in multiply-accumulates, of block `b` of stage `index`."""
+        """Return the estimated work of block `b` of stage `index`, in multiply-accumulates."""
         plan, shape = self.plan.stages[index], self.shapes[index]
         blocks = self.model.stages[index].blocks
         only = shape.only_global and b == len(blocks) - 1
@@ -170,10 +173,11 @@ class Passes:
         x_global: Tensor,
         collect: GlobalRows | None,
     ) -> Tensor:
-        """Write all strips of a reader. Returns the global tokens after the block of this pass.
+        """Run one pass: read all strips of `reader`, and write them with `write`. Returns the
+        global tokens after the block of this pass.
 
-        If an earlier process completed this pass, it is skipped. If an earlier process started it,
-        it is resumed.
+        A pass that an earlier process completed is skipped. A pass that an earlier process started
+        is resumed.
         """
         state = self.journal.state_of(self.number)
         if state is None or state["strip"] is not None:
@@ -226,8 +230,8 @@ class Passes:
             self.journal.save(self.number, describe)
 
     def _flush_taps(self) -> None:
-        """Write those rows of the stage maps that no pass has read. These are the last rows of a
-        map, if they do not fill a patch of the next stage."""
+        """Write the last rows of stage maps that no pass has read, because they do not fill a patch
+        of the next stage."""
         for tap, read in reversed(self.taps):
             height = embed_height(self.model.stages[0])
             for first in range(read, tap.rows, height):
@@ -256,8 +260,8 @@ class Passes:
 
 
 class Whole(StripRows):
-    """A reader of all rows of a source. It uses the strips of the source or, if the source has no
-    strips, strips of `height` rows."""
+    """A reader of all rows of a `RowSource`. It reads the strips in which the source computes its
+    rows or, if the source has no strips, strips of `height` rows."""
 
     def __init__(self, source: RowSource, height: int) -> None:
         shape = (source.rows, source.cols, source.channels, source.dtype, source.device)

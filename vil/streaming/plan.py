@@ -17,8 +17,8 @@ UNITS |= {
 def parse_bytes(text: int | float | str, name: str = "memory") -> int:
     """Convert a number, or text such as "1.5GiB" or "800 MB", to a number of bytes. MB means MiB.
 
-    name: the argument's name in the error message. Raises ValueError for any other text, and for
-    less than 1 byte.
+    name: name of the value in the error message. Raises ValueError if the text is not a size, or if
+    the size is less than 1 byte.
     """
     digits, unit = str(text).strip().lower(), ""
     while digits and not (digits[-1].isdigit() or digits[-1] == "."):
@@ -49,13 +49,14 @@ class StagePlan:
     action: "memory" or "scratch" if the tokens are stored there between passes; "recompute" if the
     tokens are not stored, but computed when the next stage reads them.
     num_passes: passes over the stage's tokens.
-    num_barriers: number of passes that must end before the next can begin, because they complete
-    the global tokens of a block.
-    heights: rows in a strip, for each block. halo: rows that a strip needs above and below.
+    num_barriers: number of passes that must end before the next pass can begin, because only their
+    end completes the global tokens that the next pass needs.
+    heights: number of rows in a strip, for each block. halo: number of additional rows that a strip
+    needs above it, and below it.
     store_bytes: total size of the stored tokens.
     peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it has no passes.
-    macs: multiply-accumulates of matmuls if the image is streamed. whole_macs: the same if the full
-    image is processed at once.
+    macs: multiply-accumulates of matmuls if the image is streamed. whole_macs: multiply-accumulates
+    if the full image is processed at once.
     """
 
     name: str
@@ -75,9 +76,9 @@ class StagePlan:
 class StreamPlan:
     """The plan of a streamed forward pass for one image size, see `vil.plan_stream`.
 
-    size: (H, W) in pixels. outputs: their names. memory: the limit in bytes. peak_bytes: peak bytes
-    of tensors, excluding the weights, the image and the caller's arrays. output_bytes: bytes of the
-    outputs for which the caller gave no arrays. stages: the plan of each stage.
+    size: (H, W) in pixels. outputs: names of the outputs. memory: limit in bytes. peak_bytes: peak
+    bytes of tensors, excluding the weights, the image and the caller's arrays. output_bytes: bytes
+    of the outputs for which the caller gave no arrays. stages: the plan of each stage.
     """
 
     size: tuple[int, int]
@@ -94,12 +95,13 @@ class StreamPlan:
 
     @property
     def macs(self) -> int:
-        """The multiply-accumulates of all stages."""
+        """Multiply-accumulates of all stages if the image is streamed."""
         return sum(stage.macs for stage in self.stages)
 
     @property
     def work_ratio(self) -> float:
-        """The multiply-accumulates, divided by those of processing the full image at once."""
+        """Multiply-accumulates if the image is streamed, divided by the multiply-accumulates if the
+        full image is processed at once."""
         return self.macs / max(1, sum(stage.whole_macs for stage in self.stages))
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Choose the strip heights of each stage, and where its tokens are stored, for a memory limit.
+"""Choose strip heights, and whether tokens are stored in memory or on disk, for a memory limit.
 
 Each block starts with its maximum strip height. The planner then reduces the height of the strips
-that need the most memory until everything fits. If that is not enough, it moves stored tokens to
-disk, those of the largest stage first.
+that need the most memory until the plan fits into the limit. If the smallest heights do not fit, it
+moves the stored tokens of the largest stage to disk, then those of the next stage, and so on.
 
 Shapes: X Y grid of a stage, G global tokens.
 """
@@ -32,7 +32,7 @@ class StageShape:
     stored: whether its tokens are stored between passes. num_stored: number of passes that store
     them. This is one per block, minus one if the last block has local attention, plus one for the
     embedding if the first block has full attention. collects: whether the global tokens after the
-    last block are needed. only_global: whether the last block's local tokens are not needed.
+    last block are needed. only_global: whether only the global tokens of the last block are needed.
     has_full: whether any block has full attention.
     """
 
@@ -44,8 +44,8 @@ class StageShape:
 
     @property
     def copies(self) -> int:
-        """The number of copies of the stored tokens in memory. It is 2 with full attention, which
-        cannot overwrite its input."""
+        """Number of copies of the stored tokens in memory. It is 2 if any block has full attention,
+        because full attention cannot overwrite its input, and 1 otherwise."""
         return 2 if self.has_full else 1
 
 
@@ -77,9 +77,10 @@ def is_cyclic(attn: torch.nn.Module) -> bool:
 class Planner:
     """A planner of streamed forward passes, for one model, image size and set of outputs.
 
-    size: (H, W) in pixels. dtype: of the image's strips. copies: number of copies of a strip's
-    pixels in memory while the strip is read; 0 if the strip shares the memory of the image. given:
-    outputs for which the caller has arrays. Raises ConfigError if the model cannot be streamed.
+    size: (H, W) in pixels. dtype: dtype of the pixels that the model gets. copies: number of copies
+    of a strip's pixels in memory while the strip is read; 0 if the strip shares the memory of the
+    image. given: outputs for which the caller has arrays. Raises ConfigError if the model cannot be
+    streamed.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Planner:
         self.output_bytes = sum(self._output_bytes(n) for n in outputs if n not in given)
 
     def _output_bytes(self, name: str) -> int:
-        """Return the bytes of an output."""
+        """Return the size of an output in bytes."""
         (rows, cols), dtypes = self.grids[-1], self.dtypes[-1]
         if name.startswith("stages."):
             index = int(name.rpartition(".")[2])
@@ -119,7 +120,8 @@ class Planner:
         return width * dtypes.tokens.itemsize * (1 if self.model.global_pool else rows * cols)
 
     def store_bytes(self, index: int) -> int:
-        """Return the bytes of one copy of a stage's stored tokens; 0 if they are not stored."""
+        """Return the size in bytes of one copy of a stage's stored tokens; 0 if they are not
+        stored."""
         stored = self.shapes[index].stored
         return self.stages[index].token_rows(self.grids[index][0]) if stored else 0
 
@@ -156,8 +158,8 @@ class Planner:
         return [*result, alive + source.peak + self._final_bytes(heights[-1])]
 
     def _stored_peak(self, index: int, heights: Sequence[int], read: Cost) -> int:
-        """Return the peak bytes of the passes that store the tokens of a stage. read: cost of
-        reading the stage's embedded tokens."""
+        """Return the peak bytes of the passes that store the tokens of a stage. read: memory cost
+        of reading the tokens after the stage's patch embedding."""
         costs, shape = self.stages[index], self.shapes[index]
         peaks, source = [], read
         if isinstance(costs.blocks[0].attn, FullAttention):
@@ -169,8 +171,8 @@ class Planner:
         return max(peaks)
 
     def _final_bytes(self, heights: Sequence[int]) -> int:
-        """Return the bytes needed to normalize and pool as many of the last stage's tokens as the
-        head processes at once.
+        """Return the bytes that the head needs to normalize and pool tokens of the last stage. The
+        head processes a limited number of tokens at once.
 
         heights: strip heights of the last stage's blocks.
         """
@@ -184,9 +186,9 @@ class Planner:
         return min(PART_BYTES, rows * width * 20)
 
     def with_strips(self, num_chunks: int, *, on_disk: bool = False) -> StreamPlan:
-        """Return a plan whose strips have at most `num_chunks` rows of chunks, or 8 * num_chunks
-        rows if the attention has no chunks. Its `memory` and `peak_bytes` are 0, because memory is
-        not counted. on_disk: whether tokens are stored on disk."""
+        """Return a plan with a maximum strip height: `num_chunks` rows of chunks or, for attention
+        without chunks, 8 * num_chunks rows of tokens. The plan's `memory` and `peak_bytes` are 0,
+        because no memory is counted. on_disk: whether tokens are stored on disk."""
         heights = [
             [
                 min(num_chunks * chunk_side(block.attn), costs.heights(b)[-1])
@@ -231,8 +233,8 @@ class Planner:
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
-        """Return the largest strip heights that fit into the limit, for each block of each stage.
-        If none fit, return the smallest heights."""
+        """Return strip heights for each block of each stage: the largest heights that fit into the
+        limit or, if none fit, the smallest heights."""
         options = [
             [self._allowed(costs, b, memory) for b in range(len(costs.blocks))]
             for costs in self.stages
@@ -253,8 +255,8 @@ class Planner:
         return [[o[-1] for o in stage] for stage in options]
 
     def _allowed(self, costs: StageCosts, index: int, memory: int) -> list[int]:
-        """Return the possible strip heights of a block, without those that cannot fit into the
-        limit."""
+        """Return the strip heights that the planner can choose for a block, without heights that
+        certainly exceed the limit. If all exceed it, the smallest height is returned."""
         heights = costs.heights(index)
         return [h for h in heights if 5 * costs.token_rows(h) <= memory] or heights[:1]
 
@@ -293,7 +295,8 @@ class Planner:
         return isinstance(self.stages[index].blocks[-1].attn, FullAttention)
 
     def _macs(self, index: int, heights: Sequence[int]) -> tuple[int, int]:
-        """Return the multiply-accumulates of a stage: (streamed, full image at once)."""
+        """Return the multiply-accumulates of a stage: (if the image is streamed, if the full image
+        is processed at once)."""
         costs, shape = self.stages[index], self.shapes[index]
         first = costs.stage.embed.macs(costs.grid)
         whole = first + sum(block.macs(costs.grid) for block in costs.blocks)
@@ -306,10 +309,11 @@ class Planner:
 
 
 def lower_option(heights: list[int], peak: int, memory: int) -> None:
-    """Remove the largest height from an ascending list, and all others that cannot fit, in place.
+    """Remove the largest strip height from an ascending list, in place. Also remove the next ones
+    if they cannot fit into the memory limit, but keep at least one height.
 
-    peak: bytes for the largest height. memory: the limit in bytes. A strip with a fraction of that
-    height is assumed to need at least that fraction of the bytes.
+    peak: bytes that the largest height needs. memory: limit in bytes. A strip with half of the
+    height is assumed to need at least half of the bytes, and so on.
     """
     limit = heights.pop() * memory / peak
     while len(heights) > 1 and heights[-1] > limit:

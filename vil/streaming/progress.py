@@ -1,8 +1,8 @@
 """Track the progress of a streamed forward pass, as a fraction of its estimated time.
 
-The time of a block is estimated in multiply-accumulates. With float32 on a CPU (Xeon with AVX-512),
-the softmax of one attention score takes as long as 400 of them, and the norms and activations of
-one channel of a token as long as 1,800.
+The time of a block is estimated in multiply-accumulates. In float32 on a CPU (Xeon with AVX-512),
+the softmax of one attention score takes as long as 400 multiply-accumulates. The norms and
+activations of one channel of one token take as long as 1,800 multiply-accumulates.
 
 Shapes: X, Y rows and columns of a stage's grid.
 """
@@ -38,7 +38,8 @@ def embed_work(embed: PatchEmbed, grid: tuple[int, int]) -> float:
 class WorkDone:
     """A counter of the work of several passes, which reports the fraction that is done.
 
-    total: the work of all passes. report: called with the fraction, which never decreases.
+    total: the work of all passes. report: function that is called with the fraction, which never
+    decreases.
     """
 
     def __init__(self, total: float, report: Report) -> None:
@@ -48,8 +49,8 @@ class WorkDone:
         self.share = 0.0
 
     def watch(self, rows: StripRows, work: float) -> None:
-        """Add `work` to the current pass. It counts as done in proportion to the number of rows
-        that the row source `rows` has computed."""
+        """Add the work of computing all rows of `rows` to the current pass. Whenever `rows` has
+        computed a strip, the same fraction of `work` is counted as done."""
         self.planned += work
         of_row = work / rows.rows  # a function that holds `rows` would keep its buffers alive
         rows.on_strip = lambda count: self._advance(of_row * count)
@@ -61,7 +62,7 @@ class WorkDone:
             self.report(self.share)
 
     def resume(self, done: float) -> None:
-        """Set the amount of work that is done in the current pass, without reporting it."""
+        """Set how much work of the current pass is done, without calling `report`."""
         self.done = min(done, self.planned)
         self.share = max(self.share, min((self.before + self.done) / self.total, 1.0))
 

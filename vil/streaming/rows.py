@@ -1,7 +1,7 @@
 """Row sources: maps of tokens that are read from top to bottom, a few rows at a time.
 
-A source computes its rows in strips that do not depend on the reader. So a row has the same bits
-whenever it is read. Readers that need rows again store them in a `RowBuffer`.
+A source computes its rows in strips that do not depend on the reader. A row therefore has exactly
+the same values each time it is read. Readers that need rows again store them in a `RowBuffer`.
 
 Shapes: X Y grid of a source, C channels, n rows of a read; for an image H W pixels, c channels.
 """
@@ -20,7 +20,7 @@ Writer = Callable[[int, Tensor], None]  # takes the first row and rows (n, Y, C)
 class RowSource:
     """A base class of maps whose rows are read from top to bottom.
 
-    rows, cols: X, Y. channels: C. dtype, device: of the rows.
+    rows, cols: X, Y. channels: C. dtype, device: dtype and device of the rows.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class StripRows(RowSource):
     """A base class of sources that compute their rows in strips of `height` rows. The last strip
     may have fewer rows.
 
-    A subclass defines `compute`. A strip of which only some rows have been read is stored for the
-    next read. on_strip: called after each computed strip, with its number of rows.
+    A subclass defines `compute`. If a read needs only some rows of a strip, the strip is stored for
+    the next read. on_strip: function that is called after each computed strip, with the number of
+    rows in the strip.
     """
 
     height: int
@@ -67,7 +68,7 @@ class StripRows(RowSource):
 
     @property
     def num_strips(self) -> int:
-        """The number of strips."""
+        """Number of strips into which the rows are divided."""
         return -(-self.rows // self.height)
 
     def compute(self, strip: int) -> Tensor:
@@ -97,15 +98,15 @@ class StripRows(RowSource):
 
 
 class RowBuffer:
-    """A reader of overlapping ranges of rows that reads each row of its source only once."""
+    """A buffer for reading overlapping ranges of rows. Each row of the source is read only once."""
 
     def __init__(self, source: RowSource) -> None:
         self.source = source
         self.first, self.kept = 0, source.new(0)
 
     def fill(self, out: Tensor, first: int, keep: int) -> None:
-        """Write n rows, starting with row `first`, to out (n, Y, C). Store the rows from row `keep`
-        on for the next call."""
+        """Write n rows, starting with row `first`, to out (n, Y, C). The rows from row `keep` to
+        the last one are stored for the next call."""
         stop, known = first + len(out), 0
         if self.first <= first:
             rows = self.kept[first - self.first :][: len(out)]
@@ -120,9 +121,9 @@ class RowBuffer:
 
 
 class EmbedRows(StripRows):
-    """A row source of the local tokens after a stage's patch embedding.
+    """A `RowSource` that computes the local tokens after a stage's patch embedding.
 
-    source: the input map, of which only the rows of complete patches are read. grid: (X, Y).
+    source: the input map. Its last rows are not read if they do not fill a patch. grid: (X, Y).
     """
 
     def __init__(
@@ -171,7 +172,7 @@ def position_lines(position: AbsoluteEmbedding, grid: tuple[int, int]) -> tuple[
 
 
 class TappedRows(RowSource):
-    """A wrapper of a row source that also passes all rows it reads to the function `write`."""
+    """A wrapper of a `RowSource`. All rows that are read from it are also passed to `write`."""
 
     def __init__(self, source: RowSource, write: Writer) -> None:
         super().__init__(source.rows, source.cols, source.channels, source.dtype, source.device)
@@ -183,8 +184,8 @@ class TappedRows(RowSource):
 
 
 class StoredRows(RowSource):
-    """A row source of a tensor (X, Y, C), which is in memory or mapped from a file. device: where
-    `read` returns the rows."""
+    """A `RowSource` whose rows are stored in a tensor (X, Y, C), in memory or mapped from a file.
+    device: device to which the rows are copied when they are read."""
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
         super().__init__(*tensor.shape, tensor.dtype, device)

@@ -1,4 +1,4 @@
-"""Scale the values of a streamed image to 0..1, by the rules of `vil.data` for image files.
+"""Scale the values of a streamed image to 0..1, as `vil.data` scales those of image files.
 
 Shapes: c channels, n rows, W columns.
 """
@@ -59,8 +59,9 @@ class ScaleAndNormalize:
         return self.normalize(scaled)
 
     def _find_range(self, least: float, most: float) -> tuple[float, float]:
-        """Return `value_range` or, if it is empty, the default range of the dtype. Raises DataError
-        if there is no default range, or if `least` or `most` is outside of the default range."""
+        """Return `value_range` or, if it is empty, the default range of the dtype. least, most:
+        smallest and largest value of the image. Raises DataError if `value_range` is empty and the
+        dtype has no default range, or the values are outside of the default range."""
         try:
             return self.value_range or default_range(kind_of(self.dtype), least, most)
         except ValueRangeError as error:
@@ -71,8 +72,9 @@ class ScaleAndNormalize:
 
 
 def kind_of(dtype: str) -> str:
-    """Return the type of an image's values as `vil.utils.rgb.default_range` takes it, such as
-    "16-bit". dtype: name of a NumPy dtype. Raises ValueRangeError if it is not numeric."""
+    """Return the type of an image's values as text, such as "16-bit". The text is an argument of
+    `vil.utils.rgb.default_range`. dtype: name of a NumPy dtype. Raises ValueRangeError if the dtype
+    is not numeric."""
     if "float" in dtype:
         return "float"
     number = np.dtype(dtype)

@@ -1,7 +1,7 @@
 """Compute softmax attention over keys that are added K at a time (online softmax).
 
 Keys are merged with a running maximum and a running sum of exponentials (arXiv:1805.02867). The
-sums are float64, so that the result does not depend on K.
+running sums are float64, so that no precision is lost if keys are added in many small parts.
 
 Shapes: N heads, Q queries, D head dim, K keys that are added at once.
 """
@@ -13,7 +13,7 @@ from vil.utils.precision import autocast_off
 
 
 class OnlineSoftmax:
-    """The attention of queries to keys that are added a few at a time.
+    """The attention of queries to keys and values that are added a few at a time (`add`).
 
     q (N, Q, D): queries. scale: factor by which q @ k^T is multiplied.
     """

@@ -16,8 +16,8 @@ from vil.utils.errors import ConfigError, SaveError, os_error_as
 
 
 class Stores:
-    """A factory of the tensors in which stages store tokens. folder: for tensors on disk; None if
-    all are in memory."""
+    """A factory of the tensors in which stages store their tokens between passes. folder: folder of
+    tensors that are mapped from files; None if all tensors are in memory."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self.folder, self.device = folder, device
@@ -25,11 +25,12 @@ class Stores:
     def make(
         self, index: int, plan: StagePlan, channels: int, dtype: torch.dtype
     ) -> list[StoredRows]:
-        """Create the tensors of a stage. Its passes write to them in turn.
+        """Create the tensors in which a stage stores its tokens. The stage's passes write to them
+        in turn.
 
-        In memory, a pass overwrites the tokens that it reads, so one tensor is enough, except for
-        full attention. On disk, each pass writes to another file than it reads, so that it can
-        resume from any strip after an interruption. Raises SaveError if the disk is full.
+        In memory, one tensor is enough, because a pass overwrites the tokens that it reads. Full
+        attention needs two tensors. On disk, a pass reads one file and writes another, so that it
+        can resume from any strip after an interruption. Raises SaveError if the disk is full.
         """
         shape = (*plan.grid, channels)
         size = math.prod(shape) * dtype.itemsize
@@ -62,11 +63,11 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
-    """Return the path of the scratch folder. Creates the folder if it does not exist.
+    """Check the scratch folder and return its path. Creates the folder if it does not exist.
 
-    size: total bytes of the files to store. name: subfolder with files of an earlier run that are
-    reused, so their space counts as free. Raises ConfigError if the folder is not writable, or if
-    the disk has too little space.
+    size: total bytes of the files to store. name: subfolder with files of an earlier run. These
+    files are reused, so their space counts as free. Raises ConfigError if the folder is not
+    writable, or if the disk has too little space.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):
@@ -79,6 +80,6 @@ def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
     if free + present < size:
         raise ConfigError(
             f"scratch {folder}: the disk has {format_bytes(free)} of free space, but "
-            f"{format_bytes(size)} are needed"
+            f"the files need {format_bytes(size)}: free some space, or choose another folder"
         )
     return path

@@ -1,4 +1,5 @@
-"""Run the token-wise layers of a block on slices of the tokens, so that activations stay small.
+"""Run the layers of a block that process each token independently on slices of the tokens. This
+limits the memory of the activations.
 
 Shapes: T tokens, C channels, F output features.
 """
@@ -16,8 +17,8 @@ PART_BYTES = 1 << 24  # of the activations of an MLP for a part of the tokens
 
 
 def part_size(channels: int, dtype: torch.dtype) -> int:
-    """Return the number of tokens for which an MLP's activations fit into PART_BYTES. An MLP needs
-    memory for about 9C values per token."""
+    """Return the maximum number of tokens for which the activations of an MLP fit into PART_BYTES.
+    The activations have about 9C values per token."""
     return max(1, PART_BYTES // (9 * channels * dtype.itemsize))
 
 
@@ -26,8 +27,8 @@ _sizes_only = ContextVar("sizes_only", default=False)
 
 @contextmanager
 def sizes_only() -> Iterator[None]:
-    """Inside the `with` block, make `parts` return only the first and the last slice, which is
-    enough to count peak memory."""
+    """Make the function `parts` return only the first and the last slice inside a `with` block. Two
+    slices are enough to count the peak memory."""
     token = _sizes_only.set(True)
     try:
         yield

@@ -4,7 +4,7 @@ A registry entry has the location of the task's class, and may have these additi
 
 declares    config sections, keys and conflicts, in the format of vil/config/defaults
 noun        noun for a model of the task in messages, such as "detector"
-implied_by  config key that selects the task if it is set and TASK is not
+implied_by  config key that selects the task if this key is set and the key TASK is not set
 hint        text for messages: how to write a config for the task
 commands    {command: one-line help} for the task's commands, such as "detect check"
 spellings   {command: example command lines} for the commands that are aliases of general commands,
@@ -12,7 +12,7 @@ spellings   {command: example command lines} for the commands that are aliases o
 learned     config keys that are empty until the training data determine their values
 metrics     {metric: (label, unit, higher is better)} for EVAL.METRIC, the default first
 formats     choices of `vil predict --format`, the default first
-complete    the formats that output every class, so that --top and --threshold do not apply
+complete    the formats that output all classes, to which --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
@@ -39,9 +39,9 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 
     task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
-    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. One of them may be `keys`,
-    a dict {name: `vil.utils.registry.Key`} of config keys to add. The task reads their values from
-    cfg.
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. The property `keys` adds
+    config keys, whose values the task reads from cfg. It is a dict with values of the type
+    `vil.utils.registry.Key`.
 
     Raises ValueError if the name is taken or if the class does not define a required method.
     """
@@ -56,22 +56,26 @@ def task_entry(cfg: CfgNode) -> Entry:
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
     """Build the task that a config selects. Logs a warning if keys of other tasks are set.
 
-    Raises ConfigError if DATA.NUM_CLASSES is auto. `with_num_classes` replaces auto by a number.
+    Raises ConfigError if DATA.NUM_CLASSES is auto. Call `with_num_classes` first, which replaces
+    auto by a number.
     """
     from vil.config.access import warn_unused
 
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
-            "DATA.NUM_CLASSES auto is the number of classes of the training set, but this command "
-            "does not read the training set: set a number"
+            "DATA.NUM_CLASSES is auto, the number of classes of the training set, but this command "
+            "does not read the training set: set DATA.NUM_CLASSES to a number"
         )
     warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(task_entry(cfg)))
     return task_entry(cfg).load()(cfg, device)
 
 
 def keys_of_others(entry: Entry) -> list[str]:
-    """Return the config keys that only other tasks declare. A task may use the keys of the tasks
-    that it subclasses. entry: registry entry of the task."""
+    """Return the config keys that a task does not use, because only other tasks declare them.
+
+    A task also uses the keys of the registered tasks that it inherits from. entry: registry entry
+    of the task.
+    """
     bases = entry.load().__mro__
     homes = {*bases, *(f"{base.__module__}:{base.__qualname__}" for base in bases)}
     others = [other for other in TASKS.values() if other != entry and other.home not in homes]
@@ -106,8 +110,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     task = task_entry(cfg).load()(cfg, torch.device("cpu"))
     if not hasattr(task, "open_train_set"):
         raise ConfigError(
-            f"DATA.NUM_CLASSES auto: the task {cfg.TASK} cannot count the classes of the training "
-            "set: set a number"
+            f"DATA.NUM_CLASSES is auto, but the task {cfg.TASK} cannot count the classes of the "
+            "training set: set DATA.NUM_CLASSES to a number"
         )
     try:
         classes = task.open_train_set().classes
@@ -123,11 +127,11 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
 
 
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
-    """Raise ConfigError if the class of the config's task does not define an optional attribute or
-    method of `Task`.
+    """Raise ConfigError unless the config's task defines an optional attribute or method.
 
-    attribute: name of the attribute or method, such as "average_outputs". A default in `Task` does
-    not count. why: end of the error message, which tells the user what to do.
+    attribute: name of the attribute or method, such as "average_outputs". It must be defined in a
+    subclass of `Task`, because the default in `Task` does not support the feature. why: end of the
+    error message, which tells the user what to do.
     """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)

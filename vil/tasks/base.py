@@ -99,8 +99,8 @@ class Task:
     ):
         """Store the settings of the task.
 
-        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} for
-        `evaluate`. A call of the method `test_loaders` replaces them. results_folder: folder to
+        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} of the
+        test sets for `evaluate`. The method `test_loaders` replaces them. results_folder: folder to
         which `evaluate` writes predictions; None: do not write predictions.
         """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
@@ -150,19 +150,22 @@ class Task:
     ) -> dict[str, EvalLoader]:
         """Build this rank's loader of each test set, and return {name: loader}.
 
-        The loaders are also stored in `test_sets`. dist: rank and number of ranks. bad_file: file
-        to which the names of unreadable images are appended. datasets: {name: dataset} to use
-        instead of the config's test sets.
-        part: which test sets to load. "test": those in DATA.TEST. "val": those in DATA.VAL or, if
-        DATA.VAL is empty, those in DATA.TEST. The best checkpoint is selected on "val" sets.
+        The loaders are also stored in `test_sets`.
+
+        Args:
+            dist: rank and number of ranks.
+            bad_file: file to which the names of unreadable images are appended.
+            datasets: {name: dataset} to use instead of the config's test sets.
+            part: "test" for the test sets in DATA.TEST. "val" for those in DATA.VAL or, if DATA.VAL
+                is empty, those in DATA.TEST. The best checkpoint is selected on "val" sets.
         """
         raise NotImplementedError
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
         """Build a dataset of `num_samples` synthetic images for --dry-run and benchmarks.
 
-        The images have the maximum size of training images. folder: folder for files that the
-        dataset writes. split: "train" or "val".
+        The images are as large as the largest images in training. folder: folder for files that
+        the dataset writes. split: "train" or "val".
         """
         raise NotImplementedError
 
@@ -177,7 +180,10 @@ class Task:
         yield OpenData(loader, {"val": self.test_loaders(DistInfo())})
 
     def count_classes(self, dataset: Dataset) -> dict[str, int]:
-        """Return {class name: number of images or objects}; {} if the dataset has no classes."""
+        """Count the images, or in detection the objects, of each class of a dataset.
+
+        Returns {class name: count}, or {} if the dataset has no classes.
+        """
         return {}
 
     def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
@@ -193,17 +199,20 @@ class Task:
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
-        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: if
-        DATA.VAL is empty, always "val". Otherwise, "val" for a set in DATA.VAL, and "test" for a
-        set in DATA.TEST. The returned dataset has the methods `image` and `sample_name` of
-        `ImageDataset`. Raises DataError if the dataset is invalid.
+        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: "test"
+        for a set in DATA.TEST if DATA.VAL is not empty; otherwise "val". The returned dataset has
+        the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset is
+        invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
         return self.test_loaders(DistInfo(), part=part)[name].dataset
 
     def summarize_targets(self, dataset: Any) -> TargetSummary:
-        """Count the images of each class of a dataset. dataset: result of `open_split`."""
+        """Summarize the targets of a dataset, such as the number of images of each class.
+
+        dataset: result of `open_split`.
+        """
         return summarize_targets(dataset)
 
     # ---- called by the training loop and by evaluation
@@ -295,29 +304,30 @@ class Task:
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Sequence[Tensor]:
         """Apply test-time augmentation to an RGB image, and return one input for `run` per view.
 
-        views: mirror images and crops of the image.
+        views: the mirror images and crops to create.
         """
         raise NotImplementedError
 
     def average_outputs(self, outputs: Sequence[Any]) -> Any:
         """Average several outputs of `run` for the same images.
 
-        The outputs are those of the views in test-time augmentation, or of the models in an
-        ensemble. A task supports both if it defines this method and `preprocess_views`.
+        The outputs are those of several views of the images in test-time augmentation, or those of
+        several models in an ensemble. A task that defines this method and `preprocess_views`
+        supports test-time augmentation and ensembles.
         """
         raise NotImplementedError
 
     def for_ensemble(self, tasks: Sequence["Task"]) -> "Task":
-        """Return the task that decodes the averaged outputs of several models, by default `self`.
+        """Return the task whose `postprocess` converts the averaged outputs of several models.
 
-        tasks: the tasks of the models. The first of them is `self`.
+        tasks: the tasks of the models. The first of them is `self`, which is returned by default.
         """
         return self
 
     def add_target(self, prediction: Any, target: str) -> Any:
         """Return a copy of a prediction that also has the ground-truth target of its image.
 
-        target: the target as text. Out-of-fold predictions require this method.
+        target: the target as text. Out-of-fold prediction requires this method.
         """
         raise NotImplementedError
 
@@ -380,7 +390,7 @@ def check_task(task: Any, entry: Entry) -> None:
     """
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ValueError(
-            f"task {entry.name!r} must subclass vil.tasks.base.Task, but it is {task!r}"
+            f"task {entry.name!r} must be a subclass of vil.tasks.base.Task, but it is {task!r}"
         )
     missing = [name for name in REQUIRED if getattr(task, name) is getattr(Task, name)]
     if task.evaluate is not Task.evaluate and "measure" in missing:

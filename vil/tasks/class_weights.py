@@ -30,10 +30,10 @@ def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes
 
 
 def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the weight N / (K n) of each class, (K,), where n is its number of training images.
+    """Return the weight N / (K n) of each class, (K,). n is the number of images of the class.
 
-    These are scikit-learn's "balanced" weights. Their mean over the images is 1. A class without
-    images has the weight 0. targets: class of each image (N,).
+    These are scikit-learn's "balanced" weights. Their mean over the N training images is 1. A class
+    without images has the weight 0. targets (N,): class of each image.
     """
     counts = np.bincount(targets, minlength=num_classes)
     return np.where(counts, len(targets) / (num_classes * np.maximum(counts, 1)), 0.0)
@@ -42,8 +42,8 @@ def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
 def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
     """Return the weight of positive images in the loss of each label, (K,).
 
-    It is the number of images without the label, divided by the number of images with it. A label
-    that no image or every image has, has the weight 1. targets (N, K): 0 or 1.
+    The weight is the number of images without the label, divided by the number of images with it.
+    If no image or every image has the label, the weight is 1. targets (N, K): 0 or 1.
     """
     positive = targets.sum(axis=0)
     negative = len(targets) - positive
@@ -62,7 +62,8 @@ def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> 
     counts = np.bincount(targets, minlength=len(classes))
     if missing := [name for name, count in zip(classes, counts) if not count]:
         raise DataError(
-            f"LOSS.LOGIT_ADJUSTMENT needs training images of every class, but {len(missing)} "
-            f"classes have none, the first: {missing[0]}"
+            f"LOSS.LOGIT_ADJUSTMENT needs training images of every class, but {len(missing)} of "
+            f"{len(classes)} classes have none, such as {missing[0]}: add images, or set "
+            "LOSS.LOGIT_ADJUSTMENT to 0"
         )
     return torch.from_numpy(factor * np.log(counts / len(targets))).float()

@@ -24,10 +24,9 @@ SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section
 class ConfigTask(Task):
     """Base class of tasks that are built from a config.
 
-    A subclass defines three methods: open_train_set() and open_test_set(name), which return a
-    dataset, and own_arguments(name), which returns the keys of DATA.KWARGS that the dataset `name`
-    accepts. If `has_splits` is True, open_test_set has a second argument, "val" or "test", the
-    split to open.
+    A subclass defines three methods. open_train_set() and open_test_set(name) return a dataset.
+    own_arguments(name) returns the keys of DATA.KWARGS that the dataset `name` accepts. If
+    `has_splits` is True, open_test_set has a second argument, the split to open: "val" or "test".
 
     has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
     max_eval_batch: the maximum batch size of a rank in evaluation. If it is set, the batches and
@@ -98,8 +97,8 @@ class ConfigTask(Task):
 
         The image is read so that warnings about images are logged once, not in every loader worker.
         match: whether to reorder the classes. If DATA.TARGETMAP is set, they are never reordered.
-        name: name of the dataset, for messages. Raises DataError if `match` is True and the dataset
-        has other classes than the model.
+        name: name of the dataset, for messages. Raises DataError if the classes to reorder are not
+        the classes of the model.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)

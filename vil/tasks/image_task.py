@@ -70,10 +70,12 @@ class Outputs(NamedTuple):
 class ImageTask(Task):
     """Base class of tasks with one target per image. It takes explicit arguments, not a config.
 
-    transform: evaluation transform, which converts a PIL image to a tensor (c, H, W).
-    image_weights: sample weight of each training image in the loss, 1-dim tensor; None: all 1.
-    crop_transform: evaluation transform for the square crops of test-time augmentation. Unlike
-    `transform`, it resizes a crop without cropping it again. None: use `transform`.
+    Args:
+        transform: evaluation transform, which converts a PIL image to a tensor (c, H, W).
+        image_weights: 1-dim tensor with the weight of each training image in the loss; None: all
+            weights are 1.
+        crop_transform: evaluation transform for the square crops of test-time augmentation. Unlike
+            `transform`, it resizes a crop without cropping it again. None: use `transform`.
     """
 
     def __init__(
@@ -141,8 +143,8 @@ class ImageTask(Task):
             rows.append([batch.indices.numpy(), batch.targets.numpy(), values.cpu().numpy()])
         if not all_reduce_max(len(rows)):
             raise DataError(
-                f"cannot evaluate: the test set {name} has no readable image: check its files with "
-                "vil data check"
+                f"cannot evaluate, because the test set {name} has no readable image: check its "
+                "files with vil data check"
             )
         gathered = list(itertools.chain.from_iterable(gather_objects(rows)))
         if not gathered:
@@ -196,7 +198,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return loader
 
     def read_targets(self, dataset: ImageDataset) -> None:
-        """Compute settings that depend on the training set, such as class weights.
+        """Compute and store the settings that depend on the training set, such as class weights.
 
         dataset: the training set.
         """
@@ -239,9 +241,9 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def format_target(self, target: Tensor) -> str:
         """Convert the target of one image in a batch to text.
 
-        For a class, the text is the class name. For numbers to predict, the text lists their names
-        and values. For labels or a soft target, (K,), the text lists the classes with the largest
-        values.
+        For a class, the text is the class name. For the target numbers of a regression, the text
+        lists their names and values. For labels or a soft target, both (K,), the text lists the
+        classes with the largest values.
         """
         if target.ndim == 0:
             return self.class_names[int(target)]
@@ -270,9 +272,9 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether a dataset may lack splits, like a table, and is used only for evaluation.
+        """Return whether a dataset is used only for evaluation, and can be a table without splits.
 
-        All samples of such a dataset are evaluation images if it has no splits. name: name of the
+        If such a table has no splits, all of its images are used for evaluation. name: name of the
         dataset.
         """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
@@ -368,7 +370,7 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 def warn_unused_augmentation(cfg: CfgNode) -> None:
     """Log a warning if augmentation keys are set that the config's training transform ignores.
 
-    If AUG.TIMM_AUG.USE_TRANSFORM is True, the transform is timm's, otherwise torchvision's.
+    The transform is timm's if AUG.TIMM_AUG.USE_TRANSFORM is True, and otherwise torchvision's.
     """
     aug, finetune = cfg.AUG, cfg.FINETUNE
     if aug.TIMM_AUG.USE_TRANSFORM:

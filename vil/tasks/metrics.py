@@ -4,9 +4,10 @@ The definitions are those of scikit-learn, and the tests compare the results. sc
 called because a bootstrap evaluates the same images a thousand times with different weights. The
 functions here sort the images only once per class. Each resample then needs only a cumulative sum.
 
-Shapes: N images, K classes, G distinct scores. Metrics are in percent. All metrics of a class
-without images are NaN, and so is the AUROC of a class that all images have. `mean` ignores NaN.
-weights (N,): number of times that each image is counted in a bootstrap resample; None: once.
+Shapes: N images, K classes, G distinct scores. weights (N,): number of times that each image is
+counted in a bootstrap resample; None: once. Metrics are in percent. All metrics of a class without
+images are NaN. If all images belong to one class, the AUROC of this class is NaN. `mean` ignores
+NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,10 +28,10 @@ def mean(values: np.ndarray) -> float:
 
 
 class ClassCounts(NamedTuple):
-    """Counts for precision and recall: for each of K classes, numbers of images as arrays (K,).
+    """Image counts of each class, from which precision and recall are computed, as arrays (K,).
 
-    images: images of the class. predicted: images for which the class is predicted. correct: images
-    counted in both.
+    images: number of images of the class. predicted: number of images for which the class is
+    predicted. correct: number of images of the class for which it is predicted.
     """
 
     images: np.ndarray
@@ -38,15 +39,24 @@ class ClassCounts(NamedTuple):
     correct: np.ndarray
 
     def precision(self) -> np.ndarray:
-        """Return correct / predicted in percent, (K,); 0 for a class that is never predicted."""
+        """Return the precision of each class, correct / predicted in percent, (K,).
+
+        It is 0 for a class that is never predicted, and NaN for a class without images.
+        """
         return self._share(self.correct, self.predicted)
 
     def recall(self) -> np.ndarray:
-        """Return correct / images in percent, (K,). This is the accuracy of each class."""
+        """Return the recall of each class, correct / images in percent, (K,).
+
+        It is NaN for a class without images.
+        """
         return self._share(self.correct, self.images)
 
     def f1(self) -> np.ndarray:
-        """Return the harmonic mean of precision and recall in percent, (K,)."""
+        """Return the F1 of each class in percent, (K,).
+
+        It is the harmonic mean of precision and recall, and NaN for a class without images.
+        """
         return self._share(2 * self.correct, self.images + self.predicted)
 
     def _share(self, part: np.ndarray, total: np.ndarray) -> np.ndarray:
@@ -170,11 +180,15 @@ def bootstrap(
 
     The images are resampled with replacement RESAMPLES times. The interval of a metric is from its
     2.5th to its 97.5th percentile over the resamples in which it is not NaN.
-    statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of times
-    that each of the N images is in the resample. num_images: N.
-    num_values: number of values that a call of `statistic` reads, by default N. To limit the
-    running time, there are fewer resamples if this number is large. If fewer than MIN_RESAMPLES
-    would be left, the result is {}.
+
+    Args:
+        statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of
+            times that each of the N images is in the resample.
+        num_images: number N of images.
+        num_values: number of values that a call of `statistic` reads, by default N. If it is large,
+            there are fewer resamples, to limit the running time.
+
+    Returns {} if there would be fewer than MIN_RESAMPLES resamples.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

@@ -13,7 +13,7 @@ Row = tuple[str, Sequence[Any], str]  # file, values, error
 
 
 def peek_target(predictions: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
-    """Return (whether the first prediction has a target, an iterator over all predictions)."""
+    """Return whether the first prediction has a target, and an iterator over all predictions."""
     predictions = iter(predictions)
     first = list(itertools.islice(predictions, 1))
     known = any(prediction.target is not None for prediction in first)
@@ -47,10 +47,10 @@ def format_csv(
 ) -> Iterator[str]:
     """Format predictions as CSV, and yield its lines: a header, then one line per image.
 
-    rows: (file, predicted values, error, target) of each image. If there are no values, their
+    rows: (file, predicted values, error, target) of each image. If an image has no values, their
     columns are empty. names: column names of the values. has_target: whether to add a column of
-    targets before the column of errors. Targets are written unchanged, so the caller must apply
-    `csv_cell` to targets that are names.
+    targets before the column of errors. Targets are written unchanged. If targets are text, such
+    as class names, the caller must therefore apply `csv_cell` to them.
     """
     format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
@@ -69,6 +69,7 @@ def csv_cell(text: str) -> str:
     """Make text safe for a CSV cell.
 
     Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
-    escaped, because the csv module does not quote them, so other programs would end the line there.
+    escaped, because the csv module does not quote them, and a program that reads the file would
+    take them for the end of a line.
     """
     return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")

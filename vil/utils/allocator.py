@@ -16,10 +16,11 @@ VARIABLES = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep up to 512 MiB of freed memory in this process. Returns whether it does.
+    """Let glibc keep up to 512 MiB of freed memory in this process. Returns whether the setting was
+    made.
 
-    Does nothing on other systems, and if the user has configured glibc's memory or may have
-    preloaded another allocator by an environment variable.
+    Does nothing on systems without glibc. Also does nothing if an environment variable configures
+    glibc's memory or preloads a library, which may be another allocator.
     """
     if sys.platform != "linux" or any(os.environ.get(name) for name in VARIABLES):
         return False

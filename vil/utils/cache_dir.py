@@ -9,8 +9,9 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Return $VIL_CACHE if it is set, else the folder vil in $XDG_CACHE_HOME or ~/.cache. If the
-    user has no home folder, return the folder vil-<user id> of temporary files."""
+    """Return the path of the cache folder: $VIL_CACHE if it is set, otherwise $XDG_CACHE_HOME/vil
+    or ~/.cache/vil. If the user has no home folder, the path is vil-<user id> in the system's
+    folder for temporary files, such as /tmp."""
     if folder := os.environ.get("VIL_CACHE"):
         return Path(folder)
     try:
@@ -20,8 +21,9 @@ def cache_dir() -> Path:
 
 
 def _temporary_dir() -> Path:
-    """Return the folder vil-<user id> of temporary files. If it belongs to another user, return a
-    path that cannot be written, because code in the cache is run."""
+    """Return the path of vil-<user id> in the system's folder for temporary files, such as /tmp. If
+    that path belongs to another user, return a path that cannot be written, because vil runs code
+    that it finds in the cache."""
     with suppress(OSError):
         folder = Path(tempfile.gettempdir(), f"vil-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)

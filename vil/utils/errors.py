@@ -68,8 +68,8 @@ class DivergedError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """Exception that ends a run after a signal requested a stop. `train_state` is the state that
-    the training loop saved, or None."""
+    """Exception that ends a run after a signal, such as SIGTERM, has requested a stop.
+    `train_state` is the state that the training loop saved, or None."""
 
     train_state: Any = None
 
@@ -118,8 +118,8 @@ def as_config_error(build: Callable) -> Callable:
 
 @contextmanager
 def os_error_as(error_type: type[Exception], prefix: str) -> Iterator[None]:
-    """Convert an OSError in a `with` block to an `error_type`, with the message "<prefix>:
-    <reason>"."""
+    """Context manager that converts an OSError in its block to an exception of type `error_type`,
+    with the message "<prefix>: <reason>"."""
     try:
         yield
     except OSError as error:

@@ -2,10 +2,10 @@
 
 
 def plot_text(text: str) -> str:
-    """Return text that matplotlib draws as it is.
+    """Escape a text, so that matplotlib draws it literally.
 
-    Dollar signs are escaped, because text between two of them is parsed as a formula. Characters
-    that cannot be printed are replaced, and bytes that are not UTF-8 are escaped.
+    Dollar signs are escaped, because matplotlib parses text between two of them as a formula.
+    Characters that cannot be printed are replaced, and bytes that are not UTF-8 are escaped.
     """
     valid = text.encode("utf-8", "backslashreplace").decode()
     shown = "".join(

@@ -115,7 +115,8 @@ class Registry(Mapping[str, Entry]):
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
-        """Add a component at run time, and check it unless `home` is a location.
+        """Add a component at run time. If `home` is the component itself and not its location, the
+        component is also checked.
 
         home, about: see `add`. declared: the arguments `keys` and `facts` of `add`. Raises
         ValueError if the name is taken or the check fails.

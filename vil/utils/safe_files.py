@@ -53,6 +53,8 @@ def check_run_folder(folder: Path) -> None:
             continue
         real = Path(os.path.realpath(path))
         if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
-            raise RunFolderError(f"{path} is a link to {real}: remove it, or copy the file")
+            raise RunFolderError(
+                f"{path} is a link to {real}: remove it, or replace it by a copy of the file"
+            )
         if real.exists() and not real.is_file():
             raise RunFolderError(f"{path} is not a regular file: remove it")

@@ -55,10 +55,10 @@ def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
 
 @contextmanager
 def no_profiler_log() -> Iterator[None]:
-    """Keep torch's profiler from writing to stderr that there is no GPU, in a `with` block.
+    """Context manager that keeps torch's profiler from writing to stderr that there is no GPU.
 
-    A torch that is built for CUDA does so when the profiler is first used in a process. A level
-    that the user has set in KINETO_LOG_LEVEL is not changed.
+    Without this, a torch build with CUDA writes the line when a process first uses the profiler. A
+    log level that the user has set in KINETO_LOG_LEVEL is not changed.
     """
     if "KINETO_LOG_LEVEL" in os.environ:
         yield

@@ -20,7 +20,7 @@ from vil.utils.train_step import TrainStep
 class Cost(NamedTuple):
     """Number of parameters and of multiply-accumulates (MACs) of a model.
 
-    rows: cost of each stage or other part of the model, such as the head, for one image.
+    rows: cost of each part of the model, such as a stage or the head, for one image.
     parameters: number of parameters of the full model.
     """
 
@@ -48,7 +48,8 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     step.
 
     A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC. Returns a
-    `vil.bench.layout_copies.Conversion` per module and operator, the slowest first.
+    list with a `vil.bench.layout_copies.Conversion` for each module and each operator in it that
+    makes such copies, the slowest first.
     """
     refuse_without(cfg, "analyze --layout")
     cfg = with_num_classes(cfg)

@@ -1,4 +1,4 @@
-"""Report which attention backend runs in each stage of a model, and find the fastest by timing."""
+"""Report which attention backend runs in each stage of a model, and measure which is fastest."""
 
 import platform
 from collections.abc import Sequence
@@ -29,12 +29,13 @@ class BackendReport(NamedTuple):
     """Report on which attention backend runs each local attention call of a model.
 
     environment: lines of text with package versions, the device and the number of threads.
-    verdicts: for each attention call, a pair (request, list), where the request describes the call
-    and the list has (name, verdict, description) for every backend. A verdict begins with "chosen"
-    or "could run", or gives the reasons why the backend cannot run the call. num_tuned: number of
-    calls whose fastest backend is in the tuning cache. file: path of the tuning cache. notes: lines
-    of text on how backends are selected. linears: a line of text for each linear layer or MLP that
-    runs as compiled C++ code.
+    verdicts: a pair (request, backends) for each attention call. The request describes the call.
+    `backends` is a list with a tuple (name, verdict, description) for every backend. A verdict
+    begins with "chosen" or "could run", or gives the reasons why the backend cannot run the call.
+    num_tuned: number of attention calls whose fastest backend is in the tuning cache.
+    file: path of the tuning cache.
+    notes: lines of text on how backends are selected.
+    linears: a line of text for each call of a linear layer or MLP that runs as compiled C++ code.
     """
 
     environment: list[str]
@@ -45,8 +46,12 @@ class BackendReport(NamedTuple):
     linears: list[str]
 
     def summary(self) -> list[str]:
-        """Return a line per stage with the attention backends that are chosen in training and in
-        evaluation, followed by the lines of `linears`."""
+        """Summarize the report as lines of text.
+
+        There is a line per stage, which names the attention backends that are chosen in training
+        and in evaluation. The next lines are those of `linears`, one for each call of a linear
+        layer or MLP that runs as compiled C++ code.
+        """
         stages: dict[int, list[str]] = {}
         for request, verdicts in self.verdicts:
             grid = request.case.window.grid
@@ -65,8 +70,12 @@ class BackendReport(NamedTuple):
 def requests_of(
     cfg: CfgNode, device: torch.device
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
-    """List the calls of local attention, and those of linear layers and MLPs, that the config's
-    model makes in training, in evaluation, and optimized for inference."""
+    """List the calls of the config's model that backends can run.
+
+    Returns (calls of local attention, calls of linear layers and MLPs). Both lists have the calls
+    in training and in evaluation. The second list also has the calls that the model makes after it
+    is optimized for inference. This list is empty if the device is not a CPU.
+    """
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
@@ -77,7 +86,8 @@ def requests_of(
 
 
 def explain_backends(cfg: CfgNode) -> BackendReport:
-    """Report which attention backend each stage uses, and why other backends cannot run."""
+    """Report which attention backend runs each local attention call of the config's model, and
+    which other backends could run it, or why they cannot."""
     device = configure_device(cfg)
     requests, linears = requests_of(cfg, device)
     tuning_cache.load(device.type)
@@ -155,9 +165,11 @@ class Tuning:
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:
-        """Describe a local attention call in one line. The line includes a remark if `run` times
-        the call on a smaller batch than the config's, or if tuning has no effect because the config
-        sets a backend."""
+        """Describe a local attention call in one line.
+
+        The line has a remark if `run` times the call with fewer images than a batch of the config.
+        It has another remark if the config sets a backend, so that tuning has no effect.
+        """
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
         is_auto = request.backend == "auto"

@@ -25,11 +25,11 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 class AttentionBenchmark:
-    """Benchmark of local attention backends on all combinations of the given grid sizes, chunk
-    sizes, numbers of heads, dtypes and attention patterns.
+    """Benchmark of local attention backends and baselines, such as full attention.
 
-    Instead of patterns, local windows can be measured. A window is given by a mask ("exact",
-    "chunks" or "cyclic") and a value of the config key MODE.
+    Measures all combinations of the given grid sizes, chunk sizes, numbers of heads, dtypes, and
+    local windows. A local window is given by a mask ("exact", "chunks" or "cyclic") and a value of
+    the config key MODE. If attention patterns are given, they replace the local windows.
     """
 
     @as_config_error
@@ -65,10 +65,11 @@ class AttentionBenchmark:
         bias: whether to add relative position biases.
         device: "auto", "cpu" or "cuda".
         backends: names of the backends and baselines to measure, by default all.
-        max_bytes: backends with a higher estimated memory do not run; by default 0.8 of the free
-        memory.
+        max_bytes: limit of the memory. A backend that is estimated to need more does not run. The
+        default is 0.8 of the free memory.
         out: folder for the results.
-        spec: `batch` (batch size), `head_dim` and `num_global` (number of global tokens).
+        spec: the arguments `batch` (batch size), `head_dim` and `num_global` (number of global
+        tokens), which apply to all combinations.
 
         Raises ConfigError for invalid settings.
         """
@@ -130,7 +131,7 @@ def draw_again(result: str, out: str | None) -> list[Path]:
         raise ConfigError(f"--plot {file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--plot {file}: not a result of vil benchmark attention: expected an attention.json"
+            f"--plot {file}: not a result of vil benchmark attention: give its attention.json"
         ) from error
     return draw(rows, about, make_folder(out or file.parent, "--out"))
 

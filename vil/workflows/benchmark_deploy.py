@@ -1,4 +1,4 @@
-"""Benchmark the ways to run a config's model and other models for inference on a CPU."""
+"""Benchmark several ways, such as ONNX or bfloat16, to run models for inference on a CPU."""
 
 import logging
 import tempfile
@@ -58,10 +58,12 @@ PLAIN_CPU = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False", "EVAL.FAS
 class DeploySettings(NamedTuple):
     """Settings of a `DeployBenchmark`. A path is one way to run a model for inference.
 
-    paths: names of paths, such as "onnx+int8"; keys of `vil.bench.deploy.PATHS`. batches: batch
-    sizes. rounds: number of measurements of each path at each batch size. images: number of test
-    images on which predictions are compared. least_agreement: minimum percentage of these images on
-    which a path must predict the same class as eager mode; otherwise, the path is not timed.
+    paths: names of paths, such as "onnx+int8"; keys of `vil.bench.deploy.PATHS`.
+    batches: batch sizes.
+    rounds: number of measurements of each path at each batch size.
+    images: number of test images on which each path is compared with eager mode.
+    least_agreement: percentage of these images. A path is not timed if it predicts the same class
+    as eager mode on fewer images.
     calibration: folder of images to calibrate static int8 quantization; None for training images.
     tune: whether to first find the fastest attention backends by timing.
     """
@@ -117,8 +119,8 @@ class DeployBenchmark:
         self.title = self.results.title(extent, settings.rounds)
 
     def run(self) -> list[Row]:
-        """Measure all ways to run the models (paths), and write the results and a plot of accuracy
-        against speed. Returns a row per model and path."""
+        """Measure each model with each path, which is a way to run a model for inference. Write the
+        results and a plot of accuracy against speed. Returns a row per model and path."""
         settings = self.settings
         with tempfile.TemporaryDirectory() as folder:
             subjects = [self.open_model(Path(folder))]
@@ -170,9 +172,12 @@ class DeployBenchmark:
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
 
     def select_backends(self, model: nn.Module) -> None:
-        """Select the attention backends of a model for float32 and bfloat16 and all batch sizes. If
-        the setting `tune` is True, backends are first timed on the attention calls that are not in
-        the tuning cache. The backends of models that were opened before stay selected."""
+        """Select the attention backends of a model for float32, for bfloat16 and for each batch
+        size.
+
+        If the setting `tune` is True, the backends are first timed on those attention calls that
+        are not in the tuning cache. Backends that were selected for other models stay selected.
+        """
         chosen = dict(CHOICES)
         if self.settings.tune:
             self.say("selecting the attention backends of each stage and batch size")
@@ -196,8 +201,8 @@ class DeployBenchmark:
 def published_top1(name: str, cfg: CfgNode) -> float | None:
     """Return the published top-1 of a model on ImageNet in percent.
 
-    Returns None if it is unknown, or if the image size is not 224. For a model of vil, also returns
-    None if a key that defines the model has another value than in the packaged config.
+    Returns None if no value is known, or if the image size is not 224. For a model of vil, also
+    returns None if the config differs from the packaged config in a key that defines the model.
     """
     if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
         return None
@@ -210,7 +215,7 @@ def published_top1(name: str, cfg: CfgNode) -> float | None:
 
 
 def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
-    """Yield batches (B, c, H, W) of training images with the transform for inference.
+    """Yield batches (B, c, H, W) of training images, after the transform for inference.
 
     At most `count` images are read in total. They are evenly spaced in the training set.
     """
@@ -252,5 +257,8 @@ def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:
             if sum(map(len, images)) >= count:
                 break
     if not images:
-        raise ConfigError(f"none of the images in the test set {name!r} can be read")
+        raise ConfigError(
+            f"none of the images in the test set {name!r} can be read: use vil data check to find "
+            "the reasons"
+        )
     return torch.cat(images)[:count], torch.cat(targets)[:count]

@@ -44,11 +44,15 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 class ModelBenchmark:
     """Benchmark of a config's model and of other models to compare it with.
 
-    cfg: config of the model. name: name of the model in the results. ways: combinations of settings
-    to run the model with, such as "bf16+nhwc". backends: attention backends to compare, by default
-    all; the model runs once with each backend and the first of `ways`. beside: other models, as
-    values of MODEL.ARCH. They run only with the `ways` that consist of a precision, such as "bf16".
-    rounds: number of measurements. out: folder for the results.
+    cfg: config of the model.
+    name: name of the model in the results.
+    ways: combinations of settings to run the model with, such as "bf16+nhwc".
+    backends: attention backends to compare, by default all. The config's model also runs once with
+    each of them, with the first of `ways`.
+    beside: other models, as values of MODEL.ARCH. They run only with those `ways` that set nothing
+    but a precision, such as "bf16".
+    rounds: number of measurements.
+    out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -85,9 +89,11 @@ class ModelBenchmark:
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model with each combination of settings (way)
-        that does not compile the model. Call `run` first. Yields (way, trace file, costs), where
-        the costs have an item per operator and module."""
+        """Profile a training step of the config's model with each way (combination of settings).
+
+        Ways that compile the model are skipped. Call `run` first. Yields (way, trace file, costs).
+        `costs` is a list with an item per operator and module.
+        """
         own = self.entries[0][0].model
         for row, one in self.entries:
             pinned = "pinned" in row.attention
@@ -106,9 +112,11 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List the measurements of a `ModelBenchmark` as tuples (model name, way, config), where a way
-    is a combination of settings, such as "bf16+nhwc". The arguments are those of `ModelBenchmark`.
-    Raises ValueError for an unknown way or backend."""
+    """List the measurements of a `ModelBenchmark` as tuples (model name, way, config).
+
+    A way is a combination of settings, such as "bf16+nhwc". The arguments are those of
+    `ModelBenchmark`. Raises ValueError for an unknown way or backend.
+    """
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:
@@ -126,8 +134,8 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None
 
     name: name of the model in the results. way: name of the combination of settings, such as
     "bf16+nhwc". Returns (row, contender): a result row without measurements, and the model with its
-    optimizer and batch. If the model cannot be built, the contender is None and the row has the
-    reason.
+    optimizer and batch. If the model cannot be built, `contender` is None, and `row.reason` states
+    why.
     """
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:

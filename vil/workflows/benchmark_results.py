@@ -41,7 +41,7 @@ class ResultFolder:
         self.write_csv(self.what, rows)
 
     def write_csv(self, name: str, rows: list[dict]) -> None:
-        """Write the rows to <name>.csv. The items of a list are joined by "x", as in 56x56."""
+        """Write the rows to <name>.csv. A list, such as [56, 56], is written as 56x56."""
         with (self.folder / f"{name}.csv").open("w", newline="") as stream:
             lines = csv.DictWriter(stream, list(rows[0]))
             lines.writeheader()

@@ -38,15 +38,17 @@ class RunCheckpoint(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """Path of the run's calibration.json, which may belong to another checkpoint of the run."""
+        """Path of the run's calibration.json. The file may be missing, or may have the calibration
+        of another checkpoint of the run."""
         return self.run / FILE
 
 
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     """Return the checkpoint of a run that MODEL.MODEL_PATH points to.
 
-    MODEL.MODEL_PATH may be the folder of a run, a checkpoint in it, or a file of a checkpoint.
-    Returns None if it is another path, or if FINETUNE.HEAD changes the head.
+    MODEL.MODEL_PATH may be the folder of a run (for its best checkpoint), the folder of a
+    checkpoint, or a file in a checkpoint. Returns None if MODEL.MODEL_PATH is any other path, or if
+    FINETUNE.HEAD changes the head.
     """
     if not cfg.MODEL.MODEL_PATH:
         return None
@@ -61,9 +63,9 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
 def apply_stored(cfg: CfgNode, task: Task) -> str:
     """Apply the stored calibration of the config's checkpoint to the task, if there is one.
 
-    Returns a text for the log, which states that the calibration is applied, or that the stored
-    calibration is not used because it belongs to another checkpoint. Returns "" if no calibration
-    is stored. Raises CheckpointError if calibration.json is invalid.
+    Returns a text for the log. The text states that the calibration is applied, or that it is not
+    used because it belongs to another checkpoint. Returns "" if no calibration is stored. Raises
+    CheckpointError if calibration.json is invalid.
     """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None or not checkpoint.file.is_file():
@@ -75,7 +77,7 @@ def apply_stored(cfg: CfgNode, task: Task) -> str:
         task.apply_calibration(stored)
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{checkpoint.file} belongs to another model: {_remedy(error)}"
+            f"{checkpoint.file} belongs to another model {_remedy(error)}"
         ) from None
     return f"calibrated with {describe(stored)} of {checkpoint.file}"
 
@@ -95,15 +97,15 @@ def read(file: Path) -> dict[str, Any]:
         values = [*stored.get("thresholds", {}).values()] or [stored["temperature"]]
         usable = all(math.isfinite(float(value)) and float(value) > 0 for value in values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not a calibration: {_remedy(error)}") from None
+        raise CheckpointError(f"{file} is not a valid calibration {_remedy(error)}") from None
     if not (usable and isinstance(name, str)):
         reason = f"it has no checkpoint name, or values that are not above 0: {values[:3]}"
-        raise CheckpointError(f"{file} is not a calibration: {_remedy(reason)}")
+        raise CheckpointError(f"{file} is not a valid calibration {_remedy(reason)}")
     return stored
 
 
 def _remedy(reason: object) -> str:
-    return f"{reason!s:.80}; delete the file, or write a new one with vil {COMMAND}"
+    return f"({reason!s:.80}): delete the file, or write a new one with vil {COMMAND}"
 
 
 def check(cfg: CfgNode) -> RunCheckpoint:
@@ -117,10 +119,11 @@ def check(cfg: CfgNode) -> RunCheckpoint:
 
 
 def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> list[str]:
-    """Calibrate the model on the validation images, apply the calibration to the task, and store
-    it in the run's folder. Returns lines with the metrics before and after calibration. Raises
-    ConfigError if the weights are not a checkpoint of a run, or if the task does not support
-    calibration.
+    """Calibrate the model on the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST.
+
+    Applies the calibration to the task, and stores it in the run's folder. Returns lines of text
+    with the metrics before and after calibration. Raises ConfigError if the weights are not a
+    checkpoint of a run, or if the task does not support calibration.
     """
     checkpoint = check(cfg)
     loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))
@@ -129,7 +132,7 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
     before = task.evaluate(model)[name]
     calibration = task.calibrate(model)
     if not calibration:
-        raise ConfigError(f"--calibrate: TASK {cfg.TASK} does not support calibration")
+        raise ConfigError(f"TASK {cfg.TASK} does not support calibration: remove --calibrate")
     task.apply_calibration(calibration)
     after = task.evaluate(model)[name]
     stored = {**calibration, "checkpoint": checkpoint.name}

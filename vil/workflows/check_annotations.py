@@ -14,7 +14,11 @@ def check_annotations(
     annotations: str | Path, images: str | Path | None = None
 ) -> "AnnotationCheck":
     """Check an annotation file in COCO format. Returns the invalid entries and a summary of the
-    file. images: folder of the images; if given, the size in each image's header is checked too."""
+    file.
+
+    images: folder of the images. If it is given, images are reported too if they are missing or
+    unreadable, or if their size differs from the annotation file.
+    """
     as_config_error(TASKS.entry)("detection")  # raises ConfigError if the task is not installed
     from vil.tasks.detection.data.find_invalid import find_invalid
 

@@ -58,11 +58,13 @@ class SplitCheck:
 class DataCheck:
     """Result of `check_data`.
 
-    task: value of the config key TASK. splits: {name of a split: its result}, where the names are
-    "train", "val/<set>" and "test/<set>". duplicates: images that occur several times. problems:
-    reasons why the data cannot be used, one text per reason; a text may show the expected folders.
-    warnings: reasons why metrics may be misleading. suggestions: {config key: value}, values that
-    fit the data better than those of the config.
+    task: value of the config key TASK.
+    splits: {name of a split: result of checking it}. The names are "train", "val/<set>" and
+    "test/<set>".
+    duplicates: images that occur several times.
+    problems: a text for each reason why the data cannot be used. A text may have several lines.
+    warnings: a text for each reason why metrics may be misleading.
+    suggestions: {config key: value}, values that fit the data better than those of the config.
     """
 
     task: str
@@ -77,12 +79,12 @@ class DataCheck:
         return not self.problems
 
     def raise_if_unusable(self) -> None:
-        """Raise DataError if the data cannot be used for training. The message has all problems."""
+        """Raise DataError if the data cannot be used for training. The message has each reason."""
         if self.problems:
             raise DataError("; ".join(self.problems))
 
     def lines(self) -> list[str]:
-        """Return the result as lines of text."""
+        """Return the result of the data check as lines of text."""
         return [
             *self._split_lines(),
             *self._class_lines(),
@@ -151,7 +153,7 @@ class DataCheck:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dict of plain values, for JSON."""
+        """Return the result of the data check as a dict of plain values, for JSON."""
         leaks = [dict(first=a, second=b, images=n) for (a, b), n in self.duplicates.leaks.items()]
         return dict(
             task=self.task,
@@ -218,17 +220,21 @@ def check_data(
 
 
 def with_any_classes(cfg: CfgNode) -> CfgNode:
-    """Return the config with the value "auto" of DATA.NUM_CLASSES replaced by 1, so that the task
-    can be built before the data are read. The number does not matter, because `Task.open_split`
-    ignores it."""
+    """Return the config with a number for DATA.NUM_CLASSES, so that the task can be built before
+    the data are read.
+
+    The value "auto" is replaced by 1. The number does not matter, because `Task.open_split` ignores
+    it.
+    """
     return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
 
 
 def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
     """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
 
-    label: name of the split in the report. name: name of the dataset. part: "val" or "test". The
-    training split is ("train", None, "").
+    label: name of the split in the report. name: name of the dataset. part: "val" or "test". If
+    DATA.VAL is empty, the sets in DATA.TEST have the part "val". The training split is
+    ("train", None, "").
     """
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
@@ -293,8 +299,8 @@ def plural(count: int, one: str, several: str) -> str:
 
 
 def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
-    """Find images that occur in more than one class, within a split or in different splits. Returns
-    a text for each such image, which names two files with different classes."""
+    """Find images that occur in more than one class, within a split or in different splits. For
+    each such image, returns a text that names two of its files and their classes."""
     splits = [split for split in splits if getattr(split.dataset, "target_type", "") == "class"]
     digests = [split.images.digests for split in splits]
     contents, counts = np.unique(np.concatenate(digests or [[]]), return_counts=True)
@@ -361,8 +367,9 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
 def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
     """Suggest a value of INPUT.IMAGE_SIZE, as {config key: value}.
 
-    It is the largest size in SIDES that is at most the median of the images' shorter sides. Returns
-    {} if the ratio of this size to the config's value is between 3/4 and 4/3.
+    The value is the largest size in SIDES that is at most the median of the images' shorter sides.
+    If there is no such size, it is the smallest size. Returns {} if the ratio of the suggested
+    value to the config's value is between 3/4 and 4/3.
     """
     shorter = float(np.median(images.sizes.min(1)))
     side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
@@ -371,9 +378,9 @@ def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
 
 
 def imbalance(counts: dict[str, int]) -> float | None:
-    """Return the number of images of the largest class, divided by that of the smallest class that
-    has images. Returns None if fewer than two classes have images. counts: {class: number of
-    images}."""
+    """Return the number of images of the largest class, divided by the number of images of the
+    smallest class. Classes without images are ignored. Returns None if fewer than two classes have
+    images. counts: {class: number of images}."""
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
 

@@ -35,7 +35,7 @@ WEIGHTS = "MODEL.MODEL_PATH"
 
 
 def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str] | None]:
-    """Read the description of a model in the weight file that `opts` sets as MODEL.MODEL_PATH.
+    """Read the model description in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
     opts: config options. Returns (options, class_names): config options that define the model, as
     KEY=VALUE strings, and the list of class names, or None if the file has no class names. Returns
@@ -54,13 +54,13 @@ def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str
     sides = [sides] if isinstance(sides, int) else sides
     if len(set(sides)) > 1:
         raise ConfigError(
-            f"{file} describes a model for images of {sides} pixels, but a config made from this "
-            "file supports only square images: add --config-file"
+            f"{file} is for images of {sides} pixels, but a config that is made from a weight file "
+            "supports only square images: give the config with --config-file"
         )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
             f"{file} needs the interpolation {transform['interpolation']!r}, but a config supports "
-            f"only {', '.join(INTERPOLATION)}: add --config-file"
+            f"only {', '.join(INTERPOLATION)}: give the config with --config-file"
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
@@ -78,7 +78,10 @@ def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str
 
 def weights_in(opts: Sequence[str | Setting]) -> str | None:
     """Return the last value of MODEL.MODEL_PATH in a list of config options, or None if the list
-    does not set this key. An option is a Setting, one item KEY=VALUE or two items KEY, VALUE."""
+    does not set this key.
+
+    An option is a Setting, one string "KEY=VALUE", or two consecutive strings "KEY" and "VALUE".
+    """
     found = None
     for at, word in enumerate(opts):
         if isinstance(word, Setting):

@@ -25,10 +25,12 @@ Overrides = Mapping[str, Any] | Iterable[str]
 class Options(NamedTuple):
     """Changes to a config.
 
-    words: list of config options, each a Setting, one item KEY=VALUE or two items KEY, VALUE.
-    flags: {config key: value}, which override `words`; a value of None is ignored. imports: Python
-    files to run before the config is read, which may register components. preset: name of a preset.
-    Its values override those of the environment, but not those of a file, `words` or `flags`.
+    words: list of config options. An option is a Setting, one string "KEY=VALUE", or two
+    consecutive strings "KEY" and "VALUE".
+    flags: {config key: value}, which override `words`; a value of None is ignored.
+    imports: Python files to run before the config is read. They may register components.
+    preset: name of a preset. Its values override those of the environment, but not those of a file,
+    `words` or `flags`.
     """
 
     words: Sequence[str | Setting] = ()
@@ -38,10 +40,10 @@ class Options(NamedTuple):
 
 
 class ConfigWithClasses(NamedTuple):
-    """Config, with the names of the classes that the model with these weights predicts.
+    """Config of a model, and the names of the classes that the model predicts.
 
-    class_names: these names, after FINETUNE.HEAD has selected rows of the head; () if they are
-    unknown.
+    class_names: () if the names are unknown. If FINETUNE.HEAD selects rows of the head, only the
+    names of these rows.
     """
 
     cfg: CfgNode
@@ -49,7 +51,11 @@ class ConfigWithClasses(NamedTuple):
 
 
 def as_options(overrides: Overrides | None) -> list[str | Setting]:
-    """Convert a dict {KEY: value} to settings, or an iterable of KEY=VALUE strings to a list."""
+    """Convert overrides to a list of config options.
+
+    A dict {KEY: value} is converted to a list of settings, an iterable of KEY=VALUE strings to a
+    list of these strings, and None to an empty list.
+    """
     if overrides is None:
         return []
     if isinstance(overrides, Mapping):
@@ -70,11 +76,15 @@ def make_config(
 ) -> CfgNode:
     """Make a frozen config.
 
-    config: a file or a CfgNode; None for the defaults. overrides: changes to the config.
-    output_dir, data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which
-    may register components; ignored if `config` is a CfgNode. preset: name of a preset, a set of
-    values for keys that neither the file nor `overrides` set; these keys are logged. Raises
-    ConfigError if a preset is used with a CfgNode.
+    config: a file or a CfgNode; None for the defaults.
+    overrides: changes to the config.
+    output_dir, data: values for OUTPUT_DIR and DATA.PATH.
+    imports: Python files to run first. They may register components. If `config` is a CfgNode, this
+    argument is ignored.
+    preset: name of a preset, a set of values for keys that neither the file nor `overrides` set.
+    The keys that the preset sets are logged.
+
+    Raises ConfigError if a preset is used with a CfgNode.
     """
     flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
     options = Options(as_options(overrides), flags, imports, preset)
@@ -110,8 +120,8 @@ def set_flags(options: Options) -> dict[str, str]:
 
 
 def find_output_dir(options: Options) -> Path:
-    """Return the value of OUTPUT_DIR for a command without a config file. Other keys are not
-    checked."""
+    """Return the value of OUTPUT_DIR that the options or the environment set, or its default. Reads
+    no config file, and does not check other keys."""
     key = "OUTPUT_DIR"
     words = [str(each.value) for each in from_options(options.words) if each.key == key]
     return Path(
@@ -132,9 +142,9 @@ def run_config(
     """Return the config and the class names of a run, with MODEL.MODEL_PATH set to a checkpoint.
 
     folder: the run's folder. options: changes to the config. checkpoint: "best" or "last". weights:
-    the path of another checkpoint of the run, or of a file in it, to use instead. Raises
-    ConfigError if the folder has no config.yaml, and CheckpointError if the run does not have the
-    checkpoint.
+    path of a checkpoint of the run, or of a file in a checkpoint, to use instead of `checkpoint`.
+    Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run does not
+    have the checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
     from vil.pretrained.load_weights import select_classes
@@ -157,12 +167,12 @@ def run_config(
 def find_run_config(
     source: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses | None:
-    """Return the config and the class names of the run that a path belongs to; None if it belongs
-    to no run.
+    """Return the config and the class names of the run that a path belongs to. Returns None if the
+    path belongs to no run.
 
-    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. If it is a
-    checkpoint or a file, MODEL.MODEL_PATH is set to it. options: changes to the config. checkpoint:
-    if `source` is the folder of a run, the checkpoint for MODEL.MODEL_PATH, "best" or "last".
+    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. For a checkpoint
+    or a file, MODEL.MODEL_PATH is set to `source`. For the folder of a run, MODEL.MODEL_PATH is set
+    to the checkpoint that `checkpoint` ("best" or "last") names. options: changes to the config.
     """
     from vil.pretrained.state_dict_io import find_run
 
@@ -192,12 +202,13 @@ def weights_config(
 ) -> ConfigWithClasses:
     """Make a config from a config file and options or, without a config file, from a weight file.
 
-    If `config_file` is None, the weights are those that `options` sets as MODEL.MODEL_PATH. For a
-    checkpoint of a run, the run's config and class names are used. For any other weight file, the
-    config and class names that the file describes are used. If there is no such file, or if it has
-    no description, the config file `default` is used; None for the default config.
+    If `config_file` is given, the result has no class names. Otherwise, the config is made from the
+    weights that `options` sets as MODEL.MODEL_PATH:
 
-    If `config_file` is given, the result has no class names.
+    - a checkpoint of a run: the run's config and class names
+    - any other weight file with a description: the config and class names that the file describes
+    - no weights, or a weight file without a description: the config file `default`, or the default
+      config if `default` is None
     """
     from vil.pretrained.load_weights import select_classes
 

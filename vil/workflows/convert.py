@@ -39,8 +39,10 @@ def convert(
 
     source: path of the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
     target: path that ends in .safetensors, or a folder.
-    cfg: config of the model. If it is None, the model is taken from `model_name`, else from the
-    description in the checkpoint, else it is inferred from the shapes of the tensors.
+    cfg: config of the model. Without a config, the model is the one named by `model_name`. Without
+    this name, it is the one that the checkpoint describes. Without a description, it is inferred
+    from the shapes of the tensors in the checkpoint.
+    model_name: name of the model, see `cfg`.
     class_names: names of the model's classes; by default those in the checkpoint's description.
     class_file: file with one class name per line, an alternative to `class_names`.
     rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
@@ -91,11 +93,13 @@ def _build(
 ) -> tuple[nn.Module, list[str]]:
     """Build the model of a checkpoint.
 
-    The model is defined by the first of these that is given: the config `cfg`, the name
-    `model_name`, the description `known` in the checkpoint, and the shapes of the tensors in the
-    state dict `state`. source: path of the checkpoint, for messages. Returns (model, lines). The
-    lines of text state which model was inferred from the shapes; they are empty if the model is
-    defined in another way.
+    The model is defined by the first of these arguments that is not None or empty: the config
+    `cfg`, the name `model_name`, and the checkpoint's description `known`. Otherwise, it is
+    inferred from the shapes of the tensors in the state dict `state`. source: path of the
+    checkpoint, for messages.
+
+    Returns (model, lines). If the model is inferred, `lines` has lines of text that state which
+    model it is. Otherwise, `lines` is empty.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()
@@ -106,8 +110,8 @@ def _build(
         return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
-            f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "
-            "to this file instead"
+            f"{source} is a detector, and only classifiers can be converted: use this file as it "
+            "is, as MODEL.MODEL_PATH"
         )
     if model_name:
         return _named(model_name), []

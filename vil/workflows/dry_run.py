@@ -35,10 +35,10 @@ SIZES = 32  # images per dataset whose size is read
 class DatasetSummary:
     """Contents of one dataset of a config.
 
-    split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts:
-    {class: number of images or objects}; empty if the dataset has no classes. sizes: (width,
-    height) in pixels of a sample of evenly spaced images. unreadable: number of images in this
-    sample that could not be read.
+    split: "train", "val" or "test". The best checkpoint is selected on the sets of the split "val".
+    class_counts: {class: number of images or objects}; {} if they are not counted.
+    sizes: (width, height) in pixels of each image in a sample of evenly spaced images.
+    unreadable: number of images in this sample that could not be read.
     """
 
     name: str
@@ -51,7 +51,8 @@ class DatasetSummary:
 
     @property
     def size_range(self) -> list[tuple[int, int]]:
-        """The smallest, median and largest of `sizes` by area, or [] if `sizes` is empty."""
+        """(width, height) of the smallest, the median and the largest image in `sizes`, by area; []
+        if `sizes` is empty."""
         return size_range(self.sizes)
 
 
@@ -59,11 +60,12 @@ class DatasetSummary:
 class DataSummary:
     """Contents of the datasets of a config.
 
-    steps_per_epoch: number of training steps in an epoch. counted: what the `class_counts` of the
-    datasets count, as a plural noun such as "images". note: a sentence on how the datasets differ
-    from those of a training run; "" if they do not. example: image file that shows the first
-    augmented training images and their targets; None if it was not written. learned_settings:
-    {config key: value} that the task derived from the training set.
+    steps_per_epoch: number of training steps in an epoch.
+    counted: plural noun for what is counted in each dataset's `class_counts`, such as "images".
+    note: a sentence on how the datasets differ from those of a training run; "" if they do not.
+    example: image file that shows the first augmented training images and their targets; None if it
+    was not written.
+    learned_settings: {config key: value}, which the task derived from the training set.
     """
 
     datasets: list[DatasetSummary]
@@ -78,11 +80,14 @@ class DataSummary:
 class DryRun:
     """Result of a dry run.
 
-    data: contents of the datasets. num_images: number of synthetic images in the training step.
-    loss: loss of this step; NaN if the step was skipped, because the loss or a gradient is not
-    finite, as is normal for the first steps in float16. memory_mb: peak memory in MiB.
-    num_parameters: number of parameters of the model. warnings: warnings from building and
-    training. log: all lines that a run would log; empty on ranks other than 0.
+    data: contents of the datasets.
+    num_images: number of synthetic images in the training step.
+    loss: loss of the training step. NaN if the step was skipped because the loss or a gradient was
+    not finite, which is normal for the first steps in float16.
+    memory_mb: peak memory in MiB.
+    num_parameters: number of parameters of the model.
+    warnings: warnings from building and training.
+    log: all lines that a run would log; empty on ranks other than 0.
     """
 
     data: DataSummary
@@ -104,11 +109,12 @@ def dry_run(
 
     The step runs in a temporary folder. OUTPUT_DIR is not created.
 
-    example: image file to write, see `DataSummary`; by default `<OUTPUT_DIR>.dry-run.png`. show:
-    function that is called with the data summary before the training step.
+    example: image file to write, which shows the first augmented training images. The default is
+    `<OUTPUT_DIR>.dry-run.png`. show: function that is called with the data summary before the
+    training step.
 
     Raises DataError or ConfigError if the data are missing or invalid, or if the example file
-    cannot be written, and KeyboardInterrupt on Ctrl-C.
+    cannot be written. Raises KeyboardInterrupt on Ctrl-C.
     """
     with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)
@@ -150,7 +156,8 @@ def _collect_warnings(distinct: DistinctWarnings) -> Iterator[list[str]]:
 def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSummary:
     """Open the config's datasets and describe them.
 
-    example: see `dry_run`. Only rank 0 writes this file.
+    example: image file to write, which shows the first augmented training images; None for the
+    default of `dry_run`. Only rank 0 writes this file.
     """
     task = task_for(cfg, torch.device("cpu"))
     with task.open_data() as data:

@@ -71,8 +71,8 @@ def embed(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> np.ndarray:
-    """Return the features of images, an array (N, D) float32: the pooled output of a model before
-    its head.
+    """Return the features of images as a float32 array (N, D). The features are the pooled output
+    of a model before its head.
 
     source: as in `vil.predict`, but only one model. images, overrides, batch_size, num_workers: see
     `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if there are no
@@ -86,14 +86,15 @@ def embed(
 
 
 def check_embed(cfg: CfgNode) -> None:
-    """Raise ConfigError if the config's task has no feature vector per image. Raise CheckpointError
-    if the config sets no weights."""
+    """Raise ConfigError if the config's task does not compute a feature vector per image. Raise
+    CheckpointError if the config sets no weights."""
     refuse_unless_defined(cfg, "embed", "vil embed needs a model with one feature vector per image")
     refuse_random_weights(cfg, needs_head=False)
 
 
 def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
-    """Load the model of a config. The weights of the head may be random."""
+    """Load the model of a config to compute features. The head is not used, so its weights may be
+    random."""
     check_embed(cfg)
     return load_model(cfg, class_names, needs_head=False)
 

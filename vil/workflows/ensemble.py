@@ -84,7 +84,7 @@ class Ensemble:
 
 @as_config_error
 def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
-    """Return the views (crops and flips) of a setting of test-time augmentation.
+    """Return the views (crops and flips) that a setting of test-time augmentation selects.
 
     tta: the setting, see `parse_views`. num_models: number of models to average. Raises ConfigError
     if there are several views or models, but the config's task cannot average outputs.
@@ -119,13 +119,13 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
             ours, theirs = value_at(first, key), value_at(cfg, key)
             if ours != theirs:
                 raise ConfigError(
-                    f"models that predict together must have the same {key}, which is {ours!r} for "
-                    f"the first model and {theirs!r} for {where}"
+                    f"all models must have the same {key}, but the first model has {ours!r} and "
+                    f"{where} has {theirs!r}"
                 )
         if list(names) != list(classes[0]):
             raise ConfigError(
-                "models that predict together must have the same classes, in the same order, but "
-                f"{where} differs: {differences(classes[0], names)}"
+                "all models must have the same classes in the same order, but the classes of "
+                f"{where} differ: {differences(classes[0], names)}"
             )
 
 

@@ -30,11 +30,13 @@ PARTS = ("test", "val")
 class EvaluationResult:
     """Result of an evaluation.
 
-    metrics: {test set: {name of a metric: value}}. report: text that states which weights were
-    loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
-    results.json; None on ranks other than 0. images: {test set: files of the images with the most
-    errors, on which the errors are drawn}. calibration: lines that state how the probabilities are
-    calibrated; [] if they are not calibrated.
+    metrics: {test set: {name of a metric: value}}.
+    report: text that states which weights were loaded.
+    lines: {test set: lines to print, such as a table of classes}.
+    folder: the folder of results.json; None on ranks other than 0.
+    images: {test set: list of image files}. The files show the images with the most errors, and the
+    errors are drawn on them.
+    calibration: lines that state how the probabilities are calibrated; [] if they are not.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -58,12 +60,15 @@ def evaluate(
     """Evaluate a run or a weight file on the config's test sets; return {test set: metrics}.
 
     source: the folder of a run, one of its checkpoints, a folder of `vil.save_pretrained`, or a
-    self-describing weight file. overrides: changes to the config, such as {"DATA.TEST":
-    ["folder"]}. checkpoint: for the folder of a run, "best" or "last". data, output_dir: values for
-    DATA.PATH and OUTPUT_DIR. calibrate: for a run, first calibrate the probabilities of
-    its checkpoint on its validation sets, and store the result in calibration.json of the run's
-    folder. part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL. If DATA.VAL is
-    empty, "val" also means DATA.TEST.
+    self-describing weight file.
+    overrides: changes to the config, such as {"DATA.TEST": ["folder"]}.
+    checkpoint: for the folder of a run, "best" or "last".
+    data, output_dir: values for DATA.PATH and OUTPUT_DIR.
+    calibrate: whether to first calibrate the probabilities that the checkpoint of a run predicts.
+    The calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST,
+    and stored in calibration.json in the run's folder.
+    part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL. If DATA.VAL is empty,
+    "val" also means DATA.TEST.
 
     The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
     function and gets the same metrics.
@@ -84,10 +89,11 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the model's classes. num_worst: how many of the
-    images with the most errors to draw for each test set. part: "test" or "val", see `evaluate`.
-    calibrate: whether to first calibrate the model, see `vil.workflows.calibration`. Raises
-    CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
+    class_names: names of the model's classes. num_worst: number of images to draw for each test
+    set, those with the most errors. part: "test" or "val", see `evaluate`. calibrate: whether to
+    first calibrate the model, see `vil.workflows.calibration`.
+
+    Raises CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")
@@ -126,7 +132,10 @@ def evaluate_config(
 
 
 def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
-    """Build the task's data loaders for the sets in DATA.TEST (part "test") or DATA.VAL ("val"). If
-    DATA.VAL is empty, both parts are DATA.TEST. options: more arguments of `Task.test_loaders`."""
+    """Build the task's data loaders for the sets in DATA.TEST or DATA.VAL.
+
+    part: "test" for DATA.TEST, "val" for DATA.VAL. If DATA.VAL is empty, both select DATA.TEST.
+    options: more arguments of `Task.test_loaders`.
+    """
     # a task of a plug-in may not know the argument `part`
     task.test_loaders(dist, **options, **({"part": part} if cfg.DATA.VAL else {}))

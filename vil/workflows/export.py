@@ -1,4 +1,4 @@
-"""Export a trained model to files, and compare their metrics on test sets with the model's."""
+"""Export a trained model to files, and compare the metrics of the files and of the model."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -32,11 +32,13 @@ def evaluate_best(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
-    The averaged weights are used, if the run has any. The metrics are logged and written to
-    test_results.json. If this file already has results of the same checkpoint on the same sets,
-    they are returned without an evaluation. All ranks must call this function, and all get the same
-    metrics. class_names: names of the model's classes. state: the run's final state. between:
-    called before each batch. Returns {} if the run has no best checkpoint.
+    If the run averages its weights, the averaged weights are evaluated. The metrics are logged and
+    written to test_results.json. If this file already has results of the same checkpoint on the
+    same sets, these are returned without an evaluation. Returns {} if the run has no best
+    checkpoint. All ranks must call this function, and all get the same metrics.
+
+    class_names: names of the model's classes. state: the run's final state. between: function that
+    is called before each batch.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
@@ -61,8 +63,11 @@ def evaluate_best(
 def read_results(
     run: RunDir, checkpoint: str, names: Sequence[str]
 ) -> dict[str, dict[str, Any]] | None:
-    """Return the metrics in test_results.json. Returns None if the file cannot be read, or if it is
-    about another checkpoint or about other test sets than `names`."""
+    """Return the metrics in test_results.json. Returns None if the file cannot be read, or if its
+    metrics are those of another checkpoint or of other test sets.
+
+    checkpoint: name of the evaluated checkpoint. names: names of the test sets.
+    """
     with suppress(OSError, ValueError, AttributeError, KeyError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
         if saved.get("checkpoint") == checkpoint and saved["metrics"].keys() == set(names):

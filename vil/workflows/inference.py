@@ -63,9 +63,9 @@ def load_for_inference(
 ) -> InferenceModel:
     """Load a trained model from a run's folder, a self-describing weight file, or by name.
 
-    source: the folder of a run; a weight file of `vil convert` or `vil.save_pretrained`; a name
-    from `vil.list_models()`, for the model's default weights; or a member of a weights enum. The
-    folder of a run takes precedence over a model of the same name.
+    source: the folder of a run; a weight file written by `vil convert` or `vil.save_pretrained`; a
+    name from `vil.list_models()`, which selects the default weights of this model; or a member of a
+    weights enum. The folder of a run takes precedence over a model of the same name.
     overrides: changes to the config, such as {"DEVICE": "cpu"}. checkpoint: for a run, "best" or
     "last". Raises CheckpointError if the weights are missing or corrupt.
     """
@@ -88,8 +88,8 @@ def load_for_inference(
 def as_inference_model(
     source: str | Path | WeightsEnum | InferenceModel, overrides: Overrides | None = None
 ) -> InferenceModel:
-    """Return a loaded model as it is, and load any other source. Raises ConfigError for overrides
-    of a loaded model."""
+    """Load the model of `source`, unless `source` is an InferenceModel, which is returned as it is.
+    Raises ConfigError if overrides are given for an InferenceModel."""
     if not isinstance(source, InferenceModel):
         return load_for_inference(source, overrides)
     if overrides:
@@ -107,7 +107,8 @@ def shipped_weights() -> tuple[str, list[str]]:
 
 
 def without_fast(cfg: CfgNode) -> CfgNode:
-    """Return a copy of a config with EVAL.FAST False, for work that needs the original layers."""
+    """Return a copy of a config with EVAL.FAST False. The model then keeps its original layers,
+    because it is not optimized for inference."""
     return override(cfg, ["EVAL.FAST=False"])
 
 
@@ -117,9 +118,9 @@ def load_model(
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the model's classes; by default the names recorded with the weights, or
-    numbers if there are none. needs_head: whether the head is used,
-    so that its weights must not be random. Raises CheckpointError if the config sets no weights
-    or, with `needs_head`, if it sets a new random head (FINETUNE.HEAD new).
+    numbers if there are none. needs_head: whether the caller uses the head. Raises CheckpointError
+    if the config sets no weights or, with `needs_head`, if it sets a new random head (FINETUNE.HEAD
+    new).
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
@@ -184,8 +185,11 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
 
 
 def recorded_classes(cfg: CfgNode) -> list[str]:
-    """Return the class names recorded in the weight file MODEL.MODEL_PATH, or in the run that saved
-    this file, for the rows of the head that FINETUNE.HEAD loads. Returns [] if there are none."""
+    """Return the class names that are recorded in the weight file MODEL.MODEL_PATH or in the run
+    that saved this file. Returns [] if no names are recorded, or if FINETUNE.HEAD is "new".
+
+    If FINETUNE.HEAD loads only some rows of the head, only the names of these rows are returned.
+    """
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
         return []
     path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
@@ -208,8 +212,8 @@ def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
 def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
     """Raise CheckpointError if the config sets no weights.
 
-    needs_head: whether the head is used. If so, the error is also raised if the config sets a new
-    random head (FINETUNE.HEAD new).
+    needs_head: whether the caller uses the head. If True, CheckpointError is also raised if the
+    config sets a new random head (FINETUNE.HEAD new).
     """
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError(

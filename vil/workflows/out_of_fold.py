@@ -44,8 +44,7 @@ def predict_out_of_fold(
 ) -> Iterator[Any]:
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
-    Each run predicts its test sets. A test set is skipped if it belongs to a dataset that no run
-    was trained on (DATA.TRAIN).
+    Each run predicts its test sets. A test set is skipped if no run has its dataset in DATA.TRAIN.
 
     runs: folders with one run per fold, or a pattern such as "runs/fold*". overrides: changes to
     the configs. checkpoint: "best" or "last". tta, batch_size, num_workers: see `vil.predict`.
@@ -86,8 +85,8 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
     held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
     if not held_out:
         raise ConfigError(
-            f"no run was trained on a test set of {run} ({', '.join(cfg.DATA.TEST)}), so its test "
-            "images are no fold of the training images of the others"
+            f"no run has any test set of {run} ({', '.join(cfg.DATA.TEST)}) in its DATA.TRAIN, so "
+            f"{run} is not a fold of the cross-validation: leave out this run"
         )
     several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
@@ -96,13 +95,15 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
 
 
 def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
-    """Yield "<name of the dataset>/<name of the sample>" for each image of a dataset."""
+    """Yield "<name of the dataset>/<name of the sample>" for each image of a dataset. If `name` is
+    "", yield only the name of the sample."""
     prefix = f"{name}/" if name else ""
     return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
 
 
 def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
-    """Raise ConfigError unless the runs have the same DATA.FOLDS, and each DATA.FOLD exactly once.
+    """Raise ConfigError unless all runs have the same number of folds (DATA.FOLDS), and there is
+    exactly one run for each fold number (DATA.FOLD).
 
     If no run sets DATA.FOLDS, nothing is checked. configs: {folder of a run: its config}.
     """
@@ -123,7 +124,9 @@ def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
         run_of[number] = run
     if missing := sorted(set(range(total)) - set(run_of)):
         numbers = ", ".join(map(str, missing))
-        raise ConfigError(f"{len(missing)} of {total} folds have no run: {numbers} (DATA.FOLD)")
+        raise ConfigError(
+            f"{len(missing)} of {total} folds have no run: add the runs with DATA.FOLD {numbers}"
+        )
 
 
 def check_coverage(folds: Sequence[Fold]) -> None:
@@ -139,19 +142,19 @@ def check_coverage(folds: Sequence[Fold]) -> None:
         if leaked := names & fold.trained_on:
             raise ConfigError(
                 f"{fold.run} was trained on {len(leaked)} of the {len(names)} images of its test "
-                f"set, such as {min(leaked)}"
+                f"set, such as {min(leaked)}: train this run without its test images"
             )
         if twice := [name for name in names if name in run_of]:
             raise ConfigError(
                 f"{len(twice)} images are in the test sets of two runs, such as {min(twice)} in "
-                f"those of {run_of[min(twice)]} and {fold.run}"
+                f"those of {run_of[min(twice)]} and {fold.run}: give one run for each fold"
             )
         run_of |= dict.fromkeys(names, fold.run)
     trained_on = set().union(*(fold.trained_on for fold in folds))
     if missing := trained_on - run_of.keys():
         raise ConfigError(
-            f"{len(missing)} of the {len(trained_on)} training images are in no run's test set, "
-            f"such as {min(missing)}: give one run for each fold"
+            f"{len(missing)} of the {len(trained_on)} training images are not in a test set of any "
+            f"run, such as {min(missing)}: give one run for each fold"
         )
 
 

@@ -148,10 +148,14 @@ def find_images(
 ) -> tuple[list[ImageSource], list[str]]:
     """List the images in files and folders or, if `sample` is True, the package's sample images.
 
-    words: paths of files and folders, or "-" for standard input, whose content `read_stdin`
-    returns: an image file, or paths, one per line. channels: value of INPUT.CHANNELS. Returns
-    (images, classes), where `classes` has the true class of each sample image, and is empty for
-    other images. Raises DataError if there are no images, or if none of them exists.
+    words: paths of files and folders. The word "-" stands for standard input.
+    read_stdin: function that returns the content of standard input, which is an image file or a
+    list of paths, one per line.
+    channels: value of INPUT.CHANNELS.
+
+    Returns (images, classes). For the sample images, `classes` has the true class of each image.
+    For other images, `classes` is empty. Raises DataError if there are no images, or if none of
+    them exists.
     """
     if sample:
         return read_demo_digits()
@@ -192,8 +196,8 @@ def task_settings(
 
 
 class PredictionFolder:
-    """Folder for copies of images with drawn predictions. The copies have a mark (MARK), so that a
-    later command replaces them, but no other file."""
+    """Folder for copies of images on which predictions are drawn. The copies are PNG files with the
+    text MARK in their metadata. A later command may replace files with this text, but no others."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
         self.folder, self.used = make_folder(folder, "--output"), set()

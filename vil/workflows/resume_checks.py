@@ -53,11 +53,12 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Replace unresolved values of the config by those that the run in OUTPUT_DIR saved.
+    """Replace unresolved values of the config by the values that the run in OUTPUT_DIR saved.
 
-    Two types of values are unresolved: "auto", for keys that are resolved when weights are loaded
-    (RULES), and (), for keys whose values the task derives from its training set ("learned" in the
-    task's registry entry). Returns the config. It is unchanged if OUTPUT_DIR has no run.
+    Unresolved values are "auto" for the keys in RULES, and () for the keys that are listed under
+    "learned" in the task's registry entry. The keys in RULES are resolved when weights are loaded.
+    The learned keys are derived from the training set. Returns the config, unchanged if OUTPUT_DIR
+    has no run.
     """
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
@@ -84,8 +85,8 @@ def check_changes(cfg: CfgNode) -> list[str]:
         values = ", ".join(f"{key} {changed[key][1]!r} (now {changed[key][0]!r})" for key in fixed)
         raise CheckpointError(
             f"the run in {cfg.OUTPUT_DIR} was started with {values}: restore these values, "
-            "start a new run with MODEL.MODEL_PATH set to its checkpoint, or try "
-            "RUN.ALLOW_CHANGES True"
+            "start a new run with MODEL.MODEL_PATH set to a checkpoint of the old run, or try "
+            "RUN.ALLOW_CHANGES True to resume with the new values"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 

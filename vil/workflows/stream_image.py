@@ -1,7 +1,7 @@
 """Predict one image of any size in bounded memory: `vil predict --stream`.
 
 The image is normalized but not resized. If a scratch folder is set, the work can be interrupted.
-The next call with the same arguments then resumes it, and the result is the same bit for bit.
+The next call with the same arguments then resumes the work, and the result is bit-identical.
 
 Shapes: H W image size, c channels, K outputs of the model.
 """
@@ -48,9 +48,10 @@ Report = Callable[[float, float], None]  # takes the share that is done, and the
 class StreamSettings:
     """Settings for streaming an image.
 
-    memory: limit on the memory of tensors in bytes or as text, see `vil.stream`. scratch: folder
-    for intermediate files, from which an interrupted run resumes; None if runs cannot resume. save:
-    output feature maps to save, as {name of the output, such as "stages.2": file}.
+    memory: limit on the memory of tensors, in bytes or as text, such as "1GiB".
+    scratch: folder for intermediate files, with which an interrupted call can be resumed. If None,
+    calls cannot be resumed.
+    save: feature maps to save, as {name of the output, such as "stages.2": file}.
     """
 
     memory: int | str = "1GiB"
@@ -59,7 +60,8 @@ class StreamSettings:
 
 
 class ImageStream:
-    """Stream of one image through a trained model. Call `predict` to run it.
+    """Prediction of one image, which passes through a trained model in parts, so that the memory is
+    bounded. Call `predict` to run the model.
 
     source: the trained model. image: path of the image, or an array (H, W, c). settings: memory
     limit, scratch folder and feature maps to save. The constructor raises ConfigError or DataError
@@ -88,7 +90,7 @@ class ImageStream:
             for name in settings.save:
                 if name not in maps:
                     raise ConfigError(
-                        f"--save {name}: this output is a vector, expected a feature map"
+                        f"--save {name}: expected a feature map, but this output is a vector"
                     )
             self.prepared.planner.output_bytes = 0  # they are memory-mapped files
             resumable = settings.scratch is not None
@@ -96,7 +98,7 @@ class ImageStream:
         if self.plan.scratch_bytes and settings.scratch is None:
             raise ConfigError(
                 f"--memory {settings.memory} is too little to keep {self.plan.scratch_bytes} bytes "
-                "of tokens: add --scratch DIR, or raise --memory"
+                "of tokens: add --scratch DIR to keep them on disk, or raise --memory"
             )
 
     def _prepare(self) -> PreparedStream:
@@ -139,14 +141,14 @@ class ImageStream:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the scratch folder has results of an earlier process, from which this one
+        """Whether the scratch folder has results of an earlier process, from which `predict`
         resumes."""
         scratch = self.settings.scratch
         return scratch is not None and self._journal(Path(scratch, self._name)).is_resumed
 
     @property
     def _name(self) -> str:
-        """The name of this stream's subfolder in the scratch folder."""
+        """Name of the subfolder in the scratch folder for the intermediate files of this image."""
         return f"vil-stream-{self.fingerprint[:16]}"
 
     def _dtype_of(self, output: str) -> np.dtype:
@@ -172,8 +174,11 @@ class ImageStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash, as text, of the image, the plan, the transform, the torch version, and the weights
-        and settings of the model."""
+        """SHA-256 hash, as hex digits, of all that determines the intermediate files.
+
+        This is the path, size and modification time of the image file, the weights and settings of
+        the model, the transform, the plan, and the torch version.
+        """
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -195,9 +200,9 @@ class ImageStream:
     def _folder(self) -> Iterator[tuple[Path, bool]]:
         """Create a folder for intermediate files in a `with` block. Yields (folder, is_kept).
 
-        The folder is removed at the end of the block. After an error, it is removed only if
-        `is_kept` is False; otherwise, the next run resumes from it. It is never removed if a map in
-        it cannot be converted.
+        The folder is removed at the end of a block without errors. After an error, it is kept if
+        `is_kept` is True, so that the next call can resume. It is also kept if a feature map in it
+        cannot be converted to the format of its target file.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:
@@ -225,15 +230,16 @@ class ImageStream:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ConfigError(
-                    f"--scratch {scratch}: another process streams the same image to this folder"
+                    f"--scratch {scratch}: another process streams the same image to this folder: "
+                    "wait until that process ends, or choose another folder"
                 ) from None
             yield path, True
             shutil.rmtree(path, ignore_errors=True)
 
 
 class StreamedModel(nn.Module):
-    """Replacement for the model in `Task.run` that returns the logits (1, K) of the streamed
-    image."""
+    """Replacement for the model in `Task.run`. The forward pass streams the image in parts, and
+    returns its logits (1, K)."""
 
     def __init__(
         self,
@@ -248,7 +254,7 @@ class StreamedModel(nn.Module):
         self.prepared, self.plan = prepared, plan
 
     def forward(self, images: Tensor) -> Tensor:
-        """Stream the image. `images` is ignored."""
+        """Stream the image, and return its logits (1, K). `images` is ignored."""
         return self.prepared.execute(self.plan, **self.options).logits[None]
 
 
@@ -278,8 +284,8 @@ def describe_save(words: Sequence[str]) -> dict[str, Path]:
         if not (name and equals and file):
             raise ConfigError(f"--save {word}: expected OUTPUT=FILE, such as stages.2=map.npy")
         if name in save:
-            raise ConfigError(f"--save {name}: this output is given twice: give one file for it")
+            raise ConfigError(f"--save {name}: this output is given twice: give it only one file")
         if Path(file).resolve() in (each.resolve() for each in save.values()):
-            raise ConfigError(f"--save {word}: this file is given twice: give one file per output")
+            raise ConfigError(f"--save {word}: this file is given twice: use a file per output")
         save[name] = Path(file)
     return save

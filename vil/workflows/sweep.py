@@ -33,8 +33,10 @@ class SweepResult:
     """Result of a sweep.
 
     status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
-    "unfinished". code: exit code of the command `vil sweep`. folder: the sweep's folder. table:
-    results of all runs.
+    "unfinished" if runs have not finished for another reason.
+    code: exit code of the command `vil sweep`.
+    folder: the sweep's folder.
+    table: results of all runs.
     """
 
     status: str
@@ -186,7 +188,8 @@ def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
     """Return the status and the exit code of a sweep. rows: a row for each run.
 
     The exit code is that of the first failed run or, if no run failed, that of the first
-    interrupted run. It is 0 if all runs are finished.
+    interrupted run. It is 0 if all runs are finished. If none of these cases applies, it is the
+    exit code of ConfigError.
     """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:

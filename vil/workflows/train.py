@@ -66,12 +66,16 @@ class TrainResult:
     """Result of a training run.
 
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved.
-    run_dir: the run's folder. step: number of finished training steps. best: best value of the
-    task's metric, reached at step `best_step`; None if there was no evaluation. model: the model
-    after the last step, on its device. metrics: {test set: {name: value}} of the last evaluation.
-    If an earlier call made this evaluation, the values are read from the log, which has only
-    numbers. reason: why the run stopped early (RUN.PATIENCE), or "". test_metrics: metrics of the
-    best checkpoint on DATA.TEST, if DATA.VAL is set and the run is finished; otherwise {}.
+    run_dir: the run's folder.
+    step: number of finished training steps.
+    best: best value of the task's metric, reached at step `best_step`; None if there was no
+    evaluation.
+    model: the model after the last step, on its device.
+    metrics: {test set: {name: value}} of the last evaluation. If an earlier call made this
+    evaluation, the metrics are read from the log, and include only numbers.
+    reason: why the run stopped early (RUN.PATIENCE), or "".
+    test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is set and the run is
+    finished; otherwise {}.
     """
 
     status: str
@@ -375,6 +379,6 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{key}: {value!r} is not UTF-8: rename the file or folder; if only the locale is "
-                "not UTF-8, set PYTHONUTF8=1 instead"
+                f"{key}: {value!r} is not UTF-8: rename the file or folder, or set PYTHONUTF8=1 if "
+                "only the locale is not UTF-8"
             ) from None

@@ -63,9 +63,11 @@ def visualize_attention(
     """Draw attention maps for an image to the file `out`.
 
     image: a file, or "test:N" for image N of the first test set. class_names: names of the model's
-    classes. stdin: content of an image file to use instead; `image` is then only the title. Returns
-    (report, left_out). report: text that states which weights were loaded. left_out: for each stage
-    whose maps cannot be drawn, a line with the reason.
+    classes. stdin: content of an image file to use instead of the file `image`; the value of
+    `image` then appears only in the title.
+
+    Returns (report, left_out). report: text that states which weights were loaded. left_out: for
+    each stage whose maps cannot be drawn, a line with the reason.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(without_fast(cfg), class_names)
@@ -116,7 +118,7 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     """Return the indices (stage, block), counted from 0, of the blocks whose attention is drawn.
     Raises ConfigError if a selected stage or block does not exist."""
     if not isinstance(model, MsViT):
-        raise ConfigError("MODEL.ARCH is an external model, but attention is drawn only for msvit")
+        raise ConfigError("attention can be drawn only for MODEL.ARCH msvit, not for other models")
     depths = [len(each.blocks) for each in model.stages]
     stage, block = selection.stage, selection.block
     if stage is not None and not 1 <= stage <= len(depths):
@@ -155,7 +157,7 @@ def rows_of(
         if not (row < x and col < y):
             raise ValueError(
                 f"no token covers pixel {pixel[0]},{pixel[1]}: {x} x {y} tokens of {side} pixels "
-                "do not reach the last rows or columns of the image"
+                "per side leave the last rows or columns of the image uncovered"
             )
         title = f"{where}\ntoken {row},{col} of {x} x {y}"
         asked[num_global + row * y + col] = title, (row * side, col * side, side)
@@ -250,7 +252,7 @@ def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -
     """
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:
-        raise ConfigError(f"--window {size}: expected at most {WIDEST}")
+        raise ConfigError(f"--window {size}: expected at most {WIDEST} tokens")
     try:
         window = Window.from_mode(grid, size, exact, mode)
     except ValueError as error:

@@ -105,7 +105,7 @@ def test_weights_of_images_multiply_those_of_classes():
 def test_logit_adjustment_adds_log_frequencies():
     shifts = logit_shifts(np.array([0, 0, 0, 1]), ["a", "b"], 2.0)
     torch.testing.assert_close(shifts, 2 * torch.tensor([0.75, 0.25]).log())
-    with pytest.raises(DataError, match="but 1 classes have none, the first: b"):
+    with pytest.raises(DataError, match="but 1 of 2 classes have none, such as b"):
         logit_shifts(np.array([0, 0]), ["a", "b"], 1.0)
 
 

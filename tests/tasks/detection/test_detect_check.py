@@ -101,12 +101,12 @@ def test_what_ends_a_training_is_exit_code_3(check, tmp_path):
     code, shown, said = check(file, "--images", folder)
     assert code == 3
     assert "image a.png: is not in the folder" in shown
-    assert said.endswith("cannot be trained on: 1 of its images are missing\n")
+    assert said.endswith("cannot be used for training: 1 images are missing\n")
     for annotations in ([], [box(1, bbox=(0, 0, 0, 0))], [box(1, iscrowd=1)]):
         file.write_text(json.dumps(content(annotations)))
         code, shown, said = check(file)
         assert code == 3
-        assert said.endswith("cannot be trained on: it has no usable box\n")
+        assert said.endswith("cannot be used for training: it has no usable box\n")
         assert said.count("\n") == 1
 
 

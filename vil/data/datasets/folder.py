@@ -88,8 +88,9 @@ class Folder(ImageDataset):
 def split_folder(root: Path, split: str) -> Path:
     """Return the folder of a split, which is root/<split>.
 
-    If the root has class folders but no folder train, val or test, the folder of the training split
-    is the root itself. Raises DataError if the folder of the split does not exist.
+    A root without the folders train, val and test can have class folders instead. The root itself
+    is then the folder of the training split. Raises DataError if the folder of the split does not
+    exist.
     """
     folder = root / split
     if folder.is_dir():
@@ -110,8 +111,8 @@ def names_of_folders(folder: Path) -> list[str]:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the class folders in `folder`, which is root/train or root/val.
-    Raises DataError if there are none."""
+    """Return the sorted names of the class folders in `folder`, the folder of a split. Raises
+    DataError if there are none."""
     if not folder.is_dir():
         raise DataError(format_layout_error(folder.parent, f"there is no folder {folder}"))
     names = names_of_folders(folder)

@@ -36,8 +36,9 @@ USUAL = ("label", "labels")
 
 
 class HuggingFace(ImageDataset):
-    """A dataset of the rows of a saved `Dataset` or `DatasetDict`. All rows of a `Dataset` are
-    training images. The splits of a `DatasetDict` are train, validation (or val) and test."""
+    """A dataset of the rows of a Hugging Face `Dataset` or `DatasetDict` that `save_to_disk` wrote.
+    All rows of a `Dataset` are training images. The splits of a `DatasetDict` are train, validation
+    (or val) and test."""
 
     splits = ("train", "val", "test")
 
@@ -63,17 +64,18 @@ class HuggingFace(ImageDataset):
 
         Args:
             image_column: name of the image column. Default: the only column of type Image.
-            label_column: name of the label column. Default: the only column with a type in the
-                first tuple of LABEL_TYPES[target_type] or, if no column has such a type, in the
-                second tuple. If several columns fit, the one called label or labels is used. A
-                ClassLabel column has one class per name, including names without images.
+            label_column: name of the label column. By default, it is found by its type. Columns
+                with a type in the first tuple of LABEL_TYPES[target_type] are preferred to those
+                with a type in the second tuple. If several columns fit, the one called label or
+                labels is used. A ClassLabel column has one class per name, including names without
+                images.
             group_column, weight_column: names of the columns with the values of `split_groups` and
                 `weights`, see `ImageDataset`. Default: none.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: further folders, besides the dataset's folder, that may contain images
-                which the dataset stores by path.
+            extra_roots: folders, besides root, that may contain the dataset or its images. Images
+                that the dataset stores by path must be in these folders or the dataset's folder.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -185,9 +187,11 @@ def load(folder: Path) -> Mapping[str, Any]:
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:
-    """Return the key in `loaded` of the split "train", "val" or "test". loaded: {key: dataset} from
-    `load`. all_rows: if the dataset has no splits (key ""), use all rows for every split. Raises
-    DataError if the split is missing or empty."""
+    """Return the key under which `loaded` has the split "train", "val" or "test".
+
+    loaded: {key: dataset}, the result of `load`. all_rows: if the dataset has no splits (its only
+    key is ""), use all rows for every split. Raises DataError if the split is missing or empty.
+    """
     names = [name for name in NAMES[split] if name in loaded]
     if "" in loaded and (split == "train" or all_rows):
         names = [""]
@@ -212,11 +216,12 @@ def find_column(
 ) -> str:
     """Return the name of the image or label column.
 
-    features: {column: its feature type}. noun: "image" or "label". given: the name that the user
-    set, or None to find the column by its type. types: lists of allowed types, in order of
-    preference; a later list is used only if no column has a type of the earlier lists. Raises
-    ValueError if the column `given` does not exist, and DataError if its type is not allowed.
-    Without `given`, raises DataError if no column or several columns fit.
+    features: {column: its feature type}. noun: "image" or "label". given: the column name that the
+    user set, or None to find the column by its type. types: lists of allowed types, in order of
+    preference. A list is used only if no column has a type of the lists before it.
+
+    Raises ValueError if the column `given` does not exist, and DataError if its type is not
+    allowed. If `given` is None, raises DataError if no column fits, or if several columns fit.
     """
     columns = {name: type_of(feature) for name, feature in features.items()}
     known = [name for names in types for name in names]
@@ -270,8 +275,8 @@ def read_texts(rows: Any, column: str) -> list[list[str]]:
 
 
 def undecoded(rows: Any, column: str) -> Any:
-    """Return a dataset of only the image column, with a dict {"bytes": ..., "path": ...} for each
-    image instead of the decoded image."""
+    """Return a dataset with only the image column, whose images are not decoded. Each image is a
+    dict {"bytes": ..., "path": ...}."""
     from datasets import Image as ImageType
 
     return rows.select_columns([column]).cast_column(column, ImageType(decode=False))

@@ -28,7 +28,8 @@ STDIN = "-"
 
 
 class ImageSource(NamedTuple):
-    """An image file: its path `name`, or its bytes `content` with an arbitrary `name`."""
+    """An image file. If `content` is None, `name` is the path of the file. Otherwise, `content` has
+    the bytes of the file, and `name` is any name for messages and results."""
 
     name: str
     content: bytes | None = None
@@ -85,8 +86,9 @@ def images_at(path: str, channels: int = 3) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """A batch of `vil predict`. An item of `samples` is (tensor, (height, width) of the image
-    before the transform, index). `bad_samples` reports the images that could not be read."""
+    """A batch of `vil predict`. An item of `samples` is (tensor, size, index), where size is the
+    (height, width) of the image before the transform. index is the image's index in the dataset.
+    `bad_samples` reports the images that could not be read."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]
@@ -104,8 +106,8 @@ class Images(Protocol):
 
 
 class ImageList:
-    """A list of unlabeled images, which are decoded when they are read. value_range: for images
-    with more than 8 bits, the values (low, high) that become 0 and 255, see `to_rgb`. channels: see
+    """A list of unlabeled images, which are decoded at each access. value_range: for images with
+    more than 8 bits, the values (low, high) that become 0 and 255, see `to_rgb`. channels: see
     `read_image`."""
 
     def __init__(
@@ -129,7 +131,7 @@ class ImageList:
 
 class TransformedImages(Dataset):
     """A dataset that applies `transform` to each of the `images`. An item is (transformed image,
-    (height, width) of the image before the transform)."""
+    size), where size is the (height, width) of the image before the transform."""
 
     collate = PredictionBatch
 
@@ -150,7 +152,7 @@ class TransformedImages(Dataset):
 def iter_image_batches(
     images: Images, transform: Callable, *, batch_size: int, **options: Any
 ) -> Iterator[PredictionBatch]:
-    """Yield the transformed images in order, in batches of at most `batch_size`.
+    """Yield the transformed images in order, in PredictionBatches of at most `batch_size` images.
 
     Unreadable images are logged and omitted, however many there are. Closing the iterator stops the
     workers. options: further arguments of `build_data_loader`.

@@ -12,7 +12,7 @@ class Subset(ImageDataset):
     """A dataset that consists of the samples of `dataset` at `indices`, in the order of `indices`.
 
     Samples are transformed by the transform of `dataset`. Do not use `dataset` elsewhere, because
-    `Subset.reorder_classes` changes it too.
+    `Subset.reorder_classes` also reorders the classes of `dataset`.
     """
 
     splits = ("train", "val", "test")

@@ -60,8 +60,9 @@ class Table(ImageDataset):
         """Read the table, and check that its images exist.
 
         Args:
-            label_columns: for target_type "numbers", the columns of the numbers; for "labels",
-                columns with 0 or 1, one per label. Default: only `label_column`.
+            label_columns: names of several label columns. With target_type "numbers", each
+                column contains one of the K numbers. With "labels", each contains 0 or 1 for one of
+                the K labels. Default: only `label_column`.
             separator: text between several labels in one cell, such as "|" in "cat|dog".
             text_labels: accept any text as a class name, including a mix of numbers and words, and
                 texts that contain the separator.
@@ -72,8 +73,8 @@ class Table(ImageDataset):
             channels: see `read_image`.
 
         Raises ValueError for a column that the table lacks, and for an empty separator. Raises
-        DataError for an invalid table, and if images are missing, listed twice, or separated from
-        their group.
+        DataError for an invalid table, for an image that is missing or listed twice, and if images
+        of one group are in different splits.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
@@ -120,8 +121,8 @@ class Table(ImageDataset):
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
         """Read all rows as texts, and set `where`, the line numbers for error messages.
 
-        Returns (paths, {optional column: its stripped texts}, [the texts of each of the
-        `columns`]).
+        Returns three values: the paths, a dict {optional column: its stripped texts}, and a list
+        with the texts of each column in `columns`.
         """
         rows = read_rows(self.path, separator)
         required = {path_column, *columns}
@@ -138,7 +139,8 @@ class Table(ImageDataset):
         return paths, dict(zip(optional, texts)), others[len(optional) :]
 
     def _normalize(self, paths: Iterable[str]) -> list[str]:
-        """Return the normalized paths. Raises DataError if a path is empty or listed twice."""
+        """Normalize paths, such as "./a//1.jpg" to "a/1.jpg". Raises DataError if a path is empty
+        or listed twice."""
         normal = [os.path.normpath(text.strip()) if text.strip() else "" for text in paths]
         self.where.refuse([not name or "\0" in name for name in normal], "have no path", normal)
         first: dict[str, int] = {}
@@ -147,9 +149,9 @@ class Table(ImageDataset):
         return normal
 
     def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
-        """Return a mask (rows,) bool of the rows in a split. splits: the column `split`, or None if
-        there is none. all_rows: without that column, select all rows for every split. Raises
-        DataError if no row is selected."""
+        """Return a mask (rows,) bool of the rows in a split. splits: texts of the column `split`,
+        or None if the table has no such column. all_rows: if `splits` is None, select all rows for
+        every split. Raises DataError if no row is selected."""
         if splits is None:
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)

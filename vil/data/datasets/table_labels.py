@@ -80,7 +80,7 @@ def read_targets(
     if names:
         raise DataError(
             f"{where.path}: DATA.KWARGS.label_columns is for several labels or numbers per image "
-            "(TASK multilabel, regression): set label_column instead"
+            "(TASK multilabel or regression): set label_column instead"
         )
     texts = [text.strip() for text in cells[0]]
     sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
@@ -114,8 +114,9 @@ def read_lists(
     """Return the classes and the targets of rows that each have a list of texts.
 
     items: the texts of each row: one text if target_type is "class", K texts if it is "numbers",
-    any number of texts if it is "labels". name: name of the numbers; if K > 1, they are called
-    <name>_0, <name>_1, ... The other arguments and the result are those of `read_targets`.
+    any number of texts if it is "labels". name: used for "numbers", as the name of the number. If
+    there are several numbers, their names are <name>_0, <name>_1, ... The other arguments and the
+    result are those of `read_targets`.
     """
     own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
     shown = [", ".join(texts) for texts in items]

@@ -19,8 +19,8 @@ from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """A wrapper of a torchvision dataset. source: its class. folder: the folder below root that
-    contains its files."""
+    """A dataset that torchvision reads. source: class of the dataset in torchvision. folder:
+    the folder below root that contains the files."""
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 The members are listed once, into a few numpy arrays that forked workers share. Their contents are
 read through a SharedFile. These rules apply:
 
-- Links and names that are absolute or contain ".." are left out, with one warning.
+- Members that are links, or whose names are absolute or contain "..", are left out, with one
+  warning.
 - Of several members with the same name the last is used, as in unzip and tar, with one warning.
 - An encrypted zip member, or one with a compression other than deflate, raises DataError. Skipping
   it would make the dataset smaller without notice.
@@ -39,7 +40,7 @@ ENCRYPTED = 99  # value of the field `method` for encrypted members, as the zip 
 
 
 class Archive:
-    """An archive file, and those M members for which the function wanted(name, size) is true.
+    """An archive file, and its M members for which the function wanted(name, size) returns True.
 
     Members are in the order of the file. `names` (M,) contains their names as bytes. `fields` (M,)
     is a structured array of the values that `read` needs for each member, such as its offset. A
@@ -124,7 +125,9 @@ class ZipArchive(Archive):
         check_size(max(packed, size))
         header = self.file.read(offset, 30)
         if header[:4] != b"PK\3\4":
-            raise UnreadableImage("no member header at the offset that the zip's directory states")
+            raise UnreadableImage(
+                "the zip has no file header at the offset that its directory lists"
+            )
         data = self.file.read(offset + 30 + sum(struct.unpack("<HH", header[26:30])), packed)
         if method == zipfile.ZIP_DEFLATED:
             try:
@@ -207,7 +210,8 @@ def check_size(size: int) -> None:
 
 
 def warn(path: Path, problem: str, names: list[str]) -> None:
-    """Log one warning about members of an archive, if there are any. names: their names. problem:
-    the reason, worded to follow "<count> members", such as "left out"."""
+    """Log one warning about members of an archive. Does nothing if `names`, the names of these
+    members, is empty. problem: what happened to them, such as "left out". The warning reads
+    "<count> members <problem>"."""
     if names:
         logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])

@@ -40,9 +40,9 @@ def imagenet(
     """Build the dataset "imagenet" from root/{split}.zip and root/{split}_map.txt, if both exist,
     else from the class folders in root/{split}.
 
-    num_classes: expected number of classes; None: any. channels: see `read_image`. Raises
-    ValueError if the number of class folders is not num_classes. Raises DataError if there are
-    neither the two files nor the folder.
+    num_classes: expected number of classes. None accepts any number. channels: see `read_image`.
+    Raises ValueError if the number of class folders is not num_classes. Raises DataError if neither
+    the two files nor the folder exist.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))

@@ -62,8 +62,9 @@ class TarShards:
 
 
 class Samples(NamedTuple):
-    """The samples of all shards: their images, names, label texts, and the JSON objects of their
-    labels (`records`, with {} for a label that is not JSON)."""
+    """The samples of all shards. For each sample, `images` reads the image, `names` has the name,
+    `texts` the texts of the label, and `records` the JSON object of the label. The record is {} if
+    the label is not JSON."""
 
     images: TarShards
     names: list[str]
@@ -101,8 +102,9 @@ class Shards(ArchiveDataset):
             labelmap: file below root with one class per line, see `read_labelmap`. Default:
                 classes.txt in the folder of the shards. If that file does not exist, the classes
                 are the sorted labels of the training samples.
-            text_labels: accept any text as a class name, including a mix of numbers and words, and
-                numbers that are also numbers of other classes in the labelmap.
+            text_labels: accept any text as a class name, including a mix of numbers and words.
+                Also do not warn about labels that could be the name of one class or the number of
+                another class.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
             extra_roots: folders, besides root, that may contain the files after links are resolved.
@@ -117,7 +119,7 @@ class Shards(ArchiveDataset):
         if not (is_split or all_rows or split == "train"):
             raise DataError(
                 f"all samples of {files} are training images: set DATA.{split.upper()}_FRACTION "
-                "0.2, or have shards per split and give a path such as x-{split}-*.tar"
+                "0.2, or write separate shards for each split, with a path such as x-{split}-*.tar"
             )
         source = files.replace("{split}", split)
         paths = find_shards(roots, source, HELP.get(split, ""))
@@ -163,7 +165,8 @@ def find_shards(
 
     Files are in the order of the ranges; files that match a wildcard are sorted. roots: the dataset
     root, and other folders that may contain the files. hint: advice for the error message. Raises
-    DataError if a file of a range is missing or, if `required`, there is no file at all.
+    DataError if only some of the files exist. If none exists, raises DataError, or returns [] if
+    `required` is False.
     """
     root, expanded = roots[0], [pattern]
     while match := RANGE.search(expanded[0]):
@@ -202,11 +205,14 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
 
 
 def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: object) -> None:
-    """Log a warning if a label is the name of one class and the number of another.
+    """Log a warning if labels are ambiguous: the name of one class and the number of another.
 
-    Such a label is read as a name. Text in a JSON object is always a name. If any label is not a
-    number of a class, all labels are names. field: field of a JSON label. classes: the class names
-    by number. files: the shards, for the warning.
+    Ambiguous labels are read as names. There is no warning for strings in JSON labels, which are
+    always names. There is also no warning if any label is not a class number, because then all
+    labels are names.
+
+    own: the samples. field: name of the field with the label in a JSON object. classes: the class
+    names by number. files: the shards, for the warning.
     """
     by_number = {str(number): name for number, name in enumerate(classes)}
     if {text for texts in own.texts for text in texts} - by_number.keys():
@@ -220,9 +226,9 @@ def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: obje
             found += ambiguous.intersection(texts)
     if found:
         logger.warning(
-            "%s: %d labels, such as %s, are the name of one class and the number of another, and "
-            "are read as names; if they are numbers, rename the classes to words, otherwise set "
-            "DATA.KWARGS.text_labels True",
+            "%s: %d labels, such as %s, are the name of one class and the number of another. They "
+            "are read as names. If they are numbers, rename the classes to words. If they are "
+            "names, set DATA.KWARGS.text_labels True to turn off this warning.",
             files,
             len(found),
             found[0],
@@ -237,8 +243,8 @@ def read_samples(
     channels: int,
 ) -> Samples:
     """List the samples of all shards and read their labels. source: the path for error messages.
-    members: file extensions of the image and of the label; None allows any. Raises DataError unless
-    each sample has exactly one image and a valid label."""
+    members: (file extension of the image, file extension of the label). None stands for any known
+    extension. Raises DataError unless each sample has exactly one image and a valid label."""
     image, endings = members[0], extensions(channels)
     labels, ignored = (members[1],) if members[1] else LABELS, []
 
@@ -308,12 +314,13 @@ def split_name(name: str) -> tuple[str, str]:
 def parse_label(
     extension: str, content: bytes, target_type: str
 ) -> tuple[list[str], dict[str, Any]] | None:
-    """Parse the content of a label member.
+    """Parse the content of a label member. Returns (texts of the label, JSON object), or None if
+    the label is invalid.
 
-    Returns (texts of the label, JSON object), or None if the label is invalid. content: JSON if the
-    extension ends in "json", otherwise text. A text contains one class if target_type is "class",
-    one label per line if it is "labels", or numbers separated by spaces if it is "numbers". For
-    text, the returned JSON object is {}.
+    If the extension ends in "json", the content is a JSON object with the label in the field
+    FIELDS[target_type]. Otherwise, the content is text, and the returned JSON object is {}. The
+    text has one class if target_type is "class", one label per line if it is "labels", and numbers
+    separated by whitespace if it is "numbers".
     """
     try:
         text = content.decode("utf-8-sig").strip()

@@ -10,9 +10,9 @@ from vil.data.image import UnreadableImage
 class SharedFile:
     """A read-only file with random access. Each process opens the file at its first read.
 
-    Reads use pread, which does not use the file position. The threads of a process share this
-    position, so with seek and read, one thread could get the bytes that another thread asked for.
-    The open file is not pickled.
+    Reads use pread, which does not use the position of the open file. With seek and read instead,
+    all threads of a process would share this position, and a thread could read the bytes that
+    another thread requested. The open file is not pickled.
     """
 
     def __init__(self, path: str | Path):

@@ -4,7 +4,7 @@ img: train.tsv           # key TAB [label TAB ...] image; required, all others a
 label: train.label.tsv   # key TAB label; default: the label is the second column of img
 hw: train.hw.tsv         # key TAB ...; only the keys are used, as sample names
 linelist: train.linelist # row numbers from 0, which may repeat; default: all rows
-labelmap: labelmap.txt   # name [TAB class number] per line; default number: the line, from 0
+labelmap: labelmap.txt   # name [TAB class number] per line; default: the line number, from 0
 
 The large datasets of the original 2021 code have this format. Paths are absolute or relative to the
 yaml. With all links resolved, they must lie below the root of the dataset, below the folder of the
@@ -116,8 +116,8 @@ class Tsv(ImageDataset):
         return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
-        """Return the first column of the sample's row or, if that cannot be read, its file and line
-        number."""
+        """Return the first column of the sample's row. If the row cannot be read, returns its file
+        and line number instead."""
         row = int(self.rows[index])
         try:
             return self.keys.key(row)
@@ -199,7 +199,8 @@ def read_labelmap(file: Path) -> dict[str, int]:
 
 
 def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:
-    """Parse JSON labels such as [{"class": "cat"}, ...]. Yields the "class" of the first element.
+    """Parse JSON labels such as [{"class": "cat"}, ...]. Yields the "class" of the first element of
+    each label.
 
     Raises DataError for an invalid label. file, rows: the file and the row number of each label,
     for the error message.

@@ -24,8 +24,8 @@ def noise(random: RandomState, height: int, width: int, cell: float) -> np.ndarr
 
 
 def knot_weights(side: int, cell: float) -> np.ndarray:
-    """Return the weights (side, knots) of a smooth 1-D interpolation between knots. Knots are
-    `cell` pixels apart. Each pixel uses the two knots around it."""
+    """Return the weights (side, knots) that interpolate `side` pixels smoothly from values at the
+    knots. Knots are `cell` pixels apart. Each pixel uses the two knots around it."""
     places = np.arange(side) / cell
     at = places.astype(int)
     step = places - at

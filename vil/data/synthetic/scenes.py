@@ -242,10 +242,10 @@ def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans
 def random_overlap(
     random: RandomState, shape: tuple[int, ...], side: int
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the overlap of a scene with a square that is centered at a random point of the scene.
+    """Center a square at a random point of a scene, and find its overlap with the scene.
 
-    shape: (H, W) of the scene. side: side length of the square in pixels. Returns the slices of the
-    overlap twice: (in coordinates of the scene, in coordinates of the square).
+    shape: (H, W) of the scene. side: side length of the square in pixels. Returns two pairs of
+    slices (rows, columns). The first selects the overlap in the scene, the second in the square.
     """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))

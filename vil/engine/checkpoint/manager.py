@@ -60,8 +60,8 @@ class CheckpointManager:
     def check_best(self, state: TrainState) -> TrainState:
         """Check that the best checkpoint still exists, and return `state`.
 
-        If the checkpoint was deleted, the returned state has no best metric value and step, so that
-        the next evaluation becomes the best one and is saved.
+        If the checkpoint was deleted, the returned state has no best metric value and no best step.
+        The next evaluation is then the best one, and its checkpoint is saved.
         """
         step, folder = state.best_step, self.run.checkpoints
         is_gone = step not in (None, state.step) and not (folder / name_of(step)).is_dir()
@@ -74,12 +74,14 @@ class CheckpointManager:
         return replace(state, best=None, best_step=None)
 
     def save(self, state: TrainState, *, required: bool = False) -> TrainState:
-        """Save a checkpoint, unless the same state was saved already. A failure is logged.
+        """Save a checkpoint of `state`, unless the same state was saved already.
 
-        If a state was saved before its evaluation, it is saved again after the evaluation, with the
-        result. Returns `state`. If a new best checkpoint could not be written, the previous one
-        remains the best in the returned state.
-        Raises SaveError if a `required` save fails, or after too many consecutive failures.
+        A state that was saved before its evaluation is saved again after it, because the result of
+        the evaluation is part of the state. A failure to save is logged. SaveError is raised if the
+        save is `required`, or after too many consecutive failures.
+
+        Returns `state`. If the checkpoint is the new best one but cannot be written, the previous
+        best checkpoint remains the best in the returned state.
         """
         if self.saved == state:
             return state
@@ -101,8 +103,8 @@ class CheckpointManager:
         return state
 
     def _restore_best(self, state: TrainState) -> TrainState:
-        """Return `state`, which could not be saved. If it is a new best, its best value and step
-        are replaced by those of the last saved state."""
+        """Return `state`, whose checkpoint could not be written. If `state` has a new best metric
+        value, replace its best value and best step by those of the last saved state."""
         if state.best_step != state.step:
             return state
         best, step = (self.saved.best, self.saved.best_step) if self.saved else (None, None)

@@ -30,7 +30,8 @@ def new_folder(
     entries of `metadata`. After an error, the temporary folder is removed.
 
     size: total size of the files in bytes. Raises OSError if the disk has less free space.
-    spare: new path of a folder that already exists at `final`; None to remove that folder.
+    spare: path to which the folder `final` is renamed if it already exists. If None, an existing
+    folder is removed.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)
@@ -71,8 +72,8 @@ def fingerprint(file: Path) -> dict[str, int | str]:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Return the reason why a folder with a manifest is corrupt; None if all files in it are
-    unchanged."""
+    """Compare the files in a folder with its manifest. Returns the reason why the folder is
+    corrupt, or None if all files are unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()

@@ -30,9 +30,9 @@ def check_finite(model: nn.Module, step: int) -> None:
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Return the model's state dict, with unsharded copies of all tensors on the CPU.
 
-    Copies are needed because safetensors rejects tensors that share memory. All ranks of a sharded
-    model must call this, because it gathers the shards. keep: whether this rank needs the result;
-    otherwise it gets an empty dict.
+    Copies are needed because safetensors rejects tensors that share memory. If the model is
+    sharded, all ranks must call this function, because it gathers the shards. keep: whether this
+    rank needs the result. If False, an empty dict is returned.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -56,7 +56,7 @@ def load_exactly(model: nn.Module, file: Path) -> None:
         listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError(
             f"{file} is from another model: restore that model's config, or start a new run with "
-            f"MODEL.MODEL_PATH set to this file ({'; '.join(listed)})"
+            f"MODEL.MODEL_PATH set to this file. Differences: {'; '.join(listed)}"
         )
     model.load_state_dict({name: shard_like(t, current[name]) for name, t in tensors.items()})
 

@@ -42,7 +42,7 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
     Such parameters were frozen in the saved run. They get the state that `initial_state` returns.
-    If the optimizer counts steps per parameter group, they share the saved count of their group.
+    If the optimizer counts steps per parameter group, they use the saved count of their group.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []
@@ -66,11 +66,11 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """Return the initial optimizer state of a parameter without saved state: empty, or a zero
-    momentum.
+    """Return the initial optimizer state of a parameter without saved state: an empty dict, or a
+    momentum of zeros.
 
-    The momentum is added if the other parameters in the group have one, because torch's fused SGD
-    needs it for all parameters of a group or for none. known: optimizer states of the other
+    The momentum is returned if other parameters of the same group have one, because torch's fused
+    SGD needs a momentum for all parameters of a group or for none. known: saved states of the other
     parameters in the group.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):

@@ -88,9 +88,10 @@ class TrainState:
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best, and NaN never does. drop: if there is no new best,
-        count one more drop of the learning rate. min_delta: for early stopping, a value is an
-        improvement if it is better than the last improvement by more than this.
+        A better value becomes the new best, and NaN never does. drop: whether a value that is not a
+        new best counts as one more drop of the learning rate (not for a NaN before the first best).
+        min_delta: early stopping counts a value as an improvement only if the value is better than
+        the last improvement by more than `min_delta`.
         """
         sign = 1 if higher_is_better else -1
 
@@ -118,7 +119,8 @@ class Average(Protocol):
 
 
 class TrainObjects(NamedTuple):
-    """The objects that training changes and that a checkpoint saves."""
+    """The objects that training changes and that a checkpoint saves: model, optimizer, gradient
+    scaler and, if used, a moving average of the weights."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -139,12 +141,13 @@ def save(
     is_pinned: Callable[[int], bool] = lambda step: False,
     say: Callable[[str], None] = warnings.warn,
 ) -> Path:
-    """Write the checkpoint of `state.step` to `folder`, then remove old checkpoints, except the
-    `keep` newest, the best, and those for whose step `is_pinned` returns True.
+    """Write the checkpoint of `state.step` to `folder`, and return its path. Then remove old
+    checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    say: function that logs a line; called for each checkpoint that cannot be removed. Raises
-    DivergedError if a weight is not finite, and SaveError if writing fails twice. Both are raised
-    on every rank, before older checkpoints are removed.
+    is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
+    that logs a line, called for each checkpoint that cannot be removed. Raises DivergedError if a
+    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
+    before old checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -166,7 +169,7 @@ def save(
 
 def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
     """Collect the content of a checkpoint as {file name: content}. All ranks must call this. keep:
-    whether this rank needs the result; otherwise it gets {}."""
+    whether this rank needs the result. If False, an empty dict is returned."""
     model, optimizer, scaler, ema = objects
     files = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:
@@ -180,11 +183,12 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 
 
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
-    """Write a checkpoint to the new folder `final`. After an error, no new folder remains.
+    """Write a checkpoint to the folder `final`. After an error, no incomplete folder remains.
 
-    If `final` already exists, with the state before an evaluation, it is replaced. While it is
-    replaced, the old folder has another name for the same step, so that `checkpoints` still lists
-    it if the process is killed. files: {file name: content}, from `collect_files`.
+    If `final` already exists, it is replaced. This happens if a state was saved before its
+    evaluation. Meanwhile, the old folder gets another name that `checkpoints` also lists, so that a
+    checkpoint of this step exists even if the process is killed. files: {file name: content}, from
+    `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
@@ -223,13 +227,13 @@ def prune(
     is_pinned: Callable[[int], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Remove old checkpoints, except the `keep` newest, the best, and those for whose step
-    `is_pinned` returns True.
+    """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
-    run would have resumed from one of them.
+    Checkpoints of steps after `step` are neither counted nor removed. They must be corrupt, because
+    otherwise the run would have resumed from one of them.
 
-    say: function that logs a line; called for each checkpoint that cannot be removed.
+    is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
+    that logs a line, called for each checkpoint that cannot be removed.
     """
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         try:
@@ -250,9 +254,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def resolve_link(folder: Path, link: str) -> Path | None:
-    """Return the checkpoint that the file `last` or `best` names; None if there is no such file.
+    """Return the path of the checkpoint that a text file names, or None if there is no such file.
 
-    Raises CheckpointError if the content is not the name of a checkpoint.
+    link: name of the text file, `last` or `best`. Raises CheckpointError if the content of the file
+    is not the name of a checkpoint.
     """
     file = folder / link
     if not file.exists():
@@ -264,7 +269,8 @@ def resolve_link(folder: Path, link: str) -> Path | None:
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the checkpoint that the file `last` names; -1 if there is none."""
+    """Return the step of the checkpoint that the file `last` names, or -1 if there is no such
+    file."""
     last = resolve_link(folder, "last")
     return step_of(last) if last else -1
 
@@ -278,10 +284,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
-    """Return the newest checkpoint that is not corrupt; None if the folder has no checkpoints.
+    """Return the path of the newest checkpoint that is not corrupt, or None if the folder has no
+    checkpoints.
 
-    `warn` is called for each corrupt checkpoint that is skipped. Raises CheckpointError if all are
-    corrupt, because restarting from step 0 would discard the run.
+    `warn` is called for each corrupt checkpoint that is skipped. Raises CheckpointError if all
+    checkpoints are corrupt, because a restart from step 0 would discard the progress of the run.
     """
     candidates = checkpoints(folder)
     for checkpoint in candidates:
@@ -391,9 +398,12 @@ def resume(
 
 
 def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> TrainState:
-    """Return `saved` with the metric and test set of `fresh`. If either differs, the state has no
-    best value any more, and early stopping starts again, because values of two metrics or sets
-    cannot be compared. say: function that logs a line."""
+    """Return the state `saved`, but with the metric and test set of the state `fresh`.
+
+    If the metric or the test set differs, the best value is removed and early stopping starts
+    again, because values of different metrics or test sets cannot be compared. say: function that
+    logs a line.
+    """
     if has_new_metric := saved.metric != fresh.metric:
         old, new = (state.metric or "the default metric" for state in (saved, fresh))
         say(f"the best checkpoint is now selected by {new}, previously by {old}")

@@ -127,8 +127,8 @@ def register_attention(
     cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
     given as a string is imported and checked when a module of the class is first built.
     keys: the config keys of the constructor arguments, {argument: config key}.
-    feature: the constructor argument that is set by the letter f of the config key
-    MODEL.VIT.MSVIT.ARCH: "f7" sets it to 7.
+    feature: the constructor argument that the letter f of an ARCH string (the config key
+    MODEL.VIT.MSVIT.ARCH) sets. For example, "f7" sets this argument to 7.
     about: a short description.
 
     Raises ValueError for a name that is already taken, and for a class that does not define what

@@ -215,7 +215,7 @@ class Attention(nn.Module):
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Update the module for the current training step. The base class does nothing.
 
-        progress: the training step.
+        progress: the `TrainStep` that is about to run.
         index: position of this module among the attention modules of the model.
         Returns a message to log if the behavior of the module changes at this step, otherwise None.
         """
@@ -223,12 +223,12 @@ class Attention(nn.Module):
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """Yield the `Case`s of the `vil.ops.local_attention` calls that this module makes.
 
-        A `Case` has the static properties of a call, from which a backend is selected or tuned. The
-        base class yields nothing.
+        A `Case` has the properties of a call that determine its backend, such as shapes and dtype.
+        The base class yields nothing.
         grid: rows and columns of local tokens.
         training: whether to include the calls made in training, in addition to those made in
         evaluation.
-        call: the arguments batch, dtype, device and padded of `make_case`.
+        call: batch, dtype, device and padded, which are arguments of `make_case`.
         """
         yield from ()
 
@@ -265,7 +265,8 @@ class Attention(nn.Module):
         Raises ValueError if the class cannot compute attention weights.
         """
         raise ValueError(
-            f"{type(self).__name__} has no attention map: define its method attention_weights"
+            f"{type(self).__name__} has no attention map, because this class does not define the "
+            "method attention_weights"
         )
 
     @property
@@ -349,7 +350,10 @@ class GlobalLocalAttention(Attention):
         return self.proj_drop(apply_linear(self.proj, self.attend_tokens(q, k, v, grid, valid_hw)))
 
     def attend_qkv(self, qkv: Tensor, grid: Grid) -> Tensor:
-        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C)."""
+        """Return the attention output (B, G+L, C), before the output projection.
+
+        qkv (B, G+L, 3C): queries, keys and values, concatenated along the channels.
+        """
         return self.attend_tokens(*self.split_parts(qkv, 3), grid)
 
     def attend_tokens(

@@ -61,22 +61,23 @@ def build_attention(
         arguments["rel_pos"] = rel_pos
     elif rel_pos:
         raise ValueError(
-            f"{name} attention has no relative position bias (rel_pos): set rel_pos to False, and "
-            "use the absolute embedding"
+            f"{name} attention does not support a relative position bias: set rel_pos to False, "
+            "and use an absolute position embedding"
         )
     return cls(dim, num_heads, **arguments)
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return the constructor arguments of a class except `rel_pos` and those in COMMON.
+    """Return the constructor arguments that are specific to an attention class.
 
-    Returns {name: parameter}.
+    Arguments of every attention class, such as `dim`, and `rel_pos` are not included. Returns
+    {argument name: inspect.Parameter}.
     """
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
 
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return the constructor arguments of a class as {name: parameter}.
+    """Return the constructor arguments of a class as {argument name: inspect.Parameter}.
 
     If the constructor passes **kwargs to a base class, the arguments of the base class are
     included.
@@ -116,7 +117,7 @@ def check_attention(name: str, cls: Any) -> None:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError unless a class fits `Attention` and its entry in the registry.
+    """Raise ValueError unless a class matches the base class `Attention` and its registry entry.
 
     The class must define what `Attention` requires, and its constructor must have the arguments
     that the entry names in `keys` and `feature`.
@@ -130,7 +131,7 @@ def check_entry(cls: Any, entry: Entry) -> None:
 def set_progress(model: nn.Module, progress: TrainStep) -> None:
     """Pass the training step to every attention module. Call this before each forward pass.
 
-    model: the model without wrappers such as DDP. progress: the training step.
+    model: the model without wrappers such as DDP. progress: the `TrainStep` that is about to run.
     """
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]

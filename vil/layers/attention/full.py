@@ -1,8 +1,8 @@
 """Full attention: every token attends to every token.
 
-It is computed by torch's scaled_dot_product_attention. On a CPU and without a bias, it is instead
-computed by the compiled backend of local attention, with a window that has all tokens, if
-`vil tune` found this backend faster.
+By default, it is computed by torch's scaled_dot_product_attention. On a CPU and without a bias, the
+compiled C++ backend of local attention is used instead if `vil tune` found it faster. Its window
+then covers all tokens.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -69,7 +69,10 @@ class FullAttention(Attention):
         return self.proj_drop(apply_linear(self.proj, out))
 
     def attend_qkv(self, qkv: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C)."""
+        """Return the attention output (B, G+L, C), before the output projection.
+
+        qkv (B, G+L, 3C): queries, keys and values, concatenated along the channels.
+        """
         if self.is_native(qkv, grid, valid_hw):
             window = one_chunk((1, qkv.shape[1]))
             return attend_qkv(qkv, window, num_heads=self.num_heads, scale=self.scale)
@@ -80,7 +83,11 @@ class FullAttention(Attention):
         )
 
     def is_native(self, qkv: Tensor, grid: Grid, valid_hw: Valid) -> bool:
-        """Whether tuning found the compiled backend faster than torch's attention for a call."""
+        """Return whether the compiled backend should compute a call instead of torch's attention.
+
+        This requires that tuning found the backend faster. qkv, grid, valid_hw: the arguments of
+        `attend_qkv`.
+        """
         if not CHOICES or valid_hw is not None or not self.is_tunable(qkv.device.type):
             return False
         if overrides(self, REPLACED) or qkv.shape[0] == 0:
@@ -92,7 +99,7 @@ class FullAttention(Attention):
         return tuned(case) == NATIVE
 
     def is_tunable(self, device: str) -> bool:
-        """Whether the compiled backend may compute this attention, if images have no padding.
+        """Return whether the compiled backend supports this attention for images without padding.
 
         device: a device type such as "cpu".
         """
@@ -104,9 +111,8 @@ class FullAttention(Attention):
         """Yield the `Case`s from which a backend is selected, see `Attention.backend_cases`.
 
         The cases describe only the local queries, although the backend computes the global queries
-        too.
-        Yields nothing if torch's attention is always used: on other devices than a CPU, for padded
-        images, and with a bias or dropout.
+        too. Yields nothing if the call always uses torch's attention. This is the case if the
+        device is not a CPU, if images are padded, and with a relative position bias or dropout.
         """
         if not padded and self.is_tunable(call["device"]):
             for needs_grad in (True, False) if training else (False,):
@@ -186,7 +192,7 @@ class FullAttention(Attention):
 
 
 def one_chunk(grid: Grid) -> Window:
-    """Return the window of local attention in which every token attends to every token."""
+    """Return a window of local attention in which each token of a grid attends to all tokens."""
     return Window(grid, max(grid), Mask.CHUNKS, (SELF_CHUNK,))
 
 

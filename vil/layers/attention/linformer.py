@@ -130,10 +130,10 @@ class LinformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Raise ValueError: keys are linear combinations of tokens, so no token has a weight."""
+        """Raise ValueError, because keys are linear combinations of tokens, not single tokens."""
         raise ValueError(
-            "linformer attention has no attention map: it attends to mixtures of all tokens, "
-            "with weights of both signs"
+            "linformer attention has no attention map: its keys are linear combinations of all "
+            "tokens, with weights of both signs"
         )
 
     def macs(self, grid: Grid) -> int:
@@ -160,10 +160,11 @@ def resize_projection(
 def resize_projections(
     table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """Resize a projection to the unpadded size of each image. Returns (B, G+L, f).
+    """Resize a projection to the unpadded size of each image.
 
-    table: the projection for G global tokens, then the tokens of grid `old`. In the result, L is
-    the number of tokens of grid `new`. The result is undefined for padding tokens.
+    table: the projection (tokens, f) of G global tokens, then of the tokens of grid `old`.
+    Returns (B, G+L, f), where L is the number of tokens of grid `new`. The result is undefined for
+    padding tokens.
     valid_hw (B, 2): unpadded rows and columns of each image. num_global: G.
     """
     local = resize_tables(table[num_global:], old, new, valid_hw)

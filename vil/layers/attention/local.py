@@ -53,7 +53,7 @@ class LocalAttention(GlobalLocalAttention):
         self.backend = backend
 
     def window(self, grid: Grid) -> Window | Layout:
-        """Return the `Window` or `Layout` on a grid: which keys each local query attends to."""
+        """Return the `Window` or `Layout` that defines the local keys of each query on a grid."""
         raise NotImplementedError
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
@@ -61,9 +61,10 @@ class LocalAttention(GlobalLocalAttention):
         raise NotImplementedError
 
     def attend_qkv(self, qkv: Tensor, grid: Grid) -> Tensor:
-        """Return the attention output (B, G+L, C) of joined projections qkv (B, G+L, 3C).
+        """Return the attention output (B, G+L, C), before the output projection.
 
-        If the backend is "native", a single operation computes local and global queries.
+        qkv (B, G+L, 3C): queries, keys and values, concatenated along the channels. If the backend
+        is "native", a single operation computes local and global queries.
         """
         window = self.window(grid)
         if not self._is_native(qkv, window):
@@ -83,7 +84,11 @@ class LocalAttention(GlobalLocalAttention):
         )
 
     def _is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
-        """Whether `vil.ops.qkv_attention` computes what the methods of this module compute."""
+        """Return whether `vil.ops.qkv_attention` should compute a call of `attend_qkv`.
+
+        This requires that the backend is "native", and that the result is the same as that of the
+        methods which `vil.ops.qkv_attention` replaces.
+        """
         if torch.compiler.is_compiling() or is_exporting() or overrides(self, REPLACED):
             return False
         drops = self.training and self.attn_drop > 0
@@ -132,7 +137,7 @@ class LocalAttention(GlobalLocalAttention):
         )
 
     def bias(self, grid: Grid) -> LocalBias | None:
-        """Return the learned bias of local queries on a grid; None if rel_pos is False."""
+        """Return the learned bias of local queries for a grid; None if `rel_pos` is False."""
         if not self.rel_pos:
             return None
         to_global = self.g2l_relative_position_bias[1] if self.num_global else None

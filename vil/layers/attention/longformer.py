@@ -24,7 +24,7 @@ from vil.utils.transforms import is_exporting
 
 
 class LongformerAttention(LocalAttention):
-    """Attention of local tokens to a window and the global tokens, and of global tokens to all.
+    """Attention of local tokens to a window and global tokens, and of global tokens to all tokens.
 
     window: w, the side of a chunk in tokens.
     sw_exact: which tokens of the attended chunks are keys. 1: tokens at most w rows and columns
@@ -68,8 +68,8 @@ class LongformerAttention(LocalAttention):
         """
         if self.mode > 0 and self.training and is_exporting():
             raise ValueError(
-                "random shift samples another window at each training step, which cannot be "
-                "exported: export the model in evaluation, with model.eval() or vil export"
+                "random shift cannot be exported in training mode, because it samples another "
+                "window at each step: call model.eval() before the export, or use vil export"
             )
         attend = self._attend_shifted if self.mode > 0 else super().attend_local
         return attend(q, k, v, grid, valid_hw)
@@ -152,8 +152,8 @@ class LongformerAttention(LocalAttention):
     def local_macs(self, grid: Grid) -> int:
         """Count the multiply-accumulates of the attention of local queries in evaluation.
 
-        All keys of the attended chunks are counted, including masked ones, as in the published
-        numbers.
+        All keys of the attended chunks are counted, including masked keys, as in the numbers that
+        were published for Vision Longformer.
         """
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim

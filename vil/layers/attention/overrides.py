@@ -6,8 +6,11 @@ from torch import nn
 
 
 def overrides(module: nn.Module, names: Iterable[str]) -> bool:
-    """Whether a module itself, or a class that is not part of this package, defines one of the
-    methods `names`."""
+    """Return whether a user has replaced one of the methods `names` of an attention module.
+
+    A method is replaced if it is set on the module itself, or if a class outside of
+    `vil.layers.attention` defines it.
+    """
     own, cls = vars(module), type(module)
     return any(
         name in own or not getattr(cls, name).__module__.startswith(f"{__package__}.")

@@ -27,21 +27,21 @@ from vil.ops.reference import keys_of_pattern
 
 
 class PatternAttention(LocalAttention):
-    """Attention of local tokens to a pattern and the global tokens, and of global tokens to all.
+    """Attention of local tokens to a pattern and global tokens, and of global tokens to all tokens.
 
     pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
     chunk: side, in tokens, of the chunks in which the pattern is computed. It affects the speed,
     not the result.
     max_reach: the largest displacement, in rows and in columns, that has an entry in the bias
-    table. Pairs farther apart share the outermost entries. 0: the largest displacement in the
-    pattern, or in the grid if the pattern's displacements grow with the grid.
+    table. Query-key pairs that are farther apart use the outermost entries. With 0, the table
+    covers all displacements of the pattern, or of the grid if the pattern grows with the grid.
     backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
-    rel_pos: learn a relative position bias. If max_reach is 0 and the pattern's displacements grow
-    with the grid, the table is sized for `grid` and is interpolated on another grid.
+    rel_pos: learn a relative position bias. If max_reach is 0 and the pattern grows with the grid,
+    the table is sized for `grid` and is interpolated on another grid.
 
-    Raises ValueError if the text does not parse, if the pattern has masks for a number of heads
-    other than num_heads, if it is not defined on `grid`, or if the bias table is sized for `grid`
-    but `grid` is None.
+    Raises ValueError if the text of the pattern is malformed, if the pattern has masks for a number
+    of heads other than num_heads, if it is not defined on `grid`, or if `grid` is None although the
+    bias table is sized for a grid.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class PatternAttention(LocalAttention):
         if self.rel_pos:
             if self.is_sized and self.grid is None:
                 raise ValueError(
-                    f"the pattern {self.pattern} with rel_pos needs `grid` or `max_reach`, "
-                    "which set the size of its bias table"
+                    f"the pattern {self.pattern} grows with the grid, so rel_pos needs `grid` or "
+                    "`max_reach`, which set the size of the bias table"
                 )
             self.table_size = self._table_size(self.grid or (1, 1))
             register_relative_bias(self, self.table_size)

@@ -28,10 +28,10 @@ class PerformerAttention(Attention):
     """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
     num_features: number of random features that represent a query or a key.
-    batch_max: over what to take the maximum that stabilizes the exponentials of keys. False: over
-    the image. True: over the batch, as in the original Vision Longformer code. The output for an
-    image then depends on the other images of the batch. "auto": False, or True once weights of the
-    original code are loaded.
+    batch_max: a maximum is subtracted from the exponents of keys, for numerical stability. False:
+    the maximum of each image. True: the maximum of the batch, as in the original Vision Longformer
+    code. The output for an image then depends on the other images of the batch. "auto": False, or
+    True once weights of the original code are loaded.
 
     The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
     the attention weights are never computed.
@@ -121,8 +121,8 @@ class RandomFeatureAttention(nn.Module):
 
     All heads share one projection matrix (f, D), a buffer that is saved in the state dict.
     num_features: f, the number of random features.
-    batch_max: whether the maximum that stabilizes the exponentials of keys is over the batch
-    instead of the image.
+    batch_max: a maximum is subtracted from the exponents of keys, for numerical stability. True:
+    the maximum of the batch. False: the maximum of each image.
     """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:

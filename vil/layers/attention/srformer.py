@@ -68,8 +68,8 @@ class SRAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (k, v, mask) of the G global and R downsampled local tokens of x (B, G+L, C).
 
-        k, v are (B, N, G+R, D). mask (B, 1, 1, G+R): -inf for keys that are only padding, 0 for
-        others; None if `valid_hw` is None.
+        k, v are (B, N, G+R, D). mask (B, 1, 1, G+R): additive mask, -inf for keys that cover only
+        padding, 0 for other keys; None if `valid_hw` is None.
         """
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kept = torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1)
@@ -79,8 +79,9 @@ class SRAttention(Attention):
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
         """Downsample local tokens x (B, L, C) to R tokens. Returns ((B, R, C), mask).
 
-        mask (B, 1, 1, G+R): for the G global and R downsampled tokens as keys, -inf for those that
-        are only padding, 0 for others; None if `valid_hw` is None.
+        mask (B, 1, 1, G+R): additive mask for the keys, which are the G global and R downsampled
+        tokens. It is -inf for keys that cover only padding, 0 for other keys. None if `valid_hw` is
+        None.
         """
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)

@@ -3,10 +3,10 @@
 Importing this package imports neither torch nor a backend, so that commands can list the names
 quickly. `vil.ops.dispatch` selects the backend of a call.
 
-Some backends recompute the scores in the backward pass. They consist of a forward pass in FORWARDS
-and a backward pass in BACKWARDS. All of these passes have the same interface (see
-`vil.ops.custom_op`), so every forward pass can be combined with every backward pass: "flex+blocked"
-is the forward pass of flex with the backward pass of blocked.
+Some backends recompute the scores in the backward pass. Each of them combines a forward pass from
+the registry FORWARDS with a backward pass from the registry BACKWARDS. All passes have the same
+interface (see `vil.ops.custom_op`), so every forward pass can be combined with every backward pass.
+For example, "flex+blocked" is the forward pass of flex with the backward pass of blocked.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 def no_limits(case: Case) -> list[str]:
-    """Return an empty list: the backend supports every case."""
+    """Return an empty list, because a backend without limits supports every `Case`."""
     return []
 
 
 def always_ready() -> list[str]:
-    """Return an empty list: the backend needs no preparation, so none can fail."""
+    """Return an empty list of failures, because the backend needs no preparation."""
     return []
 
 
 def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[str]]:
-    """Return a function like `limits` that also rejects layouts of patterns.
+    """Wrap the function `limits` so that it also rejects the layouts of patterns.
 
-    limits: a function that takes a case and returns the reasons why it is not supported.
+    limits: a function that takes a `Case` and returns the reasons why the case is not supported.
     """
 
     def unsupported(case: Case) -> list[str]:
@@ -55,15 +55,16 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or only its forward or backward pass.
 
-    The dictionary `facts` may have these keys:
-    unsupported: a function that takes a case and returns the reasons why it is not supported, or
-    the location "module:attribute" of that function. By default, no reasons are returned.
-    layouts: whether layouts of patterns are supported. By default, only windows are.
+    `home` is the location "module:attribute" of the function. The dictionary `facts` may have these
+    keys:
+    unsupported: a function that takes a `Case` and returns the reasons why the case is not
+    supported, or the location of that function. By default, every case is supported.
+    layouts: whether the layouts of patterns are supported. By default, only windows are supported.
     prepare: the location of a function that gets the backend ready to run, for example by compiling
-    it. If this fails, the function returns the reasons. By default, no preparation is needed.
-    passes: (forward pass, backward pass), the names of the two passes of a backend that combines
-    them. With this key, `home`, `unsupported` and `prepare` are locations of factories, which take
-    the two names and return the function to use.
+    it. The function returns the reasons if this fails. By default, no preparation is needed.
+    passes: the names (forward pass, backward pass) if the backend combines two passes. With this
+    key, `home`, `unsupported` and `prepare` are locations of factories. A factory takes the two
+    names and returns the function to use.
     """
 
     @cached_property
@@ -73,7 +74,7 @@ class Implementation(Entry):
 
     @cached_property
     def unsupported(self) -> Callable[[Case], list[str]]:
-        """The function that takes a case and returns the reasons why it is not supported.
+        """The function that takes a `Case` and returns the reasons why the case is not supported.
 
         The function returns an empty list if the case is supported.
         """
@@ -82,16 +83,17 @@ class Implementation(Entry):
 
     @cached_property
     def prepare(self) -> Callable[[], list[str]]:
-        """The function that gets the backend ready to run, once the backend is selected.
+        """The function that gets the backend ready to run. It is called when a backend is selected.
 
-        If this fails, the function returns the reasons, else an empty list.
+        The function returns the reasons why the preparation failed, or an empty list.
         """
         return self._resolve(self.facts.get("prepare", always_ready))
 
     def reasons_against(self, case: Case) -> list[str]:
-        """Return the reasons why the backend cannot compute a case; an empty list if it can.
+        """Return the reasons why the backend cannot compute a `Case`; an empty list if it can.
 
-        If the case is supported, this also prepares the backend, for example by compiling it.
+        If the case is supported, this method also prepares the backend, for example by compiling
+        it. The reasons then say why the preparation failed.
         """
         return self.unsupported(case) or self.prepare()
 
@@ -109,11 +111,11 @@ class Implementation(Entry):
 
 @dataclass(frozen=True)
 class Backend(Implementation):
-    """Registry entry of a complete backend, in BACKENDS.
+    """Entry of the registry BACKENDS: a backend with its forward and its backward pass.
 
-    Besides the keys of `Implementation`, the dictionary `facts` may have the key `compiles`:
-    whether the backend calls torch.compile. Such a backend must not run on fake tensors, because
-    torch would cache a failed compilation.
+    The dictionary `facts` may have the keys that `Implementation` describes and the key `compiles`:
+    whether the backend calls torch.compile. A backend that calls torch.compile must not run on fake
+    tensors, because torch would cache a failed compilation.
     """
 
     @cached_property
@@ -210,12 +212,12 @@ def register_backend(
 
     attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) that
     returns (B, N, L, D), with the shapes of `vil.ops.local_attention`.
-    unsupported: a function that takes a `Case` and returns the reasons why it is not supported; an
-    empty list if it is supported.
+    unsupported: a function that takes a `Case` and returns the reasons why the case is not
+    supported; an empty list if the case is supported.
     about: a short description.
 
-    The backend is called with a `Window` only, never with the `Layout` of a pattern. Register it
-    before a model is built or compiled. Raises ValueError if the name exists.
+    The backend is called with a `Window` only, never with the `Layout` of a pattern. Register the
+    backend before a model is built or compiled. Raises ValueError if the name is already taken.
     """
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 class Part(NamedTuple):
     """Some images and heads of a call, so few that copies of their tokens fit into the CPU cache.
 
-    call: the call, restricted to these images and heads. plan: the query chunks of these heads.
+    call: the call, restricted to these images and heads. plan: the chunk groups of these heads.
     bias: the bias of these heads, see `expand_bias`.
     """
 
@@ -76,9 +76,9 @@ class Part(NamedTuple):
 def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
-    Heads with different patterns are in different parts. In a part, q takes at most PART_BYTES, the
-    scores of one query chunk (in all images and heads of the part) at most BATCH_BYTES, and the
-    bias at most BIAS_BYTES, unless a single image and head already needs more.
+    Heads with different patterns are in different parts. A part has three limits: PART_BYTES for q,
+    BATCH_BYTES for the scores of one query chunk of each image and head, and BIAS_BYTES for the
+    bias. Only a part with a single image and head may exceed them.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -103,9 +103,9 @@ def split_call(call: Call) -> Iterator[Part]:
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
     """Return the bias of n heads as two tensors; None without a bias.
 
-    The first, (n, S, W, W), is the bias of all pairs of tokens in two chunks of W tokens, at each
-    of the S displacements between chunks in `plan.steps`. The second, (n, G), is the bias toward
-    the G global tokens.
+    The first tensor (n, S, W, W) has an entry for each of the S chunk displacements in `plan.steps`
+    and each pair of a token in the query chunk and a token in the key chunk. The second tensor
+    (n, G) is the bias toward the G global tokens.
     """
     table, to_global = call.bias
     if table is None and to_global is None:
@@ -122,7 +122,7 @@ def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] |
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L)."""
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
     q, layout, scratch = call.q, call.window, Scratch(call.q)
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q))
     least = torch.finfo(lse.dtype).min
@@ -152,7 +152,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `lse` is used only to find queries without keys. `out` is not used.
+    `lse` (log-sum-exp of the scores) is used only to find queries without keys. `out` is not used.
     """
     layout, scratch, other = call.window, Scratch(call.q), Scratch(call.q)
     dq, dk, dv = (torch.empty_like(x) for x in (call.q, call.k, call.v))
@@ -219,7 +219,7 @@ def put(x: Tensor, values: Tensor, batch: Batch) -> None:
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), from which each batch copies the chunks that it needs."""
+    """The keys or values (b, n, G+L, D) of a `Part`. Each batch copies the chunks that it needs."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.num_global, self.scratch = part.call.num_global, scratch
@@ -227,7 +227,7 @@ class Keys:
         self.chunks = divide(x[:, :, self.num_global :], part.call.window)
 
     def gather(self, batch: Batch) -> Tensor:
-        """Copy the T keys of each of the h query chunks of a batch to (h, T, D).
+        """Copy the keys of a batch to (h, T, D): T keys for each of its h query chunks.
 
         The global tokens come first.
         """
@@ -243,7 +243,7 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient (b, n, G+L, D) of the keys or values of a `Part`, summed over batches."""
+    """Sums the gradient (b, n, G+L, D) of the keys or values of a `Part` over its batches."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.layout, self.num_global = part.call.window, part.call.num_global
@@ -254,10 +254,10 @@ class KVGrad:
         self.chunks = x.new_zeros(b, n, chunks, self.layout.tile, dim, dtype=dtype)
 
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
-        """Add left.mT @ right, the gradient of T keys or values, for each of h query chunks.
+        """Add left.mT @ right (h, T, D), the gradient of the keys or values of h query chunks.
 
-        left (h, W, T): the gradient of the scores (for keys) or the attention weights (for values).
-        right (h, W, D): the queries (for keys) or the gradient of the output (for values).
+        For keys, left (h, W, T) is the gradient of the scores, and right (h, W, D) has the queries.
+        For values, left has the attention weights, and right is the gradient of the output.
         """
         grad = self.scratch.take("grad", (*left.mT.shape[:2], right.shape[2]), right.dtype)
         grad = torch.bmm(left.mT, right, out=grad).to(self.chunks.dtype)
@@ -275,7 +275,7 @@ class KVGrad:
 
 
 class Scores:
-    """Computes the attention scores of a `Part` batch by batch: q k^T, plus bias and mask."""
+    """Computes attention scores (q k^T, plus bias and mask) for one batch of a `Part` at a time."""
 
     def __init__(self, part: Part, scratch: Scratch) -> None:
         call, self.part, self.scratch = part.call, part, scratch
@@ -286,7 +286,7 @@ class Scores:
         self.added: Tensor | None = None  # result of `_added` for the current group
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches of the part's query chunks. Query chunks without keys are in no batch."""
+        """Yield batches of the part's query chunks. Query chunks without keys are skipped."""
         (b, n, num_chunks), tile = self.q.shape[:3], self.part.call.window.tile
         first = torch.arange(b * n, device=self.q.device)[:, None] * num_chunks
         for group in self.part.plan.groups:
@@ -312,8 +312,8 @@ class Scores:
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the scores (h, W, T) of h query chunks with W queries and T keys each.
 
-        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The bias is added, and
-        masked scores are the most negative finite number.
+        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The scores include the
+        bias. Masked scores are set to the most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
@@ -331,12 +331,12 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias and mask that all query chunks of a group share; None if they share none.
+        """Return the bias and mask of a group if all its query chunks share them, else None.
 
-        The result is (n, 1, W, T), for n heads, and the W queries and T keys of a query chunk.
-        Masked keys have the most negative finite number instead of a bias.
-        Returns None without a bias, or if the query chunks of the group differ in the displacements
-        or in the masks of their key chunks.
+        They are shared if the key chunks of all query chunks have the same displacements and masks.
+        The result is (n, 1, W, T): n heads, W queries and T keys of a query chunk. Masked keys have
+        the most negative finite number instead of a bias.
+        Returns None without a bias.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -349,8 +349,7 @@ class Scores:
     def _add_bias(self, scores: Tensor, batch: Batch) -> None:
         """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch.
 
-        The batch has p query chunks of W queries with T keys each, for each of b images and n
-        heads.
+        The dimensions are images, heads, query chunks, queries of a chunk, and their keys.
         """
         if self.part.bias is None:
             return
@@ -362,7 +361,7 @@ class Scores:
             scores[..., self.num_global :].unflatten(4, tiles.shape[3:]).add_(tiles)
 
     def _padding(self) -> Tensor | None:
-        """Return a mask (B, Q, W) bool that is True for padding tokens; None without `valid_hw`."""
+        """Return a mask (b, Q, W) bool that is True for padding tokens; None without `valid_hw`."""
         valid_hw, layout = self.part.call.valid_hw, self.part.call.window
         if valid_hw is None:
             return None
@@ -389,8 +388,8 @@ def bias_index(layout: Layout, steps: Tensor) -> Tensor:
 class BiasSums:
     """The gradient of the bias of n heads, summed over the images and query chunks of a `Part`.
 
-    tiles (n, S, W, W): the gradient for all pairs of tokens in two chunks of W tokens, at each of S
-    displacements between the chunks; None without a bias table.
+    tiles (n, S, W, W): the gradient for each of S chunk displacements and each pair of a query
+    token and a key token in two chunks of W tokens; None without a bias table.
     first (n, G): the gradient of the bias toward G global tokens; None without this bias.
     """
 
@@ -405,9 +404,9 @@ class BiasSums:
         )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Sum the gradient of a batch's scores over images and query chunks, and add it.
+        """Add the gradient of a batch's scores, summed over images and query chunks.
 
-        dscores (h, W, T): the gradient for h query chunks of W queries and T keys.
+        dscores (h, W, T): the gradient of the scores of h query chunks with W queries and T keys.
         """
         if self.tiles is None and self.first is None:
             return

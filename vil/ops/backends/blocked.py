@@ -4,8 +4,8 @@ The forward pass saves its output and the log-sum-exp of the scores of each quer
 recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chunk. A query chunk is
 multiplied only with key chunks inside the grid. Masks are needed only for padding and for the exact
 window. q, k and v keep their memory layout, and only the chunks of one batch are copied. In small
-calls, a halo of empty chunks is added around the grid. All chunks then have the same neighbors, so
-that one batch replaces up to nine.
+calls, a halo of empty chunks is added around the grid. All chunks then have neighbors at the same
+offsets, so that one batch replaces up to nine.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
 w*w tokens, K offsets.
@@ -44,7 +44,10 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     checks = {
         "with dropout, the backward pass would recompute other weights": case.dropout,
         "the grid size is symbolic, but batches need a fixed size": case.window.symbolic,
@@ -53,7 +56,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Compute the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
 
     The log-sum-exp is None if the call does not need it.
     sizes_only: compute only one batch of each size, to measure the peak memory of the complete call
@@ -94,9 +97,10 @@ def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | N
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `lse` is used only to find queries without keys, and `out` is not used. The weights are computed
-    with a new softmax instead of exp(scores - lse), which would scale all weights of a query by the
-    rounding error of `lse`, and is slower for scores that are in the cache.
+    `lse` (log-sum-exp of the scores) is used only to find queries without keys. `out` is not used.
+    The attention weights are recomputed with a softmax instead of exp(scores - lse). The
+    exponential would scale all weights of a query by the rounding error of `lse`. It is also slower
+    for scores that are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -127,7 +131,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the first batch of each size: number of queries, keys, images and heads."""
+    """Yield only the first batch of each size (the numbers of queries, keys, images and heads)."""
     seen = set()
     for batch in batches:
         group = batch.group
@@ -159,14 +163,14 @@ class OutputTiles:
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """Return the complete output (B, N, L, D), after the last batch."""
+        """Return the complete output (B, N, L, D). Call this after the last batch."""
         if is_even(self.window):  # the tiles are a view of the result
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), from which each batch copies the chunks that it needs."""
+    """The keys or values (B, N, G+L, D) of a call. Each batch copies the chunks that it needs."""
 
     def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
         self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
@@ -192,7 +196,7 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient of keys or values (B, N, G+L, D), summed over batches of query chunks."""
+    """Sums the gradient of the keys or values (B, N, G+L, D) over batches of query chunks."""
 
     def __init__(self, x: Tensor, call: Call, halo: int) -> None:
         self.window, self.num_global = call.window, call.num_global
@@ -213,7 +217,7 @@ class KVGrad:
     def add(self, grad: Tensor, batch: Batch) -> None:
         """Add the gradient of the keys (or values) of a batch.
 
-        grad (h, T, D): the gradient of the T keys that the query chunks of each of h blocks share.
+        grad (h, T, D): the gradient for h blocks. The query chunks of a block share T keys.
         """
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
@@ -224,7 +228,7 @@ class KVGrad:
             tile.add_(part)
 
     def close(self) -> Tensor:
-        """Return the complete gradient (B, N, G+L, D), after the last batch."""
+        """Return the complete gradient (B, N, G+L, D). Call this after the last batch."""
         self.result[:, :, : self.num_global] = self.first
         if not self.in_place:
             tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
@@ -233,7 +237,7 @@ class KVGrad:
 
 
 class Scores:
-    """Computes the attention scores of a call batch by batch: q k^T, plus bias and mask."""
+    """Computes attention scores (q k^T, plus bias and mask) for one batch of a call at a time."""
 
     def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
         self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
@@ -267,10 +271,11 @@ class Scores:
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, M*W, T) of a batch, with bias.
+        """Return the scores (h, M*W, T) of a batch, including the bias.
 
-        The batch has h blocks, each of M query chunks of W tokens that share T keys. queries (h,
-        M*W, D), keys (h, T, D). Masked scores are the most negative finite number.
+        The batch has h blocks. A block has M query chunks of W tokens, which share T keys.
+        queries (h, M*W, D), keys (h, T, D): the queries and keys of the batch.
+        Masked scores are set to the most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
@@ -287,7 +292,7 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias and mask (n or 1, M*W, T) of a group, which all its blocks share.
+        """Return the bias and mask (n or 1, M*W, T) of a group. All blocks of the group share them.
 
         A block has M query chunks of W tokens, which share T keys. The first dimension is n heads,
         or 1 if there is only a mask.
@@ -302,12 +307,12 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return (local, first), the bias of n heads for the W queries of a chunk.
+        """Return (local, first): the bias of n heads toward the local keys and the global keys.
 
-        local (n or 1, W, K, W): the bias of the W keys in each of K chunks. In an exact window
-        (keys at most w rows and columns away), it is the most negative finite number for keys
-        outside the window.
-        first (n or 1, W, G): the bias of the global keys.
+        local (n or 1, W, K, W): the bias of the W queries of a chunk toward the W keys in each of K
+        chunks. In an exact window, it is the most negative finite number for keys that are more
+        than w rows or columns away.
+        first (n or 1, W, G): the bias of these queries toward the global keys.
         Returns None if there is neither a bias nor an exact window.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
@@ -368,10 +373,10 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Sum the gradient of a batch's scores over images and blocks, and add it.
+        """Add the gradient of a batch's scores, summed over images and blocks.
 
-        dscores (h, M*W, T): the gradient for h blocks, each of M query chunks of W tokens that
-        share T keys.
+        dscores (h, M*W, T): the gradient of the scores of h blocks. A block has M query chunks of W
+        tokens, which share T keys.
         """
         if self.tile is None and self.first is None:
             return

@@ -1,7 +1,7 @@
 """Divide query chunks into groups with the same key offsets, and divide groups into batches.
 
-A block is a small rectangle of query chunks that attend to the same key chunks. In most groups, it
-is a single query chunk.
+A block is a small rectangle of query chunks that attend to the same key chunks. In most groups, a
+block is a single query chunk.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
 In a group: P blocks of M query chunks and J key chunks each.
@@ -24,16 +24,15 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks with the same offsets to their key chunks.
+    """A rectangle of query chunks, divided into blocks with key chunks at the same offsets.
 
-    The rectangle is divided into blocks: smaller rectangles of query chunks that attend to the same
-    key chunks.
+    A block is a smaller rectangle of query chunks that attend to the same key chunks.
     first: (row, column) of the first query chunk.
-    count: number of blocks along the rows and columns of the grid.
-    side: rows and columns of query chunks in a block.
+    count: (rows, columns) of blocks in the rectangle.
+    side: (rows, columns) of query chunks in a block.
     keys: (row, column) of each key chunk of a block, relative to the block's first query chunk.
-    offset_index[i][j]: the offset from query chunk i of a block to its key chunk j, as an index
-    into `Window.offsets`.
+    offset_index[i][j]: the offset from query chunk i of a block to key chunk j of the block, as an
+    index into `Window.offsets`.
     """
 
     first: tuple[int, int]
@@ -68,9 +67,10 @@ class Batch(NamedTuple):
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
-    The interior of the grid is one group, and the chunks along each border form others. If the
-    window has all nine offsets and the grid has only two rows (or columns) of chunks, both rows (or
-    columns) attend to the same key chunks, and a block has a query chunk of each of them.
+    The interior of the grid is one group. The chunks along each border and in each corner form
+    other groups. A grid with only two rows of chunks is different if the window has all nine
+    offsets: both rows attend to the same key chunks, so each block contains one query chunk of each
+    row. The same holds for a grid with only two columns of chunks.
     halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
     has all neighbors, so there is only one group.
     """
@@ -119,13 +119,13 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into runs of chunks with the same neighbors.
+    """Divide the chunks along one axis into runs of adjacent chunks.
 
-    All chunks of a run have neighbors inside the grid at the same offsets.
+    The chunks of a run have neighbors inside the grid at the same offsets.
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
     halo: 1 if the grid is surrounded by extra chunks, so that all offsets are allowed, else 0.
-    shared: whether the chunks form one block if there are only two.
+    shared: whether the chunks of an axis with only two chunks form one block.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -142,8 +142,8 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
     """Yield batches that together cover all blocks of a group, for all images and `heads`.
 
-    images: number of images. limit: the largest (number of blocks) * images * heads in a batch. A
-    batch has at least one of each, even if `limit` is 0.
+    images: number of images. heads: range of heads. limit: the largest product of the numbers of
+    blocks, images and heads in a batch. A batch has at least one of each, even if `limit` is 0.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -207,13 +207,13 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return the keys of a batch as a list of views of x, as few as possible.
+    """Return the keys of a batch as one view of x if possible, else as one view per key chunk.
 
     x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. A view is (b, n, block
     rows, block columns, key chunk rows, key chunk columns, w, w, D).
-    A block is a rectangle of query chunks that attend to the same key chunks. If these key chunks
-    form a rectangle too, one view has them all, otherwise there is a view for each key chunk. Do
-    not write to the views: the key chunks of different blocks may overlap in memory.
+    A block is a rectangle of query chunks that attend to the same key chunks. A single view is
+    possible if these key chunks form a rectangle. Do not write to a view, because the key chunks of
+    different blocks may overlap in memory.
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
@@ -227,10 +227,11 @@ def _key_view(
 ) -> Tensor:
     """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
+    The view is (b, n, block rows, block columns, *size, w, w, D).
     first: (row, column) of the rectangle's first chunk, relative to the first query chunk of the
     block, plus the width of the halo in x.
-    size: rows and columns of the rectangle, which become two dimensions of the view; () for a
-    single key chunk without these dimensions.
+    size: (rows, columns) of the rectangle. For a single key chunk, it may be () to omit these two
+    dimensions.
     """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()

@@ -59,7 +59,7 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
     """Gather, for each of R x C chunks, the tokens of the chunks at the window's K offsets.
 
     x (B, N, L, D). Returns (B, N, R, C, K*W, D). Positions outside the grid have arbitrary tokens.
-    torch.export traces this gather instead of padding and rolling, because a graph with padding
+    torch.export traces this function instead of code that pads and rolls x. A graph with padding
     would be valid only for grids with the same remainder of X / w.
     """
     index = window.neighbor_tokens(x.device)
@@ -67,17 +67,17 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """Return, for each token of the grid, its position in chunk order, (L,) int64."""
+    """Return the position of each token of the grid in chunk order, chunk by chunk, (L,) int64."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield, for each chunk offset, x (B, N, R, C, ...) with each chunk replaced by its neighbor.
+    """Yield x (B, N, R, C, ...) once per offset, with each chunk replaced by its neighbor.
 
-    The R x C chunks are rolled with torch.roll. Consecutive offsets with the same row step reuse
-    the rolled rows.
+    The neighbor is the chunk at this offset. The R x C chunks are rolled with torch.roll, so they
+    wrap around. Consecutive offsets with the same row step reuse the rolled rows.
     """
     rows, shifted = 0, x
     for dx, dy in offsets:
@@ -99,12 +99,12 @@ def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
-    """Compute a softmax over the visible scores of the last dimension, at least in float32.
+    """Compute a softmax over the visible scores of the last dimension, in float32 or float64.
 
-    visible: bool tensor, False for scores to mask. may_be_empty: whether a query may have no
-    visible scores. Its weights are then 0.
+    visible: bool tensor, False for scores to mask. may_be_empty: whether there may be queries
+    without visible scores. The weights of such a query are then 0.
     Masked scores are set to the most negative finite number, because -inf would give NaN gradients
-    for such a query.
+    for a query without visible scores.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
@@ -112,12 +112,14 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
-    """Attend to global and local keys under one softmax, for queries (B, N, .., D) in any layout.
+    """Attend to global and local keys under one softmax. Returns the output (B, N, .., D).
 
-    first: a call with scaled q, and with only the global tokens in k and v.
-    scores (B, N, .., K): scores of the local keys.
+    first: a call whose q (B, N, .., D) is already scaled, and whose k and v have only the global
+    tokens.
+    scores (B, N, .., K): the scores of the local keys.
     visible (B, N or 1, .., K): whether each local key is visible.
-    values: a function that multiplies the attention weights of the local keys with v.
+    values: a function that takes the attention weights of the local keys and multiplies them with
+    the local values.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

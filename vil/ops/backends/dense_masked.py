@@ -1,6 +1,6 @@
-"""Full attention with a window or layout as a dense mask.
+"""Full attention with a dense mask for the window or the layout.
 
-It stores all L x L scores, so it suits small grids.
+This backend stores all L x L scores, so it is suitable only for small grids.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, X Y grid, L = X*Y tokens, G
 global tokens, D channels.
@@ -21,7 +21,10 @@ MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     reasons = []
     if case.window.repeats():
         reasons.append(
@@ -35,7 +38,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
+    """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, _ = call
     visible, index = dense_window(window, q.device)
     if valid_hw is not None:
@@ -83,7 +86,7 @@ def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[
     The n positions are the rows (axis 0) or the columns (axis 1).
     visible: whether the key's chunk is `step` chunks after the query's chunk and, in an exact
     window, the key is at most `window.size` positions away from the query.
-    index: the row (or column) of the bias table.
+    index: the row (axis 0) or column (axis 1) of the bias table for each pair.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

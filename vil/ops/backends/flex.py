@@ -13,15 +13,16 @@ The BlockMask then lists the neighbor chunks of each chunk, or the key chunks of
 computed block is dense, and every length is a multiple of the block size, as FlexAttention
 requires. Global tokens are the first key blocks. flex_blocks.py builds the lists and functions.
 
-Compilation takes seconds for each shape. Above a limit on the number of shapes, torch computes all
-scores (L x L) with only a warning. To need fewer shapes, images and heads are one dimension, the
-number of chunks is rounded up to a power of two, and everything else that varies is in tensors of a
-fixed size. For a layout, the chunk size and the largest displacement in the bias table are also
-compiled into the kernel. After MAX_SHAPES shapes, `unsupported` rejects further shapes, and torch
-raises an error if it is called with one anyway.
+Compilation takes seconds for each shape. By default, if there are too many shapes, torch only warns
+and computes all L x L scores. To need fewer shapes, images and heads are merged to one dimension,
+the number of chunks is rounded up to a power of two, and all other values that vary are in tensors
+of a fixed size. For a layout, the chunk size and the largest displacement in the bias table are
+also compiled into the kernel. After MAX_SHAPES shapes, `unsupported` rejects further shapes. If
+they are compiled anyway, torch raises an error at a larger limit (see `_limits`).
 
-`run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for a
-backward pass of `vil.ops.custom_op`. On CPUs, torch cannot compile `forward`.
+`run` uses FlexAttention's own backward pass, which exists only on CUDA. `forward` also returns the
+log-sum-exp, which the backward pass of another backend needs (see `vil.ops.custom_op`). On CPUs,
+torch cannot compile `forward`.
 
 Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
 P tokens of a block (a padded chunk), M query blocks (chunks, and empty blocks), S first key blocks
@@ -76,7 +77,10 @@ _shapes: set[str] = set()  # compiled in this process
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why `forward` does not support a case; an empty list if it does."""
+    """Return the reasons why `forward` does not support the call that `case` describes.
+
+    Returns an empty list if `forward` supports the call.
+    """
     reasons = _reasons(case, lse=True)
     if case.device == "cpu" and COMPILER == "inductor":
         reasons.append("torch does not compile the log-sum-exp of FlexAttention on CPUs")
@@ -84,7 +88,10 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run_unsupported(case: Case) -> list[str]:
-    """Return the reasons why `run` does not support a case; an empty list if it does."""
+    """Return the reasons why `run` does not support the call that `case` describes.
+
+    Returns an empty list if `run` supports the call.
+    """
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
         reasons.append("torch's FlexAttention has no backward pass on CPUs")
@@ -97,13 +104,13 @@ def run_unsupported(case: Case) -> list[str]:
     if case.needs_grad and biased and torch.are_deterministic_algorithms_enabled():
         reasons.append(
             "deterministic algorithms are enabled, but FlexAttention sums the gradient of the "
-            "bias in any order"
+            "bias in a nondeterministic order"
         )
     return reasons
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
     with torch.no_grad():
         out, lse = _run(call, lse=True)
         # the operator promises the strides too
@@ -111,7 +118,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
+    """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
     assert call.dropout_p == 0, "`unsupported` refuses dropout"
     return _run(call, lse=False)[0]
 
@@ -124,7 +131,10 @@ def forget() -> None:
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """Return the reasons why a case is not supported by `forward` (if `lse`) or `run` (if not)."""
+    """Return the reasons why `forward` (lse True) or `run` (lse False) does not support a `Case`.
+
+    Returns an empty list if the case is supported.
+    """
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
         reasons.append("FlexAttention does not support dropout")
@@ -201,8 +211,8 @@ def _limits() -> dict[str, int | bool]:
 def _shape(case: Case, lse: bool) -> str:
     """Return a string that identifies the compiled kernel for a case.
 
-    It contains the properties of the case whose change makes torch compile another kernel. lse:
-    whether the kernel also returns the log-sum-exp.
+    It contains each property of the case that is compiled into the kernel. Cases with the same
+    string share a kernel. lse: whether the kernel also returns the log-sum-exp.
     """
     window, backward = case.window, case.needs_grad and not lse
     block = block_size(window, case.device, backward)
@@ -230,7 +240,7 @@ def _lanes(case: Case) -> tuple[int, int]:
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the output (B, N, L, D) and the log-sum-exp of the scores (B, N, L).
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
 
     The log-sum-exp is None if `lse` is False.
     """
@@ -296,8 +306,8 @@ def _flex(
     added (h, S*P + T): the bias of each global key, followed by the bias table of T entries.
     blocks: the window or layout as tensors. lse: whether to return the log-sum-exp.
     options: FlexAttention's kernel options.
-    Returns (output, lse): the output in the shape of q and, if `lse`, the log-sum-exp in the same
-    shape without D, else None.
+    Returns (output, log-sum-exp). The output has the shape of q. The log-sum-exp has this shape
+    without D, and is None if `lse` is False.
     """
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Block lists, masks and bias of a window or a layout, in the form that FlexAttention needs.
 
-Shapes: as in flex.py. H heads with different block lists (1 if all heads have the same lists, as in
-a window), T' masks in `LayoutBlocks.tiles`.
+Shapes: as in flex.py. H is the number of heads if their block lists differ, else 1 (always 1 for a
+window). T' masks in `LayoutBlocks.tiles`.
 """
 
 import math
@@ -33,17 +33,18 @@ class WindowBlocks(NamedTuple):
     separate tensor, `added` (h, S*P + T): the bias of each global key, followed by the bias table
     of T entries. The bias of a query and a local key is added[:, base + code(query) - code(key)].
 
-    base (M, S+M) int32: the term `base` of this index for each pair of a query block and a key
-    block; -1 if no query of the block attends to the key block.
-    code (P) int32: the term `code` of this index for each position in a chunk: 4w-1 times the row
+    base (M, S+M) int32: `base` in this formula, for each pair of a query block and a key block; -1
+    if no query of the query block attends to the key block.
+    code (P) int32: `code` in this formula, for each position in a chunk. It is 4w-1 times the row
     plus the column.
-    near (S*P + T) bool: for each entry of `added`, whether it is for a global key or for a local
-    key at most w rows and columns away; None if the window is not exact.
+    near (S*P + T) bool: the exact mask, with an entry for each entry of `added`. It is True for
+    global keys, and for displacements of at most w rows and columns. None if the window is not
+    exact.
     real (h, (S+M)*P) bool: whether a key is not padding.
-    lists: eight tensors, the arguments of FlexAttention's BlockMask: (count, indices) of the key
-    blocks that each query block attends to partly, and of those that it attends to fully. Then the
-    same two pairs with the query blocks of each key block, for the backward pass. Tensors that are
-    not needed are None.
+    lists: eight tensors for FlexAttention's BlockMask, as four pairs (counts, indices). The first
+    pair lists the key blocks that each query block attends to with a mask. The second lists those
+    that it attends to without a mask. The other two list the query blocks of each key block in the
+    same way, for the backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -60,8 +61,8 @@ class LayoutBlocks(NamedTuple):
 
     masks (H, M, S+M) int32: the mask of each pair of a query block and a key block, as an index
     into `tiles`, for H heads with different patterns (or H = 1).
-    tiles (T', W, W) bool: the distinct masks of the layout for chunks of W tokens, then an all-True
-    mask, then all-False masks.
+    tiles (T', W, W) bool: the distinct masks of the layout for chunks of W tokens, then one
+    all-True mask, then all-False masks up to the number T'.
     rows, cols (M*P) int32: the position of each query in the grid.
     reach: the largest displacement (rows, columns) in the bias table.
     real (h, (S+M)*P) bool: whether a key is not padding.
@@ -97,7 +98,7 @@ def num_blocks(window: Window | Layout) -> int:
 
 
 def num_first(num_global: int, block: int) -> int:
-    """Return S, the number of key blocks that have the global tokens.
+    """Return S, the number of key blocks that are reserved for global tokens.
 
     block: number of tokens in a block. S is at least 1, so that calls without global tokens share a
     compiled kernel with other calls.
@@ -108,7 +109,8 @@ def num_first(num_global: int, block: int) -> int:
 def has_full(window: Window | Layout, block: int) -> bool:
     """Return whether a query block may attend to all tokens of a key block, without a mask.
 
-    block: number of tokens in a block. False if chunks are padded to blocks, and for exact windows.
+    block: number of tokens in a block. Returns False if chunks are padded to blocks, and for exact
+    windows.
     """
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
     return window.tile == block and not is_exact
@@ -216,8 +218,9 @@ def _window_blocks(
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
     """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks.
 
-    size: number of tokens in a block. The base is 0 for key blocks that have global keys, and -1
-    for key blocks that a query block does not attend to.
+    The base is a term in the index of a bias (see `WindowBlocks`). It is 0 for key blocks of global
+    keys, and -1 if the query block does not attend to the key block.
+    size: number of tokens in a block.
     """
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
@@ -276,10 +279,10 @@ def _layout_tensors(
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """Return whether each key is a token, not padding: the field `real` of the blocks.
+    """Return which keys are not padding: the field `real` of `WindowBlocks` and `LayoutBlocks`.
 
-    The result (h, tokens of all key blocks) is True for global keys and unpadded local keys. size:
-    number of tokens in a block.
+    The result (h, tokens of all key blocks) bool is True for global tokens, and for local tokens
+    that are not padding. h is images times heads. size: number of tokens in a block.
     """
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
@@ -313,8 +316,9 @@ def _all_real(real: Tensor, count: int) -> Tensor:
 def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return (counts, columns) of the True entries in each row of a bool tensor (H, rows, cols).
 
-    counts (1, H, rows) int32: the number of True entries. columns (1, H, rows, cols) int32: the
-    column indices of the True entries, then arbitrary values. Returns (None, None) for None.
+    counts (1, H, rows) int32: the number of True entries in each row. columns (1, H, rows, cols)
+    int32: the column indices of these entries, then arbitrary values up to the length `cols`.
+    Returns (None, None) if the tensor is None.
     """
     if visible is None:
         return None, None
@@ -330,11 +334,12 @@ def score_functions(
 ) -> tuple[Callable, Callable]:
     """Return the functions mask_mod and score_mod that FlexAttention compiles into its kernel.
 
-    added: the biases, see `WindowBlocks`; None without a bias. Then score_mod must not be used.
+    added: the biases, see `WindowBlocks`; None without a bias. If it is None, score_mod must not be
+    used.
     size: number of tokens in a block.
     first: number of tokens in the blocks of global keys.
-    heads: size of q's second dimension. Row b * heads + n of `added` and of `blocks.real` is for
-    head n of image b.
+    heads: size of q's second dimension. Index (b, n) of q's first two dimensions corresponds to row
+    b * heads + n of `added` and of `blocks.real`.
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -351,8 +356,9 @@ def score_functions(
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a window.
 
-    visible: whether the query attends to the key. bias_index: the column of `added` that has their
-    bias. size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    visible: whether the query attends to the key. bias_index: the column of `added` that has the
+    bias of the query and the key.
+    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
@@ -371,8 +377,9 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a layout.
 
-    visible: whether the query attends to the key. bias_index: the column of `added` that has their
-    bias. size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    visible: whether the query attends to the key. bias_index: the column of `added` that has the
+    bias of the query and the key.
+    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 

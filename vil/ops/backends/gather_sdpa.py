@@ -1,8 +1,8 @@
 """Gather the neighbors of each chunk, then call torch's fused attention once for all chunks.
 
 This backend uses plain tensor operations, so that it can be exported with symbolic grid sizes. It
-stores K copies of k and v, one for each offset that is inside the grid for some chunk. It has no
-second derivative, because torch's fused attention has none.
+stores K copies of k and v, one for each offset at which at least one chunk has a neighbor inside
+the grid. It has no second derivative, because torch's fused attention has none.
 
 Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
@@ -24,7 +24,7 @@ from vil.ops.window import Window
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
+    """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, _ = call
     window = window.without_absent()
     heads = q.shape[1]

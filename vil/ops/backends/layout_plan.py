@@ -1,7 +1,8 @@
 """Divide the query chunks of a layout into groups that can be computed together.
 
-Query chunks with the same number of key chunks form a group. If their key chunks also have the same
-displacements and masks, as in the interior of a local pattern, they share the bias and the mask.
+Query chunks with the same number of key chunks form a group. At least MIN_EQUAL query chunks whose
+key chunks also have the same displacements and masks form a separate group, which has one bias and
+one mask for all of them. This is the case in the interior of a local pattern.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
 J key chunks each.
@@ -24,7 +25,7 @@ class ListGroup(NamedTuple):
     """P query chunks with J key chunks each, which are computed together.
 
     head: the head that this group belongs to; None if all heads have the same pattern.
-    queries (P,), keys (P, J): indices of the query chunks, and of the key chunks of each.
+    queries (P,): indices of the query chunks. keys (P, J): indices of their key chunks.
     hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
     nothing is masked. The first dimension is 1 if all query chunks have the same mask.
     steps (P or 1, J): the displacement (query chunk minus key chunk) of each key chunk, as an index
@@ -78,8 +79,8 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
     """Return `ListGroup.hidden` (P, W, J*W) bool for P query chunks; None if nothing is masked.
 
-    pairs (P, J): for each query chunk, the indices of its J (query chunk, key chunk) pairs in
-    `lists`.
+    It is True where a query token must not attend to a key token.
+    pairs (P, J): the pairs (query chunk, key chunk) of each query chunk, as indices into `lists`.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():

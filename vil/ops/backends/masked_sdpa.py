@@ -1,9 +1,10 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
-It computes the layouts of patterns, and windows in which every token attends to every token. Such
-windows need no mask. The fused kernels store no scores, but the mask has an entry for each pair of
-tokens. So the limits of dense_masked.py on the grid size also apply here. Training with a bias is
-not supported, because the fused kernels do not compute the gradient of the bias.
+This backend computes the layouts of patterns, and windows in which every token attends to every
+token. Such windows need a mask only for padding or a bias. The fused kernels store no scores, but a
+mask has an entry for each pair of tokens, so the grid size is limited as in dense_masked.py.
+Training with a bias is not supported, because the fused kernels do not compute the gradient of the
+bias.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -23,7 +24,10 @@ FULL_PRECISION = (torch.float32, torch.float64)
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     has_bias = case.table_bias or case.global_bias
     checks = {
         "with dropout, torch would store all scores": case.dropout,
@@ -39,7 +43,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
+    """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
     window = call.window
     no_mask = call.valid_hw is None and not isinstance(window, Layout)
     if no_mask and all(part is None for part in call.bias):
@@ -63,7 +67,8 @@ def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) 
 
     visible (B or 1, H, L, G+L): whether the query attends to the key. index (L, L): index of each
     pair of local tokens into the bias table.
-    Without a bias, returns `visible`. With one, returns the bias, with -inf for masked pairs.
+    Without a bias, returns `visible`. With a bias, returns the bias of each pair, and -inf for
+    masked pairs.
     """
     table, to_global = bias
     if table is None and to_global is None:

@@ -1,12 +1,12 @@
-"""Local attention compiled from C++, for CPUs. The scores computed at a time fit into the cache.
+"""Local attention in C++, for CPUs. It computes few scores at a time, which fit into the cache.
 
 The sources are in vil/ops/native, and are compiled at first use. This backend is selected only if
-it was the fastest in `vil tune`, or if the user requests it, so other runs need no compiler.
+it was the fastest in `vil tune`, or if the user requests it. Other runs need no compiler.
 
-There are three differences from `blocked`. Keys are packed once, not for every query chunk. The
-bias, the mask and the softmax are applied in one pass over scores that stay in the cache. No
-intermediate tensor has the size of the grid. The forward and backward pass recompute the scores in
-the same way.
+There are three differences from the backend `blocked`. Keys are packed once, not for every query
+chunk. The bias, the mask and the softmax are applied in one pass over scores that stay in the
+cache. No intermediate tensor has the size of the grid. The backward pass recomputes the scores in
+the same way as the forward pass computes them.
 
 Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
@@ -32,7 +32,10 @@ prepare = library.prepare
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     no_bfloat16 = case.dtype == torch.bfloat16 and not library.has_bfloat16()
     checks = {
         f"it needs a CPU, not {case.device}": case.device != "cpu",
@@ -46,7 +49,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
     out = torch.empty_like(call.q)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
     target = _with_adjacent_channels(out)
@@ -57,8 +60,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    `out` and `lse` are not used, because the weights are computed with a new softmax, which is more
-    exact than exp(scores - lse).
+    `out` and `lse` (log-sum-exp of the scores) are not used. The attention weights are recomputed
+    with a softmax, which is more accurate than exp(scores - lse).
     """
     padded = call.valid_hw is not None  # the gradients of padding are not written
     grads = [torch.zeros_like(x) if padded else torch.empty_like(x) for x in call[:3]]
@@ -108,10 +111,12 @@ class _Call(ctypes.Structure):
 def run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
 ) -> None:
-    """Run the forward or backward pass of the native library, which writes to the given tensors.
+    """Run the forward or backward pass of the native library, which writes to the result tensors.
 
-    tokens: inputs and results (B, N, tokens, D) besides q, k and v, by field name of `_Call`.
-    others: contiguous float32 tensors or None besides the bias of `call`, by field name of `_Call`.
+    The arguments `tokens` and `others` map field names of the structure `_Call` to tensors.
+    tokens: inputs and results (B, N, tokens, D), except q, k and v, which are read from `call`.
+    others: other inputs and results, except the bias, which is read from `call`. Each is a
+    contiguous float32 tensor or None.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -152,9 +157,9 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the fields of `_Call` that describe a layout, as two dictionaries: numbers, tensors.
 
-    The field num_offsets is the largest number of key chunks of a query chunk. The field masks has,
-    for each query, a bit per key, then some unused bytes, because the library reads four bytes at a
-    time.
+    The field num_offsets is the largest number of key chunks of a query chunk. The field masks has
+    one bit per key for each query, followed by four unused bytes, because the library reads four
+    bytes at a time.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)

@@ -13,7 +13,7 @@ BATCH_BYTES = 1 << 22  # scores of a batch, which fit into a part of the last-le
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """Return the dtype of scores and sums for inputs like x: float32, or float64 for float64."""
+    """Return the dtype to use for scores and sums: float64 if x is float64, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -53,7 +53,7 @@ class Scratch:
         return self.buffers[key][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the batched matmul a @ b in a reused buffer, converted to at least float32."""
+        """Return the batched matmul a @ b in a reused buffer, in float32 (float64 for float64)."""
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")

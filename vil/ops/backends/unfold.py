@@ -1,4 +1,4 @@
-"""The exact window by unfolding: copy the neighbors of every token, then use plain matmuls.
+"""Local attention in the exact window: copy the neighbors of every token, then use plain matmuls.
 
 This is a simple implementation for comparisons. It stores (2w+1)**2 copies of k and of v.
 `unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Both can be
@@ -45,7 +45,10 @@ def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     exact = case.window.mask == Mask.EXACT
     return [] if exact else ["it computes only the exact window (SW_EXACT 1)"]
 

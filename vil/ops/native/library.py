@@ -1,9 +1,10 @@
 """Compile the C++ sources of this folder, and load the library.
 
 The library is compiled at first use, in about ten seconds, and is stored in $VIL_CACHE/native (see
-`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy. The
-sources need neither torch's headers nor its libraries, except OpenMP: all libraries of a process
-must share torch's copy of it.
+`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy.
+
+The sources do not use torch's headers. Of torch's libraries, the native library is linked only to
+OpenMP, because all libraries of a process must share one copy of OpenMP.
 """
 
 import ctypes
@@ -59,10 +60,10 @@ def _cpu_flags() -> list[str]:
 
 
 def compiler() -> list[str]:
-    """Return the path of the C++ compiler and its arguments; an empty list if there is none.
+    """Return the path of the C++ compiler and its arguments, or an empty list if there is none.
 
-    The compiler is $CXX, which may have arguments ("ccache g++"), or, if this is not set, the first
-    of COMPILERS that is installed.
+    The compiler is $CXX, which may include arguments ("ccache g++"). If CXX is not set, it is the
+    first of COMPILERS that is installed.
     """
     text = os.environ.get("CXX", "").strip()
     commands = [[text], text.split()] if text else [[name] for name in COMPILERS]
@@ -74,8 +75,8 @@ def compiler() -> list[str]:
 def path() -> Path:
     """Return the path of the compiled library in the cache.
 
-    It contains torch's version, the CPU's instruction set, and a hash of the sources and of the
-    compiler's options.
+    The path contains torch's version, the CPU's instruction set, and a hash of the sources and of
+    the compiler's options.
     """
     digest = hashlib.sha256()
     for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
@@ -86,9 +87,9 @@ def path() -> Path:
 
 @torch.compiler.assume_constant_result
 def obstacle() -> str:
-    """Return the known reason why the library cannot be loaded or compiled on this machine.
+    """Return a reason why the library cannot be loaded or compiled on this machine.
 
-    Returns "" if there is none. Compilation may still fail.
+    Returns "" if no reason is known before compilation, which may still fail.
     """
     return _obstacle()
 
@@ -107,15 +108,17 @@ def _obstacle() -> str:
 def prepare() -> list[str]:
     """Compile the library if needed, and load it.
 
-    If this fails, returns the reasons, else an empty list. The result and the library are cached
+    Returns an empty list or, if this fails, the reasons. The result and the library are cached
     until the process ends.
     """
     return list(_prepare())
 
 
 def is_ready(dtype: torch.dtype) -> bool:
-    """Return whether the library can compute in a dtype, float32 or bfloat16. Compiles it first if
-    needed."""
+    """Return whether the library can be loaded and can compute in a dtype on this CPU.
+
+    dtype: float32 or bfloat16. Compiles the library first if needed.
+    """
     return not prepare() and (dtype != torch.bfloat16 or has_bfloat16())
 
 
@@ -146,9 +149,9 @@ def load() -> ctypes.CDLL:
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
     """Call a function of the library.
 
-    name: one of FUNCTIONS. numbers: the structure of its arguments. is_backward: whether to run the
-    backward pass. Raises RuntimeError if the function fails, for example because memory cannot be
-    allocated.
+    name: one of FUNCTIONS. numbers: the C structure that holds the arguments of the function.
+    is_backward: whether to run the backward pass.
+    Raises RuntimeError if the function fails, for example because memory cannot be allocated.
     """
     if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
         raise RuntimeError(f"the native library failed: {error.decode()}")
@@ -170,7 +173,7 @@ def _built() -> Iterator[Path]:
                     _compile(file)
     except OSError as error:
         log.warning(
-            "the cache cannot be used, so the native library is compiled for this process: %s",
+            "the cache cannot be used, so the native library is compiled for this process only: %s",
             error,
         )
     else:
@@ -200,7 +203,7 @@ def _compile(file: Path) -> None:
 def _run_compiler(arguments: list[str]) -> None:
     """Run the C++ compiler. Raises RuntimeError with its error message if it fails."""
     name = " ".join(compiler())
-    log.info("compiling the native library with %s, in about ten seconds", name)
+    log.info("compiling the native library with %s, which takes about ten seconds", name)
     command = [*compiler(), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
@@ -232,9 +235,10 @@ def _compiles(options: tuple[str, ...]) -> bool:
 
 
 def _openmp() -> list[str]:
-    """Return a list with the path of torch's OpenMP library; empty if torch has none.
+    """Return a list with the path of torch's OpenMP library, or an empty list if torch has none.
 
-    The native library is linked to it, so that torch and the native library use the same threads.
+    The native library is linked to this file, so that torch and the native library use the same
+    threads.
     """
     folder = Path(torch.__file__).parent
     places = (folder / "lib", folder.parent / "torch.libs")

@@ -125,8 +125,9 @@ class Pattern:
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
         """Return whether each query chunk may attend to each key chunk, (H or 1, Q, Q) bool.
 
-        A pair of chunks must be True if any of its queries attends to any of its keys. chunk: side
-        of a chunk in tokens.
+        The entry of a query chunk and a key chunk must be True if any query of the one attends to
+        any key of the other. It may be True if none does, but that costs time. chunk: side of a
+        chunk in tokens.
         """
         rows, cols = chunk_distances(grid, chunk)
         if self.reach is None:
@@ -302,9 +303,9 @@ def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def operands(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the patterns that a pattern is combined from; the pattern itself if it is not combined.
+    """Yield the patterns that a pattern is combined from, such as a, b and c for `a | (b & c)`.
 
-    Operands that are combinations themselves are replaced by their operands.
+    Yields the pattern itself if it is not a `Combination`.
     """
     if not isinstance(pattern, Combination):
         yield pattern
@@ -329,5 +330,5 @@ def check_entry(cls: Any, entry: Entry) -> None:
     if isinstance(cls, type) and (not issubclass(cls, Pattern) or cls.visible is Pattern.visible):
         raise ValueError(
             f"pattern {entry.name!r} ({cls.__name__}) must be a subclass of "
-            "vil.ops.patterns.Pattern that defines visible"
+            "vil.ops.patterns.Pattern that defines the method visible"
         )

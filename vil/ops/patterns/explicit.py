@@ -22,11 +22,12 @@ Mask = Tensor | np.ndarray | str | Path
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """A pattern in which some tokens of the grid attend to all tokens, and all tokens to them.
+    """A pattern in which some tokens attend to all tokens, and all tokens attend to these tokens.
 
-    tokens: these tokens, as a list of (row, column) positions, or as a number n, which selects the
-    first n tokens of the grid (or all of them, if the grid has fewer). They are different from the
-    global tokens that a model adds to the grid, which need no pattern.
+    tokens: the (row, column) positions of these tokens in a grid, or a number n. A number selects
+    the first n tokens of the grid, or all tokens if the grid has fewer.
+
+    The global tokens that a model adds to the grid, such as a class token, need no pattern.
     """
 
     tokens: int | tuple[tuple[int, int], ...] = 1
@@ -43,8 +44,8 @@ class GlobalTokens(Pattern):
             positions = ()
         if not positions or min(map(min, positions)) < 0:
             raise ValueError(
-                "global_tokens: expected a number of tokens, or (row, column) pairs of numbers of "
-                f"at least 0, got {self.tokens!r}"
+                "global_tokens: expected a number of tokens, or a list of (row, column) positions "
+                f"of at least 0, got {self.tokens!r}"
             )
         object.__setattr__(self, "tokens", positions)
 
@@ -152,7 +153,7 @@ def from_mask(mask: Mask) -> TokenMask:
     mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask for each head, or the
     path of a .npy file with such an array. It is True where a query (row) attends to a key
     (column). Tokens are numbered row by row.
-    Raises ValueError for another shape or dtype.
+    Raises ValueError if the array has another shape or dtype.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
     return TokenMask(array, source)
@@ -165,7 +166,7 @@ def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
     the path of a .npy file with such an array. If entry (i, j) is True, all queries of chunk i
     attend to all keys of chunk j. Chunks are numbered row by row.
     chunk: the side of a chunk in tokens.
-    Raises ValueError for another shape or dtype.
+    Raises ValueError if the array has another shape or dtype.
     """
     check_count("from_blocks: the side of a chunk", chunk)
     array, source = _read(blocks, "from_blocks", "(Q, Q) or (heads, Q, Q)")

@@ -40,7 +40,7 @@ def parse_pattern(text: str) -> Pattern:
 
     Raises ValueError for a text that does not parse, an unknown name, and arguments that the
     pattern does not accept. The message has the position in the text and, for an unknown name, the
-    nearest known one.
+    nearest known name.
     """
     return _Parser(text).parse()
 
@@ -118,8 +118,7 @@ class _Parser:
         return self._checked(token, make_pattern, token.text, *arguments, **options)
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the arguments after a pattern's name: the values, and the KEY=VALUE pairs as a
-        dict."""
+        """Parse the arguments after a pattern's name. Return ([VALUE, ...], {KEY: VALUE, ...})."""
         arguments, options = [], {}
         while self._next().text in (":" if not arguments and not options else ","):
             self.position += 1
@@ -159,7 +158,7 @@ class _Parser:
             raise self._error(f"expected {text}")
 
     def _checked(self, token: Token, function: Callable, /, *arguments: Any, **options: Any) -> Any:
-        """Call a function. If it raises ValueError, raise it again with the position of `token`."""
+        """Call a function. If it raises ValueError, add the position of `token` to the message."""
         try:
             return function(*arguments, **options)
         except ValueError as error:

@@ -22,7 +22,7 @@ class Local(Pattern):
     distance: the largest distance in tokens.
     norm: how distances are measured. "max": a square of keys. 2: a disk (Euclidean distance). 1: a
     diamond (rows plus columns).
-    Raises ValueError for a negative distance or another norm.
+    Raises ValueError if the distance is negative or infinite, and for an unknown norm.
     """
 
     distance: float
@@ -91,7 +91,7 @@ class Swin(Pattern):
     shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows that cross
     the border of the grid are truncated, as with Swin's attention masks.
 
-    Raises ValueError for a window below 1 and for another shift.
+    Raises ValueError for a window below 1 and for a shift out of range.
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
 
@@ -127,9 +127,9 @@ class ChunkWindow(Pattern):
     sw_exact: 1 for keys at most w rows and columns away, 0 for all keys of the attended chunks.
     mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for other values, for mode -1 with sw_exact 1, and for a cyclic window
-    (sw_exact -1), because a pattern cannot express that a query attends to a key twice, with
-    different biases.
+    Raises ValueError for other values, and for mode -1 with sw_exact 1. A cyclic window (sw_exact
+    -1) is rejected, because its queries may attend to a key twice, with different biases, which a
+    pattern cannot express.
     """
 
     size: int
@@ -142,7 +142,7 @@ class ChunkWindow(Pattern):
         if self.sw_exact == Mask.CYCLIC:
             raise ValueError(
                 "window: in a cyclic window (SW_EXACT -1) a query may attend to a key twice, "
-                "which a pattern cannot express: use the attention longformer instead"
+                "which a pattern cannot express: use longformer attention instead"
             )
         if self.mode not in (0, -1):
             raise ValueError(f"window: the mode must be 0 or -1, got {self.mode!r}")

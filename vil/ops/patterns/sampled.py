@@ -4,11 +4,12 @@ A hash of (seed, query, key) gives each pair a random number. Any part of the ma
 computed without the rest, and is the same on every machine.
 
 Pairs are sampled without replacement, with probabilities proportional to their weights. Each pair
-has an exponentially distributed arrival time, whose rate is the weight of the pair, and the pairs
-that arrive first are the sample (Efraimidis and Spirakis, Weighted random sampling with a
-reservoir, 2006). In grids of up to EXACT_TOKENS tokens, the sample has exactly the requested number
-of pairs. In larger grids, pairs are sampled independently, so that the sample has this size only on
-average.
+has a random arrival time from an exponential distribution, whose rate is the weight of the pair.
+The pairs that arrive first are the sample (Efraimidis and Spirakis, Weighted random sampling with a
+reservoir, 2006).
+
+In grids of up to EXACT_TOKENS tokens, the sample has exactly the requested number of pairs. In
+larger grids, pairs are sampled independently, so that the sample has this size only on average.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens.
 """
@@ -42,7 +43,7 @@ def random(density: float, seed: int = 0) -> "Sampled":
 
     density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
     seed: random seed.
-    Raises ValueError for another density.
+    Raises ValueError for a density out of range.
     """
     return Sampled(Uniform(), density, seed, f"random:{density},{seed}")
 
@@ -53,7 +54,7 @@ def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
     sigma: standard deviation of the Gaussian, in tokens.
     density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
     seed: random seed.
-    Raises ValueError for a sigma of 0 or less, and for another density.
+    Raises ValueError for a sigma of 0 or less, and for a density out of range.
     """
     if not isinstance(sigma, int | float) or not sigma > 0:
         raise ValueError(f"gaussian: sigma must be above 0, got {sigma!r}")
@@ -158,7 +159,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the arrival time of the last sampled pair, see `Sampled.arrival`."""
+    """Return the arrival time of the last pair in the sample (see `Sampled.arrival`)."""
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:
@@ -179,9 +180,8 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
     last = int((total < wanted).sum())
     if last == _bins(torch.tensor(math.inf, dtype=torch.float64)):
         raise ValueError(
-            f"{pattern}: {wanted} pairs of a grid of {grid[0]} x {grid[1]} tokens are to be "
-            f"sampled, but only {int(total[last - 1])} have a weight above 0: "
-            "use a lower density"
+            f"{pattern}: cannot sample {wanted} pairs of a grid of {grid[0]} x {grid[1]} tokens, "
+            f"because only {int(total[last - 1])} have a weight above 0: use a lower density"
         )
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     of_bin = torch.cat([time[_bins(time) == last] for time in times])
@@ -202,7 +202,7 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the weights
     of some queries. This fraction is a concave function of time, so Newton's method does not
     overshoot if it starts from a time that is too early. If the weights differ by many orders of
-    magnitude, it may not converge in NEWTON_STEPS, and bisection finds the time.
+    magnitude, Newton's method may not converge in NEWTON_STEPS. Then bisection finds the time.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
@@ -224,8 +224,8 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
 def _bisect(weights: Tensor, density: float) -> float:
     """Return the time up to which a fraction `density` of pairs is expected to arrive.
 
-    It is found by bisection of its logarithm, and is at most LATEST. weights: the sampling weights
-    of the pairs, flat.
+    The time is found by bisection on a logarithmic scale. It is at most LATEST. weights: the
+    sampling weights of the pairs, as a flat tensor.
     """
     early, late = sys.float_info.min, LATEST
     for _ in range(BISECTIONS):

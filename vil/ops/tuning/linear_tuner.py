@@ -37,16 +37,18 @@ LINEARS = {"torch": linear_torch, "native": linear_native}
 
 
 def backends(case: LinearCase) -> dict[str, Compute]:
-    """Return {backend: function that computes the case}."""
+    """Return {backend: function (x, {name: weight}) -> output that computes the case}."""
     if case.kind == MLP:
         return {name: partial(_run_mlp, compute) for name, compute in MLPS.items()}
     return {name: partial(_run_linear, compute) for name, compute in LINEARS.items()}
 
 
 def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
-    """Return {backend: function that computes the case with packed weights}, for `native` and for
-    torch's layers in an optimized model, which use oneDNN. case: a norm and a linear layer, or an
-    MLP."""
+    """Return {backend: function (x, {name: weight}) -> output}, for packed weights.
+
+    The functions use a packed copy of `weights`. "native" is the C++ backend. "torch" uses oneDNN,
+    as in a model optimized for inference. case: a norm and a linear layer, or an MLP.
+    """
     half, w = case.dtype == torch.bfloat16, weights
     norm = Norm(w["gain"], w["shift"], EPS)
 
@@ -91,7 +93,7 @@ def _run_linear(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Ten
 
 
 def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of the weights of a case, and of its residual."""
+    """Return {name: shape} of the weights of a case, and of its residual if it has one."""
     dim, features = case.dim, case.features
     norm = {"gain": (dim,), "shift": (dim,)}
     if case.kind == MLP:
@@ -106,9 +108,9 @@ def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
 def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
     """Measure the backends on a case, and store the fastest one in CHOICES.
 
-    With packed weights of a norm and a linear layer, `native` is also taken if it is up to 5 %
-    slower. rounds: how often each backend is timed. Returns usable backends, the best first, then
-    rejected backends with the reason.
+    For a norm and a linear layer with packed weights, "native" is stored even if it is up to 5 %
+    slower than "torch". rounds: how often each backend is timed. Returns usable backends, the best
+    first, then rejected backends with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
@@ -151,9 +153,9 @@ def reason_against_native(case: LinearCase) -> str:
 def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
-    All are in float32, because a model's tokens are float32 under autocast too. But x of a linear
-    layer without a norm is in the dtype of the matmuls, as outputs of attention are. With packed
-    weights, tokens and weights are in this dtype.
+    If the weights are packed, x and the weights have the dtype of the matmuls. Otherwise, they are
+    float32, as in a model under autocast, except x of a linear layer without a norm. It has the
+    dtype of the matmuls, as the output of attention under autocast. The gradient is float32.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -193,10 +195,10 @@ def _candidate(
 
 
 def _find_mismatch(case: LinearCase) -> str:
-    """Compare the C++ backend with float64, and describe the first wrong tensor; "" if none is.
+    """Describe the first wrong result of the C++ backend, or return "" if none is wrong.
 
-    The tensors are the output and the gradients. A tensor is wrong if its error is larger than a
-    small multiple of the error of PyTorch's operators.
+    The output and the gradients are compared with float64 results. A tensor is wrong if its error
+    is larger than a small multiple of the error of PyTorch's operators.
     """
     case = replace(case, device="cpu", needs_grad=True)
     x, weights, cotangent = make_tensors(case)
@@ -215,7 +217,7 @@ def _find_mismatch(case: LinearCase) -> str:
 
 
 def _find_packed_mismatch(case: LinearCase) -> str:
-    """Compare the output of the C++ backend with packed weights like `_find_mismatch` does."""
+    """Check the output of the C++ backend with packed weights, as `_find_mismatch` does."""
     x, weights, _ = make_tensors(replace(case, device="cpu"))
     doubles = {name: weight.double() for name, weight in weights.items()}
     wanted = backends(case)["torch"](x.double(), doubles)
@@ -226,8 +228,11 @@ def _find_packed_mismatch(case: LinearCase) -> str:
 def _describe_mismatch(
     results: Iterable[tuple[str, Tensor, Tensor, Tensor]], dtype: torch.dtype
 ) -> str:
-    """Describe the first wrong tensor; "" if none is. results: for each tensor, its name, the exact
-    one, and those of PyTorch's operators and of the C++ backend."""
+    """Describe the first wrong tensor, or return "" if none is wrong.
+
+    results: for each tensor, its name, its exact value, and the values that PyTorch's operators and
+    the C++ backend computed.
+    """
     for name, right, near, value in results:
         error = float((value.detach() - right.detach()).abs().max())
         bound = 4 * float((near.detach() - right.detach()).abs().max())

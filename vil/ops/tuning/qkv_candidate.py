@@ -1,8 +1,8 @@
-"""The operations that are timed for a case of attention on a CPU, as an attention module runs them.
+"""Functions to time for an attention case on a CPU, with the copies of an attention module.
 
-Queries, keys and values are views of one tensor, the joined projections. Their gradients are joined
-to one tensor, and so are the outputs of global and local queries. Some backends avoid a part of
-these copies.
+In an attention module, queries, keys and values are views of one qkv tensor. Their gradients are
+copied to one tensor, and so are the outputs of global and local queries. Some backends avoid some
+of these copies, so the copies are timed too.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
@@ -27,12 +27,12 @@ Leaves = dict[str, Tensor]  # qkv (B, G+L, 3C), and the fields of a `LocalBias`
 
 
 def is_joined(case: Case) -> bool:
-    """Return whether a case is timed with joined projections."""
+    """Return whether a case is timed with one qkv tensor: on a CPU, without padding and dropout."""
     return case.device == "cpu" and not case.valid and not case.dropout
 
 
 def make_leaves(case: Case, seed: int = 0) -> tuple[Leaves, Tensor]:
-    """Return random joined projections and biases, and the gradient of the output (B, G+L, C)."""
+    """Return (leaves, cotangent): random qkv and biases, and the gradient of the output."""
     generator = torch.Generator().manual_seed(seed)
     sizes, dim = (case.batch, case.num_global + case.window.length), case.heads * case.head_dim
     shapes = {"cotangent": (*sizes, dim), "qkv": (*sizes, 3 * dim)}
@@ -73,7 +73,7 @@ def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
 
 
 def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
-    """Return the attention output (B, G+L, C) by `vil.ops.qkv_attention`."""
+    """Return the attention output (B, G+L, C), computed by `vil.ops.qkv_attention.attend_qkv`."""
     window, num_global = case.window, case.num_global
     if is_full(case):
         tokens = num_global + window.length
@@ -91,8 +91,9 @@ def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
 def find_joined_mismatch(case: Case) -> str:
     """Compare `vil.ops.qkv_attention` with separate operations in float64.
 
-    Describes the first tensor, an output or a gradient, whose error is larger than a small multiple
-    of the error of separate operations in the case's dtype. Returns "" if there is none.
+    Describes the first tensor (the output or a gradient) that is wrong, or returns "" if none is. A
+    tensor is wrong if its error is larger than a small multiple of the error of separate operations
+    in the case's dtype.
     """
     case = replace(case, needs_grad=True)
     leaves, cotangent = make_leaves(case)

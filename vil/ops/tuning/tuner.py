@@ -118,8 +118,8 @@ def listing(trials: list[Trial]) -> list[str]:
 def timed_batch(case: Case) -> int:
     """Return how many images of the batch to time.
 
-    This is the largest part of the batch that has at most MAX_SCORES attention scores in total, but
-    at least one image.
+    This is the largest number of images with at most MAX_SCORES attention scores in total, but at
+    least 1 and at most the batch size.
     """
     window = case.window
     keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
@@ -142,7 +142,7 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
     """Return why a backend is rejected; "" if it is not.
 
     name: a key of BACKENDS.
-    trial_case: the case with fewer images, on which the backend is run to check its results.
+    trial_case: the case with fewer images, on which the results of the backend are checked.
     max_bytes: memory limit for the backend.
     """
     if reasons := BACKENDS[name].reasons_against(case):
@@ -158,8 +158,9 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    The passes run on fake tensors. Returns 0 if the backend does not support fake tensors. Its
-    memory is then unknown, and the timing fails later if it is too large.
+    The passes run on fake tensors. Returns 0 if the memory is unknown, because the backend compiles
+    its code with torch.compile or does not support fake tensors. If the backend then needs too much
+    memory, it fails later, when it is timed.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -208,7 +209,7 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
 
     The grid has at most two and a half chunks on each side, so that its last chunks are incomplete.
     The case has two heads or, if patterns differ by head, all heads. Returns None for a pattern
-    that is not defined on the small grid, such as a mask.
+    that is not defined on the small grid, such as the mask of a larger grid.
     """
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
@@ -242,7 +243,7 @@ def time_candidates(
 
 
 def make_candidates(names: list[str], case: Case) -> dict[str, Candidate]:
-    """Return {backend: passes to time}. All backends have the same inputs."""
+    """Return {backend: passes to time}. All backends get the same inputs."""
     if is_joined(case):
         tensors = make_leaves(case)
         return {name: qkv_candidate(name, case, *tensors) for name in names}

@@ -2,7 +2,7 @@
 
 The fastest backend depends on the machine, the versions and the code. The file is
 $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected).
-Similar cases share a key, which `Case.bucket` returns ("<bucket>"):
+Similar cases share an entry. Its key <bucket> is the result of `Case.bucket`:
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
@@ -52,7 +52,7 @@ def machine(device: str) -> str:
 
 
 def fingerprint() -> str:
-    """Return a hash of the source files of vil/ops and of backends registered elsewhere."""
+    """Return a hash of the source files of vil/ops and of backends registered by other modules."""
     folder = Path(__file__).parents[1]
     files = {str(file) for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")}
     for entry in BACKENDS.values():
@@ -75,8 +75,8 @@ def load(device: str) -> int:
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has tuned backends, but none for this machine, this version of the code and the "
-            "same --import modules (%s): run vil tune",
+            "the tuning cache %s has tuned backends, but none for this machine, this version of "
+            "the code and these --import modules (%s): run vil tune",
             path(),
             here,
         )
@@ -126,5 +126,5 @@ def _read() -> dict[str, dict[str, Any]]:
         error = invalid
     except (AttributeError, KeyError, TypeError):  # valid JSON with other content
         error = "it is not a tuning cache"
-    log.warning("%s is ignored: %s (run vil tune again)", path(), error)
+    log.warning("the tuning cache %s is ignored: %s (run vil tune again)", path(), error)
     return {}

@@ -45,7 +45,7 @@ class Classification(ConfigImageTask, ClassificationTask):
         if name not in names:
             classes = "DATA.TARGETMAP" if is_mapped else f"DATA.NUM_CLASSES {self.num_classes}"
             raise ConfigError(
-                f"EVAL.METRIC {name} is not computed with {classes}: set one of "
+                f"EVAL.METRIC {name} is not computed with {classes}: set EVAL.METRIC to one of "
                 f"{', '.join(names[:-1])}"
             )
 

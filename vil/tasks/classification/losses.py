@@ -76,11 +76,15 @@ def focal(
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
     The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where
-    p_t = t p + (1 - t)(1 - p) for probability p and target t. targets: classes (B,) or soft targets
-    (B, K). smoothing: label smoothing of class targets. alpha: weight of the positive term t log p.
-    The paper's weight a corresponds to alpha = a / (1 - a), up to a constant factor of the loss.
-    normalize: if True, sum over classes and average over images; if False, average over both.
-    per_image: return the loss of each image (B,) instead of the mean.
+    p_t = t p + (1 - t)(1 - p) for probability p and target t.
+
+    Args:
+        targets: classes (B,) or soft targets (B, K).
+        smoothing: label smoothing of class targets.
+        alpha: weight of the positive term t log p. The paper's weight a corresponds to
+            alpha = a / (1 - a), up to a constant factor of the loss.
+        normalize: whether to sum the loss over classes. If False, it is averaged over classes.
+        per_image: return the loss of each image (B,) instead of the mean over images.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
@@ -101,8 +105,8 @@ def focal(
 def build_loss(name: str, **own: Any) -> LossFunction:
     """Return the loss function that is registered under `name`.
 
-    own: values of additional keyword arguments of the loss, such as gamma of the focal loss, to
-    bind to the function. Raises ValueError for an unknown name.
+    own: values that are bound to additional keyword arguments of the function, such as gamma of the
+    focal loss. Raises ValueError for an unknown name.
     """
     if name in NOT_SINGLE_LABEL:
         names = ", ".join(LOSSES)
@@ -114,7 +118,7 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 def takes_weights(loss: LossFunction) -> bool:
     """Return whether a loss supports class weights and sample weights.
 
-    Such a loss has the argument `per_image`, with which it returns the loss of each image.
+    A loss that supports them has the argument `per_image`, to return the loss of each image.
     """
     return "per_image" in inspect.signature(loss).parameters
 

@@ -19,7 +19,7 @@ def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a classifier with `num_classes` classes.
 
     is_mapped: whether DATA.TARGETMAP maps the model's classes to other classes of the test set. If
-    so, metrics that need the same classes in both are omitted.
+    so, metrics that require a test set with the model's classes are omitted.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:
@@ -33,7 +33,8 @@ class Measures:
     """The metrics of a classifier's predictions on a test set.
 
     num_classes: number of classes of the model. is_mapped: whether the test set has other classes
-    than the model. If so, metrics that need the same classes in both, such as F1, are omitted.
+    than the model. If so, metrics that require a test set with the model's classes, such as F1,
+    are omitted.
     """
 
     def __init__(self, predictions: Predictions, num_classes: int, *, is_mapped: bool = False):
@@ -51,7 +52,7 @@ class Measures:
         return {name: values[name] for name in names if name in values}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the 95 % intervals of the metrics from `bootstrap`: {name: (low, high)}."""
+        """Return a bootstrap's 95 % interval of each metric: {name of the metric: (low, high)}."""
         count = len(self.predictions.indices)
         intervals = bootstrap(self.image_metrics, count)
         if self.rankings:
@@ -100,10 +101,10 @@ class Measures:
     def per_class(self, num_classes: int) -> dict[str, list]:
         """Return the metrics of each class: {name of the metric: list with one value per class}.
 
-        The names are "right" (number of correct predictions) and "count" (number of images). If the
-        test set has the model's classes, there are also precision, recall, f1 and, if the
-        predictions have all probabilities, auroc and average_precision. num_classes: number of
-        classes of the test set.
+        The metrics are "right" (number of correct predictions) and "count" (number of images). If
+        the test set has the model's classes, "precision", "recall" and "f1" are added. If, in
+        addition, the predictions have the probabilities of all classes, "auroc" and
+        "average_precision" are added. num_classes: number of classes of the test set.
         """
         p = self.predictions
         correct, images = p.per_class(num_classes)

@@ -2,7 +2,7 @@
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
 chunks of text. The table is yielded after the last image, and the other formats are streamed.
-Ground-truth classes are written if the first prediction has one.
+Ground-truth classes are written if the first prediction has a ground-truth class.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

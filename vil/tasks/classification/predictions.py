@@ -59,9 +59,10 @@ class Predictions(NamedTuple):
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
         """Select images for the report, in three groups of at most `most` images.
 
-        The groups are the most confident wrong predictions, the highest losses of other images, and
-        the most confident correct predictions. No image is in two groups. Returns {title of the
-        group: indices into the arrays of this object}.
+        The first group has the most confident wrong predictions. The second group has the images
+        with the highest losses that are not in the first group. The third group has the most
+        confident correct predictions that are not in the second group. Returns {title of the group:
+        indices into the arrays of this object}.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -91,8 +92,8 @@ class BatchPredictions(NamedTuple):
 def merge(batches: Iterable[BatchPredictions]) -> Predictions:
     """Merge the predictions of batches, and sort them by the images' indices in the test set.
 
-    The result does not depend on the order of the batches, because the losses are always added in
-    the order of the test set.
+    The result, including the rounding of the sum of losses, does not depend on the order of the
+    batches, because they are first sorted by the index of their first image.
     """
     ordered = sorted(batches, key=lambda batch: batch.columns[0][0])
     columns = [

@@ -49,14 +49,14 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
     train: features and classes of the training images. tests: {name of the test set: features and
     classes}. Returns the results of three classifiers: k nearest neighbors with k = 20, k nearest
     neighbors with the best k, and logistic regression with the best C (inverse regularization
-    strength). The best k and C have the highest accuracy on a held-out fifth of the training
-    images. Of equally good values, the smallest is chosen. Raises DataError if all training images
-    have the same class.
+    strength). The best k and C are those with the highest accuracy on a held-out fifth of the
+    training images. If several values have the same accuracy, the smallest is chosen. Raises
+    DataError if all training images have the same class.
     """
     if len(np.unique(train.classes)) < 2:
         raise DataError(
-            f"the {len(train.classes)} training images have a single class: a classifier of the "
-            "features needs images of at least two classes"
+            f"all {len(train.classes)} training images have the same class, but a classifier needs "
+            "images of at least two classes: add images of another class"
         )
     is_held_out = split_off(train.classes)
     part, held_out = (Labeled(*(a[mask] for a in train)) for mask in (~is_held_out, is_held_out))
@@ -94,7 +94,7 @@ def best_setting(
     """Return the hyperparameter with the highest accuracy on `test` after fitting on `train`.
 
     build: function (hyperparameter, number of training images) that builds the classifier. values:
-    the hyperparameters to try. Of equally good ones, the first is returned.
+    the hyperparameters to try. If several have the same accuracy, the first is returned.
     """
     scores = [score(build(v, len(train.classes)), train, {"": test})[""] for v in values]
     return values[int(np.argmax(scores))]

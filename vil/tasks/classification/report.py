@@ -36,7 +36,7 @@ class Evaluated(NamedTuple):
     thumbnails: Thumbnails
 
     def measures(self) -> Measures:
-        """Return the metrics of the predictions."""
+        """Return a `Measures` object, which computes the metrics of the predictions."""
         return Measures(self.predictions, len(self.predicted_names), is_mapped=not self.same)
 
 
@@ -82,11 +82,12 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:
-    """Render metrics, a table of classes, errors and images as HTML, with report.html.j2.
+    """Render the report's sections as HTML: metrics, table of classes, errors, and images.
 
     The table lists the classes that have images, lowest accuracy first. If there are more than
     MOST_CLASSES, it lists only the worst and the best classes. The full confusion matrix is shown
-    if there are at most FULL_MATRIX classes, and if test set and model have the same classes.
+    if the test set and the model have the same classes, and there are at most FULL_MATRIX of them.
+    The template is report.html.j2.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     measures = evaluated.measures()
@@ -142,7 +143,8 @@ class Bar(NamedTuple):
 def reliability_bars(predictions: Predictions) -> list[Bar] | None:
     """Return the bars of the reliability diagram, or None if a confidence is NaN.
 
-    There is one bar for each bin of confidence that has images. Its height is the accuracy.
+    There is one bar for each bin of confidence that has images. The height of the bar is the
+    accuracy of the predictions in the bin.
     """
     bins = calibration_bins(predictions.probability, predictions.correct)
     if bins is None:

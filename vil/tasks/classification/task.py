@@ -46,14 +46,19 @@ class Scores(NamedTuple):
 class ClassificationTask(ImageTask):
     """Task for models that assign one class to each image.
 
-    num_classes: number K of the model's classes. loss: training loss, a function as in losses.py.
-    mix: function that applies mixup or cutmix to a training batch and returns a batch with soft
-    targets; None: no mixup. per_class: whether evaluation also computes metrics of each class.
-    class_mapping: {name of a test set: (K, C) bool}, True where a class of the model means the same
-    as a class of the test set, see `score_by_mapping`. top: maximum number of classes per
-    prediction; None for all. class_weights (K,): weight of each class in the training loss.
-    logit_shifts (K,): values to add to the logits in training. threshold: minimum probability of a
-    class in a prediction.
+    Args:
+        num_classes: number K of the model's classes.
+        loss: training loss, a function as in losses.py.
+        label_smoothing: amount of label smoothing in the training loss.
+        mix: function that applies mixup or cutmix to a training batch and returns a batch with soft
+            targets; None: no mixup.
+        per_class: whether evaluation also computes metrics of each class.
+        class_mapping: {name of a test set: (K, C) bool}, True where a class of the model means the
+            same as a class of the test set, see `score_by_mapping`.
+        top: maximum number of classes per prediction; None: no limit.
+        class_weights: (K,) weight of each class in the training loss; None: all weights are 1.
+        logit_shifts: (K,) values that are added to the logits in training; None: add nothing.
+        threshold: minimum probability of a class in a prediction.
     """
 
     metric = make_metric(METRICS)
@@ -110,7 +115,7 @@ class ClassificationTask(ImageTask):
     def check_weights(self) -> None:
         """Raise ValueError if class or sample weights are set, but not supported.
 
-        Some loss functions support neither. Mixup does not support sample weights.
+        Some loss functions support neither kind of weights. Mixup does not support sample weights.
         """
         if (self.class_weights, self.image_weights) == (None, None):
             return
@@ -162,9 +167,9 @@ class ClassificationTask(ImageTask):
         loss is the cross entropy without mixup or smoothing, averaged over images. If `per_class`
         is set, the result also has the key "per_class" with the result of `Measures.per_class`.
 
-        Rank 0 computes the metrics from the predictions of all ranks, sorted by index. So they do
-        not depend on the number of ranks. between: function that is called before each batch.
-        Raises DataError if no image can be read.
+        Rank 0 computes the metrics from the predictions of all ranks, sorted by image index, so the
+        metrics do not depend on the number of ranks. between: function that is called before each
+        batch. Raises DataError if no image can be read.
         """
         predictions = self.collect_predictions(model, name, between)
 
@@ -216,8 +221,8 @@ class ClassificationTask(ImageTask):
             batches.append(self.to_arrays(name, indices, batch.targets, logits, scores))
         if not all_reduce_max(len(batches)):
             raise DataError(
-                f"cannot evaluate: the test set {name} has no readable image: check its files with "
-                "vil data check"
+                f"cannot evaluate, because the test set {name} has no readable image: check its "
+                "files with vil data check"
             )
         gathered = gather_objects(batches)
         return merge(itertools.chain.from_iterable(gathered)) if gathered else None
@@ -282,15 +287,15 @@ class ClassificationTask(ImageTask):
     def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
         """Divide all later logits by the temperature in `calibration`.
 
-        calibration: result of `calibrate`, or {} not to divide the logits.
+        calibration: result of `calibrate`, or {} to leave the logits unchanged.
         """
         self.temperature = calibration["temperature"] if calibration else None
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
-        """Compare logits (B, K) with the targets (B,) of images of the test set `name`.
+        """Compute the loss and the correctness of B predictions on the test set `name`.
 
-        The targets are indices of the model's K classes or, if the test set has a class mapping,
-        indices of the test set's C classes.
+        logits (B, K). targets (B,): indices of the model's K classes or, if the test set has a
+        class mapping, indices of the test set's C classes.
         """
         mapping = self.class_mapping.get(name)
         if mapping is None:
@@ -298,7 +303,7 @@ class ClassificationTask(ImageTask):
         return score_by_mapping(logits, targets, mapping)
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return one line of text per class, or [] if `metrics` has no metrics of classes.
+        """Return one line of text per class, or [] if `metrics` has no per-class metrics.
 
         A line has the number of correct predictions, the number of images, and the metrics of the
         class. name: name of the test set. metrics: result of `measure`.
@@ -347,7 +352,10 @@ class ClassificationTask(ImageTask):
 
 
 def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
-    """Compare logits (B, K) with targets (B,) that are indices of the model's K classes."""
+    """Compute the loss of each of B predictions, and whether the prediction is correct.
+
+    logits (B, K). targets (B,): indices of the model's K classes.
+    """
     best = top_five(logits)
     hits = best == targets[:, None]
     losses = F.cross_entropy(logits, targets, reduction="none")
@@ -356,13 +364,15 @@ def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Compare logits (B, K) with targets (B,) that are indices of a test set's C classes.
+    """Compute the loss and the correctness of predictions on a test set with other classes.
 
+    logits (B, K), of the model's K classes. targets (B,): indices of the test set's C classes.
     class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.
-    Model classes that are mapped to no class are ignored, and the softmax is over the others.
-    A prediction is correct if the predicted class is mapped to the image's class. The loss is
-    -log p, where p is the total probability of the model classes mapped to the image's class. If no
-    model class is mapped to the image's class, the prediction is wrong and the image has no loss.
+
+    Model classes that are mapped to no class are excluded from the softmax. A prediction is correct
+    if the predicted class is mapped to the image's class. The loss is -log p, where p is the total
+    probability of the model classes that are mapped to the image's class. If no model class is
+    mapped to the image's class, the prediction is wrong and the image has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)

@@ -77,7 +77,8 @@ class Detection(ConfigTask, DetectionTask):
         super().__init__(cfg, device, **options, **tiling)
         if self.metric.name.startswith("mask") and not options["masks"]:
             raise ConfigError(
-                f"EVAL.METRIC {self.metric.name} needs masks, but {model} has no masks: use box_ap"
+                f"EVAL.METRIC {self.metric.name} needs masks, but {model} predicts no masks: set "
+                "EVAL.METRIC to box_ap"
             )
 
     @as_config_error
@@ -183,8 +184,9 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
     """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
     Absolute position embeddings are made for images of INPUT.IMAGE_SIZE pixels. If they are cropped
-    to the size of an image (MODEL.VIT.POS_RESIZE crop), larger images are not supported. If they
-    are interpolated, images can have any size. network: the model without its head.
+    to the size of an image (MODEL.VIT.POS_RESIZE crop), images larger than INPUT.IMAGE_SIZE are not
+    supported. If they are interpolated, images can have any size. network: the model without its
+    head.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
@@ -201,8 +203,8 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
 def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Callable:
     """Build the transform of training images and their targets from the config.
 
-    sizes: lengths of the shorter side in pixels, of which one is sampled for each image; None: the
-    value of DETECTION.INPUT.TRAIN_SIZES.
+    sizes: lengths of the shorter side in pixels. One of them is sampled for each image. None: use
+    the value of DETECTION.INPUT.TRAIN_SIZES.
     """
     c = cfg.DETECTION.INPUT
     sizes = sizes or c.TRAIN_SIZES
@@ -210,9 +212,9 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config in which the synthetic datasets are small and are below `folder`.
+    """Return a copy of a config whose synthetic datasets are small and are written to `folder`.
 
-    The copy limits the dataset `scenes` to the images of one training step and one validation
+    In the copy, the dataset `scenes` has only the images of one training step, and one validation
     image. If any dataset of the config is not synthetic, `cfg` itself is returned.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}

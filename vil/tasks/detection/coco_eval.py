@@ -63,8 +63,8 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
     """Copy detections in COCO's results format, with only the fields for one type of evaluation.
 
-    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. With a box, COCO's evaluation
-    would use the area of the box as the area of the mask.
+    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. If the box of a mask were
+    kept, COCO's evaluation would use the area of the box as the area of the mask.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
@@ -76,11 +76,13 @@ def average_precision(
     """Evaluate detections against an annotation file and return {metric: percent}.
 
     annotations: COCO annotation file. results: output of `to_results` for all images. iou_types:
-    "bbox" to evaluate boxes, "segm" to evaluate masks. The metrics are `box_ap`, `box_ap50`,
-    `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium, large objects) and `box_ar100`
-    (recall with at most 100 detections per image). For masks, the prefix is `mask_`. The key
-    `per_class` has {"box_ap": {class name: AP}, ...}. A metric is NaN if the annotations have no
-    object of its class or size, and 0 if there are objects, but no detections.
+    "bbox" to evaluate boxes, "segm" to evaluate masks.
+
+    The metrics of boxes are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l`
+    (small, medium, large objects) and `box_ar100` (recall with at most 100 detections per image).
+    The metrics of masks have the prefix `mask_`. The key `per_class` has the AP of each class:
+    {"box_ap": {class name: AP}, ...}. A metric is NaN if the annotations have no object of its
+    class or size, and 0 if there are objects, but no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]
@@ -106,11 +108,16 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
 
     The dict `eval` of the COCOeval object has the arrays precision (T, R, K, A, M) and recall
     (T, K, A, M), with T IoU thresholds, R recall thresholds, K classes, A area ranges, and M
-    maximum numbers of detections per image. Their elements are -1 where there are no objects.
-    truth: output of `load_truth`. rows: detections, output of `select_results`, sorted by
-    `sort_results`. iou_type: "bbox" or "segm". params: attributes to set in the `params` of the
-    COCOeval object. If `params` is not empty, the key `fp` marks false positives in the object's
-    `cocoDt`, and the key `fn` marks missed objects in its `cocoGt`.
+    maximum numbers of detections per image. An element of an array is -1 if there are no objects.
+
+    Args:
+        truth: output of `load_truth`.
+        rows: detections, sorted by `sort_results` and then converted by `select_results`.
+        iou_type: "bbox" or "segm".
+        params: attributes to set in the attribute `params` of the COCOeval object. If any is given,
+            the attributes `cocoDt` and `cocoGt` of the COCOeval object show the errors: annotations
+            in `cocoDt` with a true value of the key `fp` are false positives, and annotations in
+            `cocoGt` with a true value of the key `fn` are missed objects.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -134,14 +141,14 @@ def load_truth(
 ) -> dict[str, Any]:
     """Load an annotation file as the ground truth for COCO's evaluation.
 
-    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, sizes to use instead of those in the
-    file. The predicted masks must have the same sizes.
+    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, the sizes of the predicted masks. They
+    replace the image sizes in the file, because COCO's evaluation needs masks of equal size.
 
-    Annotations are dropped if their image or category is unknown, if they have no valid box, or,
-    for "segm", if they have no valid segmentation. Unlike in training, tiny boxes and crowd regions
-    are kept. A missing area is set to the area of the box, and a missing iscrowd to 0. Annotations
-    get new ids from 1, because COCO's evaluation interprets id 0 as "not found". Raises DataError
-    if the file is invalid.
+    An annotation is dropped if its image or category is unknown, or if it has no valid box. For
+    "segm", it is also dropped if it has no valid segmentation. Unlike in training, tiny boxes and
+    crowd regions are kept. A missing area is set to the area of the box, and a missing iscrowd to
+    0. Annotations get new ids from 1, because COCO's evaluation interprets id 0 as "not found".
+    Raises DataError if the file is invalid.
     """
     tables = coco_json.read_tables(Path(path))
     rows = tables["annotations"]
@@ -170,7 +177,7 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Make a segmentation valid for COCO's evaluation, and equal to the one used in training.
+    """Make a segmentation valid for COCO's evaluation, with the same mask as in training.
 
     Invalid polygons are dropped. An RLE that does not have the `size` (H, W) of the image is
     cropped or padded to this size.

@@ -2,8 +2,8 @@
 
 An error is a missed object or a false positive according to COCO's evaluation. The evaluation
 matches detections with a score of at least MIN_SCORE to objects, in descending order of score. A
-detection matches at most one object. Both must have the same class and an IoU of at least MIN_IOU.
-Missed crowd regions and detections inside of crowd regions are not errors.
+detection matches at most one object, which must have the same class and an IoU of at least MIN_IOU
+with the detection. Missed crowd regions and detections inside of crowd regions are not errors.
 """
 
 from collections import Counter

@@ -15,7 +15,10 @@ from vil.utils.json_text import to_json
 
 
 class Prediction(NamedTuple):
-    """Detections in one image, or the error if the image is unreadable. size: (H, W)."""
+    """Detections in one image, or the error if the image is unreadable.
+
+    size: (H, W) of the image.
+    """
 
     file: str
     size: tuple[int, int] = (0, 0)

@@ -55,10 +55,14 @@ class DetectionTask(Task):
     ):
         """Store the settings of the task.
 
-        masks: whether to evaluate masks as well as boxes. tile: side of the tiles in which
-        evaluation and inference process an image, in pixels; 0: process the full image at once.
-        overlap, nms, per_image: settings of tiles, see `detect_tiled`. print_classes: whether
-        `format_metrics` returns a table of per-class metrics. common: arguments of `Task`.
+        Args:
+            masks: whether to evaluate masks as well as boxes.
+            tile: side, in pixels, of the tiles in which evaluation and inference process an image;
+                0: process the full image at once.
+            overlap, nms, per_image: settings for tiles, see `detect_tiled`.
+            print_classes: whether `format_metrics` returns a table of per-class metrics.
+            common: arguments of `Task`.
+
         Raises DataError if faster-coco-eval is not installed.
         """
         import_faster_coco_eval()  # fail now, not after the first epoch
@@ -99,8 +103,8 @@ class DetectionTask(Task):
     ) -> list[dict]:
         """Run the model on this rank's images of the test set `name`, and return the detections.
 
-        They are in COCO's results format, see `coco_eval.to_results`. between: function that is
-        called before each batch, for example to check for a signal.
+        The detections are in COCO's results format, see `coco_eval.to_results`. between: function
+        that is called before each batch, for example to check for a signal.
         """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids

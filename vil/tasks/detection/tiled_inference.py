@@ -5,15 +5,15 @@ small to detect, and the memory grows with the size of the image. With tiles, th
 and the memory of inference do not depend on the size of the image.
 
 An inner border is a border of a tile that is not a border of the image. If an object crosses an
-inner border, its box in the tile is cut: it covers only a part of the object. A box that touches an
-inner border of its tile is therefore dropped if it also lies inside another tile and touches no
-inner border of that tile, because the other tile shows more of the object. As a result, an object
-that is not larger than the overlap is detected once, with a box that is not cut.
+inner border of a tile, its box in this tile touches the border and covers only a part of the
+object. Such a box is dropped if it also lies inside another tile, without touching an inner border
+of the other tile, because the other tile then shows more of the object. As a result, an object that
+is not larger than the overlap is detected once, with a box that covers all of it.
 
-The other boxes that touch an inner border remain. In non-maximum suppression per class, they rank
-below the boxes that touch none, and among them, larger boxes rank first. For an object that is
-larger than the overlap, several boxes may remain. Choose an overlap as large as the largest objects
-of interest.
+Boxes that touch an inner border, but are not dropped, take part in non-maximum suppression per
+class. There, they rank below all boxes that touch no inner border, and are ranked among each other
+by size, largest first. For an object that is larger than the overlap, several boxes may remain.
+Choose an overlap as large as the largest objects of interest.
 """
 
 import torch

@@ -53,7 +53,7 @@ def draw(
 def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
     """Blend a color into the pixels of an object's mask.
 
-    canvas: the image, enlarged by the integer `factor`. It is changed in place.
+    canvas: the image, enlarged by the integer `factor`. The function changes it in place.
     """
     if not mask.pixels.size:
         return

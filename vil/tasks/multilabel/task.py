@@ -27,12 +27,15 @@ MIN_THRESHOLD = 1e-30
 
 
 class MultilabelTask(ImageTask):
-    """Task for models that give each image any number of K labels.
+    """Task for models that predict any number of K labels for each image.
 
-    loss: "bce" or "asymmetric", the name of a function in losses.py. loss_options: additional
-    keyword arguments of this function. label_smoothing: amount s. The target 0 becomes s / 2, and
-    the target 1 becomes 1 - s / 2. positive_weights (K,): weight of positive images in the loss of
-    each label; None: 1. thresholds (K,): minimum probability for predicting each label; None: 0.5.
+    Args:
+        num_labels: number K of labels.
+        loss: "bce" or "asymmetric", the name of a function in losses.py.
+        loss_options: additional keyword arguments of this function.
+        label_smoothing: amount s. The target 0 becomes s / 2, and the target 1 becomes 1 - s / 2.
+        positive_weights: (K,) weight of positive images in the loss of each label; None: 1.
+        thresholds: (K,) minimum probability for predicting each label; None: 0.5.
     """
 
     metric = Metric("map", label="mean average precision", unit="%")
@@ -77,13 +80,19 @@ class MultilabelTask(ImageTask):
     def score(self, outputs: Outputs) -> dict[str, Any]:
         """Compute the metrics of the model's outputs, with the task's thresholds.
 
-        outputs: logits (N, K) and targets. Returns {loss, map, macro_f1, micro_f1, exact, count,
-        per_label}. All metrics except loss and count are in percent. loss is the binary cross
-        entropy. map is the average precision and macro_f1 the F1, as means over the labels that at
-        least one image has. exact is the percentage of images whose labels are all correct. count
-        is the number of images. per_label is {"ap": list, "f1": list, "count": list}, with one
-        value per label. ap and f1 are NaN for a label that no image has. If a logit is NaN, all
-        metrics except count are NaN.
+        outputs: logits (N, K) and targets. Returns a dict with these keys. All metrics except loss
+        and count are in percent.
+
+        loss       binary cross entropy
+        map        average precision, the mean over the labels that at least one image has
+        macro_f1   F1, the mean over the same labels
+        micro_f1   F1 over the predictions of all labels together
+        exact      fraction of images whose labels are all correct
+        count      number of images
+        per_label  {"ap": list, "f1": list, "count": list}, with one value per label. ap and f1 are
+                   NaN for a label that no image has.
+
+        If a logit is NaN, all metrics except count are NaN.
         """
         truth, probabilities = outputs.targets > 0.5, sigmoid(outputs.values)
         predicted = probabilities >= self.thresholds
@@ -137,7 +146,7 @@ class MultilabelTask(ImageTask):
         self.thresholds = np.array([chosen[name] for name in names]) if values else default
 
     def for_ensemble(self, tasks: Sequence["MultilabelTask"]) -> "MultilabelTask":
-        """Return a copy of this task with the mean of the tasks' thresholds."""
+        """Return a copy of this task. Its thresholds are the means of the thresholds of `tasks`."""
         task = copy(self)
         task.thresholds = np.mean([each.thresholds for each in tasks], axis=0)
         return task
@@ -147,7 +156,10 @@ class MultilabelTask(ImageTask):
         return super().run(model, inputs).sigmoid()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert label probabilities (B, K) to one prediction per image, with the thresholds."""
+        """Convert label probabilities (B, K) to one prediction per image.
+
+        A prediction has the labels whose probability is at least the threshold of the label.
+        """
         chosen = output.numpy() >= self.thresholds
         return [
             Prediction(meta.name, np.flatnonzero(row).tolist(), probabilities)
@@ -178,10 +190,10 @@ def f1_score(hits: Any, wrong: Any) -> Any:
 def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Return, for each label, the threshold that maximizes the label's F1, (K,).
 
-    truth (N, K) bool: whether each image has each label. probabilities (N, K): predictions. A
-    threshold is halfway between two neighboring probabilities. If several thresholds are equally
-    good, the lowest is returned. The threshold of a label that no image has is 0.5. Raises
-    DivergedError if a probability is NaN.
+    truth (N, K) bool: whether each image has each label. probabilities (N, K): predicted
+    probability of each label. A threshold is halfway between two neighboring probabilities. If
+    several thresholds have the same F1, the lowest is returned. The threshold of a label that no
+    image has is 0.5. Raises DivergedError if a probability is NaN.
     """
     if np.isnan(probabilities).any():
         raise DivergedError(

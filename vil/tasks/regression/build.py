@@ -40,9 +40,9 @@ class Regression(ConfigImageTask, RegressionTask):
     def read_targets(self, dataset: ImageDataset) -> None:
         """Set the mean and the standard deviation with which targets are normalized.
 
-        They are taken from the config (REGRESSION.MEAN, REGRESSION.STD) or, if they are not set
-        there, computed from the training set `dataset`. Raises DataError if one of the numbers to
-        predict is the same in all training images.
+        They are taken from the config (REGRESSION.MEAN, REGRESSION.STD). If they are not set there,
+        they are computed from the training set `dataset`. Raises DataError if a target has the same
+        value in all training images.
         """
         own, targets = self.cfg.REGRESSION, dataset.targets.astype(np.float64)
         mean = list(own.MEAN) or targets.mean(axis=0).tolist()
@@ -50,8 +50,8 @@ class Regression(ConfigImageTask, RegressionTask):
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
-                f"{len(constant)} of {len(std)} targets are constant in the training set and "
-                f"cannot be learned: remove them; the first is {constant[0]}"
+                f"{len(constant)} of {len(std)} targets are constant in the training set, such as "
+                f"{constant[0]}: remove them, because they cannot be learned"
             )
         self.set_scale(mean, std)
         self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}

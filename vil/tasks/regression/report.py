@@ -62,7 +62,7 @@ def report_test_set(
 
 
 def scaled_errors(task: RegressionTask, outputs: Outputs) -> np.ndarray:
-    """Return the normalized absolute error of each image, (N,), as the mean over its numbers.
+    """Return the normalized absolute error of each image, averaged over its K numbers, (N,).
 
     The error of a number is divided by the standard deviation of this number in the training set.
     """
@@ -70,9 +70,9 @@ def scaled_errors(task: RegressionTask, outputs: Outputs) -> np.ndarray:
 
 
 def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
-    """Plot predicted numbers against true numbers, with one panel for each number.
+    """Plot predicted numbers against true numbers, with one panel for each of the K numbers.
 
-    names: names of the predicted numbers, of which only the first MAX_PLOTS are plotted.
+    names: names of the K numbers. Only the first MAX_PLOTS of them are plotted.
     """
     count = min(len(names), MAX_PLOTS)
     figure = Figure(figsize=(4 * min(count, 3), 3.6 * -(-count // 3)), layout="constrained")

@@ -34,9 +34,10 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class RegressionTask(ImageTask):
     """Task for models that predict one or more numbers per image.
 
-    mean, std: mean and standard deviation of each of the K numbers in the training set. The network
-    predicts normalized numbers, (number - mean) / std. loss: "huber", "mse" or "mae" of normalized
-    numbers. huber_delta: normalized error above which the Huber loss is linear.
+    The network predicts normalized numbers, (number - mean) / std. mean, std: mean and standard
+    deviation of each of the K numbers in the training set. loss: "huber", "mse" or "mae". It is
+    computed from normalized numbers. huber_delta: normalized error above which the Huber loss is
+    linear.
     """
 
     metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -91,11 +92,15 @@ class RegressionTask(ImageTask):
     def score(self, outputs: Outputs) -> dict[str, Any]:
         """Compute the metrics of the predicted numbers.
 
-        outputs: predicted numbers (N, K) and targets. Returns {loss, mae, rmse, r2, count,
-        per_number}. mae and rmse are in the original units of the numbers. r2 is the coefficient of
-        determination, and is NaN for a number that is constant in the test set. mae and rmse are
-        means over the K numbers, r2 over those that are not constant. count is the number of
-        images. per_number is {"mae": list, "rmse": list, "r2": list}, with one value per number.
+        outputs: predicted numbers (N, K) and targets. Returns a dict with these keys:
+
+        loss        training loss of the normalized numbers
+        mae, rmse   errors in the original units of the numbers, the means over the K numbers
+        r2          coefficient of determination, the mean over the numbers that are not constant in
+                    the test set
+        count       number of images
+        per_number  {"mae": list, "rmse": list, "r2": list}, with one value per number. r2 is NaN
+                    for a number that is constant in the test set.
         """
         targets = outputs.targets.astype(np.float64)
         errors = outputs.values.astype(np.float64) - targets

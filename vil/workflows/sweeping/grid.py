@@ -116,8 +116,8 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over. For a config key whose values
-    are lists, this must be a list of lists."""
+    """Return whether a setting has a list of values to sweep over. If each value of the config key
+    is a list itself, the setting must have a list of lists."""
     if not isinstance(setting.value, list):
         return False
     section, _, name = setting.key.rpartition(".")
@@ -158,7 +158,8 @@ def check_grid(grid: Grid) -> None:
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):
             raise ConfigError(
-                f"variant {variant.name!r}: expected a name of letters, digits, _ , + and -"
+                f"variant {variant.name!r}: expected a name of letters, digits and the "
+                "characters _ , + -"
             )
         for setting in variant.settings:
             if setting.key in grid.axes:

@@ -157,8 +157,9 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
     for key, (was, now) in diff(known.base, base).items():
         if key not in own:
             raise ConfigError(
-                f"the sweep in {known.folder} has {key} {was!r}, not {now!r}: choose another "
-                f"--output, or sweep over the values with {key}=[...]"
+                f"the sweep in {known.folder} was planned with {key} {was!r}, and cannot be "
+                f"continued with {now!r}: choose another --output, or sweep over the values with "
+                f"{key}=[...]"
             )
 
 
@@ -168,8 +169,8 @@ def merge(
     """Add newly planned runs to the known runs of a sweep. Returns all runs.
 
     A planned run that has the same config as a known run is not added. local: new settings of LOCAL
-    keys (paths, logging, checkpoints); the configs of the known runs are changed accordingly,
-    except for the keys that the sweep varies.
+    keys (paths, logging, checkpoints). These settings also replace those of the known runs, except
+    for keys that the sweep varies.
     """
     runs = {}
     for run in known:
@@ -181,7 +182,9 @@ def merge(
     for run in planned:
         name = by_config.get(identify(run))
         if name in seen:
-            log.warning("%s and %s have the same config: it is trained once", seen[name], run.name)
+            log.warning(
+                "%s and %s have the same config: only one of them is trained", seen[name], run.name
+            )
             continue
         if name is None:
             run = with_free_name(run, runs)
@@ -207,16 +210,19 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
         changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in ignored}
         key, (was, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"the sweep in {run.sweep} has a run {run.name} with {key} {was!r}, not {now!r}: "
-            "choose another --output, or rename the variant"
+            f"the sweep in {run.sweep} already has a run {run.name}, with {key} {was!r} instead of "
+            f"{now!r}: choose another --output, or rename the variant"
         )
     mark = digest(plain([run.variant, *map(plain, run.settings.values())]))
     return replace(run, name=f"{run.name}-{mark}", group=f"{run.group}-{mark}")
 
 
 def identify(run: SweepRun, *without: str) -> str:
-    """Return a text that identifies a run's config. It is the same for configs that differ only in
-    LOCAL keys (paths, logging, checkpoints) that are not axes. without: more keys to ignore."""
+    """Return a text that identifies a run's config.
+
+    Configs have the same text if they differ only in LOCAL keys (paths, logging, checkpoints). A
+    LOCAL key that the sweep varies is not ignored. without: more keys to ignore.
+    """
     ignored = LOCAL.difference(run.settings).union(without)
     return repr(sorted(item for item in leaves(run.cfg).items() if item[0] not in ignored))
 
@@ -245,7 +251,7 @@ def read_plan(folder: Path) -> SweepPlan | None:
     if not valid:
         raise ConfigError(
             f"{file} cannot be read: each run needs settings, and a name of letters, digits and"
-            " _ . + -"
+            " the characters _ . + -"
         )
     runs = [replace(run, cfg=get_config(run.config_file)) for run in found]
     return SweepPlan(folder, get_config(folder / "base.yaml"), runs)

@@ -1,8 +1,8 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
 If a run crashes, the other runs continue. A signal to stop the sweep is passed to the runs, which
-save their state and exit. If the process of the sweep is killed, runs without torchrun detect this
-and stop.
+save their state and exit. If the process of the sweep is killed, the runs detect this and stop,
+except for runs that are started by torchrun.
 """
 
 import os
@@ -112,9 +112,9 @@ class RunPool:
     def _environment(self, slot: int) -> dict[str, str]:
         """Return the environment variables of a run's process.
 
-        They set the number of threads and the GPUs. Without torchrun, they also set the id of this
-        process, so that the run stops if this process is killed. slot: index of the run, from 0,
-        among the `jobs` runs that train at the same time.
+        They set the number of threads and the GPUs. Without torchrun, they also set the id of the
+        sweep's process, so that the run stops if the sweep is killed. slot: index of the run, from
+        0, among the `jobs` runs that train at the same time.
         """
         own = {}
         if self.jobs * self.num_processes > 1:

@@ -31,8 +31,8 @@ from vil.workflows.sweeping.state import read_state
 
 
 class ModelSize(NamedTuple):
-    """Size of a model: number of parameters, and multiply-accumulates for one image. None if
-    unknown."""
+    """Size of a model: number of parameters, and number of multiply-accumulates for one image. A
+    number is None if it is unknown."""
 
     parameters: int | None = None
     macs: int | None = None
@@ -45,7 +45,7 @@ def metric_of(run: SweepRun) -> Metric:
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
     """Read the results of all runs of a sweep into a table. sizes: {name of a group of runs: size
-    of its model}. Groups without a size have empty sizes in the table."""
+    of its model}. For other groups, the cells of the size are empty."""
     metric = metric_of(plan.runs[0])
     rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
     groups = [

@@ -42,7 +42,8 @@ def make_grid(
 
     config: the base config.
     overrides: settings of all runs. A key that is set to several values becomes an axis, a key to
-    sweep over. Write several values as a list, or as a list of lists if a value is a list.
+    sweep over. Write several values as a list. If each value is a list itself, write a list of
+    lists.
     file: YAML file, see `read_grid`; the other arguments override its settings.
     axes: {config key: values to sweep over}.
     variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
@@ -83,10 +84,14 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
 def read_grid(file: str | Path) -> Grid:
     """Read a grid from a YAML file with the top-level keys `base`, `fixed`, `grid` and `variants`.
 
-    base: a config file, relative to the folder of the YAML file or of the packaged configs. fixed:
-    settings of all runs. grid: {config key: list of values}. variants: {name: {config key: value}},
-    where the key _BASE_ is a config file that replaces `base`. Config keys may be nested or dotted.
-    Raises ConfigError if the file or a file that it names is missing or not valid.
+    base: a config file. Its path is relative to the folder of the YAML file, or to the folder of
+    the packaged configs.
+    fixed: settings of all runs.
+    grid: {config key: list of values}.
+    variants: {name: {config key: value}}. The key _BASE_ is a config file that replaces `base`.
+
+    Config keys may be nested or dotted. Raises ConfigError if the YAML file, or a file that is
+    named in it, is missing or invalid.
     """
     path = find(file)
     settings = read_yaml(read_text(path), shown(path), keeps_empty=is_variant)
@@ -107,12 +112,16 @@ def read_grid(file: str | Path) -> Grid:
         elif key and part != "base":
             grid = with_axis(grid, inner) if part == "grid" else with_fixed(grid, inner)
         elif setting.value not in ("", EMPTY):
-            raise ConfigError(f"{setting.where}: {part}: expected keys and values below it")
+            raise ConfigError(
+                f"{setting.where}: {part}: expected a mapping of keys to values (for `base`, a "
+                f"config file), got {setting.value!r:.80}"
+            )
     return replace(grid, variants=tuple(_variant(path, *item) for item in variants.items()))
 
 
 def is_variant(key: str) -> bool:
-    """Return whether a dotted key of a grid file is the name of a variant, such as "variants.a"."""
+    """Return whether a dotted key of a grid file stands for a complete variant, such as
+    "variants.a", instead of one setting of a variant."""
     return key.startswith("variants.") and key.count(".") == 1
 
 
@@ -125,7 +134,7 @@ def _variant(path: Path, name: str, settings: Sequence[Setting]) -> Variant:
             own.append(setting)
         elif setting.value not in ("", EMPTY):
             raise ConfigError(
-                f"{setting.where}: variant {name}: expected keys and values below it, "
+                f"{setting.where}: variant {name}: expected a mapping of config keys to values, "
                 f"got {setting.value!r:.80}"
             )
     return Variant(name, tuple(own), base)

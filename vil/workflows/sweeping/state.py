@@ -77,9 +77,9 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
     torchrun exits with code 1 after any failure. Therefore, the code and the reason of a failure
-    are read from the run's status.json. If this file has none, or is older than the start of the
-    attempt (`began`), they are derived from `returncode` and the last error message in the run's
-    output.
+    are read from the run's status.json. If this file does not have both, or is older than the start
+    of the attempt (`began`), the code and the reason are derived from `returncode` and from the
+    last error message in the run's output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
@@ -110,7 +110,7 @@ def one_line(text: str) -> str:
 
 
 def read_json(file: Path) -> dict:
-    """Read the dict in a JSON file. Returns {} if the file is missing or has no dict."""
+    """Read the dict in a JSON file. Returns {} if the file cannot be read or has no dict."""
     try:
         found = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):

@@ -3,15 +3,17 @@
 They recompute the attention weights P from the scores and the log-sum-exp of the forward pass. Each
 result is summed by one program in a fixed order, or by a few programs whose partial sums are added
 afterwards. There are no atomics, so repeated runs give bitwise equal results. The gradient of the
-scores is E = P * (dout values^T - delta), where delta is the sum of out * dout over the channels.
-The kernels compute:
+scores is E = P * (dout @ values^T - delta), where delta is the sum of out * dout over the channels.
+The kernels compute (dq and dk also have the factor `scale`):
 
-    query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
-    key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk, over the
+    query_kernel     dq = E @ keys for a block of queries; also delta, which the other kernels read
+    key_kernel       dk = E^T @ queries and dv = P^T @ dout for a block of keys of a chunk, over the
                      queries of all chunks that attend to this chunk
-    global_kernel    dk, dv and dbias of the global keys, to which all queries attend
-    tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
-    table_kernel     the bias table's gradient: the result of tile_kernel, summed by displacement
+    global_kernel    dk, dv and the gradient of the bias of the global keys, over all queries
+    tile_kernel      E summed over images and chunks, for each pair of a query position and a key
+                     position relative to the query's chunk
+    table_kernel     the gradient of the bias table: the result of tile_kernel, summed by the
+                     displacement between query and key
 
 tile_kernel and table_kernel are for windows. The gradient of a layout's bias table is in
 layout_bias.py.
@@ -52,9 +54,10 @@ from vil.ops.backends.triton.lists import (
 
 @triton.jit
 def read_stat(LSE, token, exists):
-    """Load the log-sum-exp of the queries with numbers `token`, converted from base e to base 2.
+    """Load the log-sum-exp of the queries with indices `token`, converted from base e to base 2.
 
-    It is +inf for queries without keys and where `exists` is False, so that their weights are 0.
+    The result is +inf for queries without keys and for lanes where `exists` is False, so that their
+    attention weights are 0.
     """
     stat = tl.load(LSE + token)
     return tl.where(exists & (stat != NOTHING), stat * LOG2E, float("inf"))
@@ -62,18 +65,19 @@ def read_stat(LSE, token, exists):
 
 @triton.jit
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
-    """Add a block of K keys to three sums over the keys of Q queries: acc, rest and pull.
+    """Add the contribution of K keys to three sums for Q queries. Returns (acc, rest, pull).
 
-    score (Q, K), keys and values (K, D_PAD) are those of the block. stat, delta (Q,) and grads (Q,
-    D_PAD) are the queries' log-sum-exp, delta (the sum of out * dout over the channels) and dout. P
-    (Q, K) are the attention weights, and E (Q, K) is the gradient of the scores.
-    acc (Q, D_PAD): the sum of E keys, the gradient of the queries without the factor `scale`.
-    rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the error of
-    delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that the other
-    kernels read.
-    pull (Q, D_PAD): the sum of P keys. `query_kernel` subtracts rest * pull from acc. `pull` takes
-    one more matmul, and is computed only for float32. In 16 bits, the correction is below the
-    rounding error.
+    score (Q, K): the scores in base 2. keys, values (K, D_PAD).
+    stat (Q,): the log-sum-exp of the queries. delta (Q,): the sum of out * dout over the channels.
+    grads (Q, D_PAD): dout, the gradient of the output.
+
+    The sums use the attention weights P (Q, K) and the gradient E (Q, K) of the scores.
+    acc (Q, D_PAD): the sum of E @ keys, the gradient of the queries without the factor `scale`.
+    rest (Q,): the row sums of E. They would be 0 in exact arithmetic, but the rounding of `out`
+    makes delta inexact. `query_kernel` adds `rest` to delta to correct it for the other kernels.
+    pull (Q, D_PAD): the sum of P @ keys. `query_kernel` subtracts rest * pull from acc, to correct
+    acc for the same error. `pull` takes one more matmul, so it is computed only for float32. In 16
+    bits, the correction is smaller than the rounding error.
     """
     weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -87,11 +91,13 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
 
 @triton.jit
 def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
-    """Add a block of Q queries to the gradients of a block of K keys. Returns (dkeys, dvalues).
+    """Add the contribution of Q queries to the gradients of K keys. Returns (dkeys, dvalues).
 
-    score (K, Q): the scores. stat, delta (Q,), grads (Q, D_PAD): the queries' log-sum-exp, delta
-    (the sum of out * dout over the channels) and dout. dkeys, dvalues (K, D_PAD): the sums so far.
-    The gradient of the keys is dkeys times the `scale` of the scores.
+    score (K, Q): the scores in base 2. queries (Q, D_PAD). values (K, D_PAD).
+    stat (Q,): the log-sum-exp of the queries. delta (Q,): the sum of out * dout over the channels.
+    grads (Q, D_PAD): dout, the gradient of the output.
+    dkeys, dvalues (K, D_PAD): the sums so far. The factor `scale` of the scores is not included in
+    dkeys.
     """
     weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
@@ -110,8 +116,8 @@ def query_kernel(
 ):  # fmt: skip
     """Compute dq and DELTA (B, N, L) of one block of queries.
 
-    DELTA is the sum of out * dout over the channels of each query. The other kernels read it. The
-    kernel loops over the same keys as the forward kernel.
+    DELTA is the sum of out * dout over the channels of each query, which the other kernels read.
+    This kernel loops over the same keys as the forward kernel.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -183,9 +189,9 @@ def key_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed, (keys, queries).
 
-    RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk. The
-    gradients of padding are set to 0 at the end. The scores of padding need no mask, because they
-    do not affect the gradients of other keys.
+    RECTS and lists are mirrored: they describe the queries of all chunks that attend to this chunk.
+    The scores of keys that are padding need no mask, because they do not affect the gradients of
+    other keys. The gradients of these keys are set to 0 at the end.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -257,9 +263,9 @@ def global_kernel(
 ):  # fmt: skip
     """Compute one partial sum of the gradients of the global keys, for one head of one image.
 
-    There are `splits` partial sums. Number i is over every `splits`-th block of queries, beginning
-    with block i. All partial sums are stored in float32, and must be added afterwards: dk, dv (B,
-    N, splits*G, D) and DBIAS (B, N, splits, G).
+    There are `splits` partial sums. Partial sum i is over every `splits`-th block of queries,
+    beginning with block i. The partial sums are stored in float32, and must be added afterwards.
+    They are dk and dv (B, N, splits*G, D), and DBIAS (B, N, splits, G).
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -307,11 +313,11 @@ def tile_kernel(
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
     The bias depends only on the positions of the query and the key relative to the query's chunk,
-    so these sums give the gradient of the bias. The queries are Q tokens of each chunk, beginning
-    with token number part*Q. The `cells` keys are the tokens of one rectangle, `width` columns
-    wide, which starts at row `top` and column `left` relative to the chunk's first token. Tokens
-    outside the grid contribute nothing. Each of the `splits` programs sums a subset of the (image,
-    chunk) pairs.
+    so these sums give the gradient of the bias.
+    The queries are Q tokens of each chunk, beginning with index part*Q. The keys are the tokens of
+    one rectangle, which has `cells` tokens and `width` columns. It begins at row `top` and column
+    `left`, relative to the chunk's first token. Tokens outside the grid contribute nothing. The
+    (image, chunk) pairs are divided among `splits` programs.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -357,12 +363,12 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums of TILE over splits and by displacement to the bias gradient DTABLE.
+    """Sum TILE over splits and by displacement, and add the sums to DTABLE.
 
     TILE (splits, N, Q, cells): the result of `tile_kernel` for Q queries of a chunk and the keys of
-    one rectangle, of `height` rows. The other arguments are the same as those of `tile_kernel`.
-    DTABLE (N, (4w-1)**2) float32 has an entry for each displacement, query position minus key
-    position.
+    one rectangle. The rectangle has `height` rows. The other arguments are those of `tile_kernel`.
+    DTABLE (N, (4w-1)**2) float32: the gradient of the bias for each displacement, query position
+    minus key position.
     """
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)

@@ -119,10 +119,10 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis of displacements from -n to n so that it goes from -reach to reach.
+    """Resize an axis that has the displacements -n to n, so that it has -reach to reach.
 
-    The sums of displacements beyond `reach` are added to the outermost entries, because the bias
-    table clamps displacements. If n < reach, the new entries are 0.
+    Sums for displacements beyond `reach` are added to the outermost entries, because the bias table
+    clamps displacements. If n is smaller than `reach`, the new entries are 0.
     """
     far = sums.shape[axis] // 2 - reach
     if far <= 0:

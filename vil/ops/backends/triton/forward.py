@@ -4,15 +4,16 @@ A program computes a block of queries of one chunk. The keys of a chunk fill a f
 tokens (all nine chunks together are one rectangle), which are clipped to the grid. The kernel reads
 the tokens of a rectangle row by row in blocks of any width, directly in the row-major layout.
 Clipping excludes absent neighbors and padding, so masks are needed only at the end of a rectangle
-and for the exact mask. In a cyclic window, rectangles are wrapped instead of clipped, and padding
+and for the exact window. In a cyclic window, rectangles are wrapped instead of clipped, and padding
 is masked. In the layout of a pattern, keys are in listed chunks instead of rectangles (lists.py).
 The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
-exponential is a single exp2. LSE, which other backends read, is in base e. Masks cost no
-instruction per score, except for an exact mask without a table: keys that do not exist get a bias
-vector of -inf, whose addition is fused with the multiplication by the scale, and a bias table
-includes the exact mask.
+exponential is a single exp2. LSE, which other backends read, is in base e.
+
+Most masks cost no instruction per score. Keys that do not exist are masked by adding a vector that
+is -inf for these keys. This addition is fused with the multiplication by the scale. The mask of the
+exact window is part of the bias table. Without a bias table, this mask is applied to each score.
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
@@ -48,8 +49,8 @@ SIZES += ["first_step", "num_steps", "reach_rows", "reach_cols", "span_rows", "s
 def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
     """Return pointers (len(token), D_PAD) to the channels of some tokens of an image and a head.
 
-    tokens: the tensor to point into, as a `Tokens` tuple. token: the token numbers. Offsets are
-    64-bit, for large tensors.
+    tokens: the tensor to point into, as a `Tokens` tuple. token: the indices of the tokens. Memory
+    offsets are 64-bit, for large tensors.
     """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD).to(tl.int64)
@@ -60,8 +61,8 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
     """Load the channels of some tokens of an image and a head, (len(token), D_PAD).
 
-    tokens: the tensor to read, as a `Tokens` tuple. token: the token numbers. Channels beyond D are
-    0.
+    tokens: the tensor to read, as a `Tokens` tuple. token: the indices of the tokens. Channels
+    beyond D are 0.
     """
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
@@ -93,10 +94,10 @@ def real_size(VALID_HW, image, X, Y):
 def own_chunk(parts, N, X, Y, w):
     """Return the block of queries (or keys) that this program computes, and the chunk it is in.
 
-    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk,
-    below `parts`. x0, y0: first row and column of the chunk. height, width: its size, which is
-    smaller than w at the end of the grid. Consecutive programs compute neighboring chunks, so that
-    the keys they share are in the cache.
+    Returns (image, head, part, x0, y0, height, width). part: index of the block in the chunk, from
+    0 to `parts` - 1. x0, y0: first row and column of the chunk. height, width: size of the chunk,
+    which may be smaller than w at the end of the grid. Consecutive programs compute neighboring
+    chunks, so that the keys that they share are in the cache.
     """
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
@@ -106,11 +107,11 @@ def own_chunk(parts, N, X, Y, w):
 
 @triton.jit
 def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
-    """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token number `first`.
+    """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token `first`.
 
-    x0, y0: first row and column of the chunk. width: its columns. count: its number of tokens.
-    exists: whether the token number is below `count`. Lanes beyond `count` repeat token `first`, so
-    that they read inside the tensor and compute finite numbers, which are not stored.
+    x0, y0: first row and column of the chunk. width: number of columns. count: number of tokens.
+    exists: False for lanes beyond the last token. These lanes repeat token `first`, so that they
+    read inside the tensor and compute finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -124,9 +125,9 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 
     RECTS (.., 4) int32: first row, end row, first column and end column of all rectangles, relative
     to the chunk's first token (x0, y0). number: index of the rectangle to return.
-    The rectangle is clipped to a grid of rows x cols. In the exact window, it is also clipped to w
-    rows and columns around the tokens of the program's block, at positions (row, col). In a cyclic
-    window, it is not clipped, because `resolve_token` wraps its tokens.
+    The rectangle is clipped to a grid of rows x cols. In an exact window, the rectangle is also
+    clipped to w rows and columns around the tokens of the program's block, which are at (row, col).
+    In a cyclic window, the rectangle is not clipped, because `resolve_token` wraps its tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -142,11 +143,10 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 
 @triton.jit
 def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
-    """Return (row, column, exists) of BLOCK tokens of a rectangle, from token number `first` on.
+    """Return (row, column, exists) of BLOCK tokens of a rectangle, beginning with token `first`.
 
-    top, left: first row and column of the rectangle. width: its columns. count: its number of
-    tokens. exists: whether the token number is below `count`. Lanes beyond `count` get the position
-    of token 0.
+    top, left: first row and column of the rectangle. width: number of columns. count: number of
+    tokens. exists: False for lanes beyond the last token. These lanes get the position of token 0.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -156,7 +156,7 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """Return (token number, exists) of the tokens at (row, col).
+    """Return (token index, exists) of the tokens at (row, col).
 
     The result `exists` is False for tokens outside of rows x cols (the image without padding), and
     where the argument `exists` is False. In a cyclic window (MASK -1), positions outside the grid
@@ -172,7 +172,7 @@ def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
 
 @triton.jit
 def key_mask(exists):
-    """Return 0 for keys that exist, and -inf for others, to be added to their scores."""
+    """Return a mask to add to the scores of keys: 0 for keys that exist, -inf for other keys."""
     return tl.where(exists, 0.0, NOTHING)
 
 
@@ -182,11 +182,11 @@ def window_bias(
 ):
     """Add the relative position bias to the scores of a window, and apply the exact mask.
 
-    In the exact window, scores of keys that are too far from the query become -inf. If there is a
-    TABLE, its entries contain this mask.
-    The scores may be (queries, keys) or (keys, queries): row, col are (Q, 1) and key_row, key_col
-    (1, K), or row, col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key
-    positions before wrapping, because the bias depends on them.
+    In an exact window, scores of keys that are too far from the query become -inf. If there is a
+    TABLE, its entries include this mask.
+    For scores (Q, K), row and col are (Q, 1), and key_row and key_col are (1, K). For scores (K,
+    Q), row and col are (1, Q), and key_row and key_col are (K, 1).
+    In a cyclic window, pass the key positions before wrapping, because the bias depends on them.
     """
     if TABLE is not None:
         score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
@@ -200,7 +200,8 @@ def window_bias(
 def global_scores(score, TO_GLOBAL, lane, G):
     """Add the bias of global keys to their scores, and set the scores of padding lanes to -inf.
 
-    lane: the number of each key, along either dimension of the scores. Lanes from G on are padding.
+    lane: the index of each key, along either dimension of the scores. Indices of G or more are
+    padding.
     """
     if TO_GLOBAL is not None:
         score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
@@ -234,9 +235,9 @@ def listed_scores(
     """Return (scores, keys, values) of one block of K keys in the key chunks of a layout.
 
     The scores (Q, K) include bias and mask.
-    number: the number of the block. blocks: blocks per chunk. Both are from `list_blocks`. row,
-    col: positions of the queries in the grid. place: their positions in the chunk, see
-    `chunk_places`.
+    number: index of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
+    row, col: positions of the queries in the grid. place: the row-major index of each query in its
+    chunk.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -262,8 +263,9 @@ def rectangle_scores(
     """Return (scores, keys, values) of one block of K keys in a rectangle of a window.
 
     The scores (Q, K) include bias and mask.
-    first: the block's first token, as a number in the rectangle. count, across: tokens and columns
-    of the rectangle, which starts at (first_row, first_col). row, col: positions of the queries.
+    first: index of the block's first token in the rectangle. count, across: numbers of tokens and
+    of columns of the rectangle, which begins at (first_row, first_col). row, col: positions of the
+    queries.
     """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)

@@ -1,6 +1,6 @@
 """Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file has the limits of the backend, and the two passes. The passes launch (launch.py) the
+This file has the limits of the backend, and the two passes. The passes use launch.py to launch the
 kernels of forward.py and backward.py. The gradients of the biases are in bias_gradients.py. A
 window and the layout of a pattern use the same kernels. The keys of a window are in a few
 rectangles of tokens, and the keys of a layout are in lists of chunks (lists.py, layouts.py).
@@ -8,10 +8,10 @@ rectangles of tokens, and the keys of a layout are in lists of chunks (lists.py,
 In addition to inputs, output and gradients, the backward pass mainly allocates two tensors: delta,
 with 4 bytes per query and head, and partial sums of the gradient of a bias table. The partial sums
 take at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients. If a single partial sum
-(64 queries times 9 * w**2 keys in float32, for each head) is larger than that, it is the only one.
-Example: 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8, bfloat16. q, k, v, out and their
-gradients take 154 MB, delta 0.6 MB (0.4 %) and the partial sums 8.8 MB (6 %). The lists of a layout
-take up to 28 bytes per pair of chunks and W*W bytes per mask.
+(64 queries times 9 * w**2 keys in float32, for each head) is larger than this limit, only one is
+allocated. Example: 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8, bfloat16. q, k, v, out
+and their gradients take 154 MB, delta 0.6 MB (0.4 %) and the partial sums 8.8 MB (6 %). The lists
+of a layout take up to 28 bytes per pair of chunks and 16 * W * ceil(W / 64) bytes per mask.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
 w*w tokens of a chunk.
@@ -36,7 +36,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    """Return the reasons why this backend does not support the call that `case` describes.
+
+    Returns an empty list if the backend supports the call.
+    """
     has_gpu = case.device == "cuda" and torch.cuda.is_available()
     too_old = has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY
     channels_fit = HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]
@@ -58,7 +61,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
     q, launcher = call.q, Launcher(call)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)

@@ -1,8 +1,8 @@
 """Launch the Triton kernels: block sizes, shared arguments, the rectangles of a window.
 
 The kernels are imported at the first call, so that this file does not need Triton. If
-TRITON_INTERPRET=1 is in the environment before Triton is first imported, they run on the CPU,
-slowly.
+TRITON_INTERPRET=1 is in the environment before Triton is first imported, the kernels run on the
+CPU, slowly.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D head dim, w chunk side.
 """
@@ -98,8 +98,8 @@ class Launcher:
         """Return the constexpr arguments and launch options of a kernel, as keyword arguments.
 
         kernel: a name such as "forward", a key of `launches.LAUNCHES["sm_80"]`.
-        owned: "queries" or "keys". Each program computes one block of them, and loops over the
-        blocks of the other.
+        owned: "queries" if each program computes a block of queries and loops over blocks of keys,
+        "keys" if it computes a block of keys and loops over blocks of queries.
         """
         launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
         window = self.window
@@ -118,9 +118,10 @@ class Launcher:
     def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
         """Launch a kernel with one program per block of queries (or keys) of each chunk.
 
-        name: the kernel without "_kernel", such as "forward".
-        owned: "queries" or "keys". Each program computes one block of them, for one image and head,
-        and loops over the blocks of the other.
+        name: name of the kernel without the suffix "_kernel", such as "forward".
+        owned: "queries" if each program computes a block of queries and loops over blocks of keys,
+        "keys" if it computes a block of keys and loops over blocks of queries. A program is for one
+        image and head.
         tensors, constants: further positional and keyword arguments of the kernel.
         """
         kernel = getattr(kernels(), f"{name}_kernel")
@@ -135,9 +136,11 @@ class Launcher:
         )  # fmt: skip
 
     def _loop_arguments(self, mirrored: bool) -> tuple:
-        """Return the kernel arguments (RECTS, lists, num_rects): what a program loops over.
+        """Return the kernel arguments that define what a program loops over.
 
-        mirrored: whether programs compute keys and loop over queries, instead of the reverse.
+        They are (RECTS, lists, num_rects). For a layout, only `lists` is not None. For a window,
+        only `lists` is None.
+        mirrored: False if programs compute queries and loop over keys, True for the reverse.
         """
         if isinstance(self.window, Layout):
             lists = make_lists(self.window, self.device, mirrored)
@@ -149,8 +152,9 @@ class Launcher:
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
     """Return rectangles of tokens that contain the keys of the queries in a chunk.
 
-    There is a single rectangle if possible, else one for each offset. A rectangle is (first row,
-    end row, first column, end column), relative to the chunk's first token.
+    There is a single rectangle if possible, else one for each chunk offset of the window. A
+    rectangle is (first row, end row, first column, end column), relative to the chunk's first
+    token. The end is exclusive.
     mirrored: instead, return rectangles that contain the queries that attend to the chunk.
     """
     w, offsets = window.size, window.offsets
@@ -173,6 +177,7 @@ def area(rect: Rectangle) -> int:
 def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
     """Return R rectangles as a tensor on the device, (R, 4) int32.
 
-    The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
+    The tensor is cached, because a copy to the device synchronizes, and a CUDA graph cannot capture
+    the copy.
     """
     return torch.tensor(rects, dtype=torch.int32, device=device)

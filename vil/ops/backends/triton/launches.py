@@ -1,9 +1,12 @@
 """Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
 They are chosen from the table that `benchmarks/kernels.py` prints, by these criteria in order of
-priority: no register spills, matmuls on Hopper have the 64 rows that its fastest instruction needs,
-three or more thread blocks fit on a multiprocessor, blocks are large. A block of 64 queries reads
-each key half as often as a block of 32. None of the choices has been timed on a GPU.
+priority:
+1. Registers do not spill.
+2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
+3. Three or more thread blocks fit on a multiprocessor.
+4. Blocks are large: a block of 64 queries reads each key half as often as a block of 32.
+None of the choices has been timed on a GPU.
 """
 
 from typing import NamedTuple
@@ -16,7 +19,7 @@ class Launch(NamedTuple):
 
     queries, keys: the largest number of queries and of keys in a block.
     warps, stages: the number of warps and of pipeline stages.
-    registers: the most registers per thread, on NVIDIA GPUs; 0 for no limit.
+    registers: the maximum number of registers per thread, on NVIDIA GPUs; 0 for no limit.
     """
 
     queries: int

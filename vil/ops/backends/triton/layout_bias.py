@@ -1,11 +1,11 @@
 """The gradient of a layout's bias table, without atomics.
 
-A step is the displacement between the two chunks of a pair. All pairs with the same step have the
-same displacements between their tokens, and thus the same bias. step_kernel sums the gradient of
-scores over all images and pairs of a step into a tile, a matrix with an entry for each position in
-the query chunk and each position in the key chunk. displacement_kernel sums the entries of the
-tiles by the displacement of tokens. Each sum has a fixed order, so repeated runs give bitwise equal
-results.
+A step is the displacement between a query chunk and a key chunk. All pairs of chunks with the same
+step have the same displacements between their tokens, and thus the same bias. For each step,
+step_kernel sums the gradient of the scores over all images and all pairs of chunks. The result is a
+tile, a matrix with an entry for each pair of a position in the query chunk and a position in the
+key chunk. displacement_kernel sums the entries of the tiles by the displacement between tokens.
+Each sum has a fixed order, so repeated runs give bitwise equal results.
 
 Shapes: see lists.py. S steps, E pairs of chunks.
 """
@@ -27,10 +27,11 @@ def step_kernel(
     """Sum gradients of scores by step into TILE (splits, num_steps, N, Q, W) float32.
 
     A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
-    steps beginning with number `first_step`, and Q queries of each chunk beginning with number
-    part*Q. Each of `splits` programs sums over a subset of the images and chunk pairs of a step.
+    steps beginning with index `first_step`, and Q queries of each chunk beginning with index
+    part*Q. The images and chunk pairs of a step are divided among `splits` programs. Tokens outside
+    the grid contribute nothing.
     lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunk of
-    each of these E pairs. Tokens outside the grid contribute nothing.
+    each of these E pairs.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -85,12 +86,13 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums of TILE over splits and by displacement of tokens to the bias gradient DTABLE.
+    """Sum TILE over splits and by displacement of tokens, and add the sums to DTABLE.
 
-    TILE: the result of `step_kernel` for the same steps and queries. DTABLE (N, 2*span_rows*w - 1,
-    2*span_cols*w - 1) float32 has an entry for each displacement of tokens, with (0, 0) in the
-    middle. STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each step
-    (displacement of chunks), with the step (0, 0) in the middle; -1 if no chunk pair has this step.
+    TILE: the result of `step_kernel` for the same steps and queries.
+    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias for each
+    displacement between two tokens, with (0, 0) in the middle.
+    STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step (displacement between
+    two chunks), with the step (0, 0) in the middle; -1 if no pair of chunks has this step.
     A displacement of tokens occurs in up to four steps.
     """
     wide = 2 * span_cols * w - 1

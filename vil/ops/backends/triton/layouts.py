@@ -1,7 +1,7 @@
 """The layout of a pattern as kernel arguments: lists of chunks, and the masks of their pairs.
 
-The tensors are built once for each layout and device, and are cached, because copying to the device
-synchronizes and cannot be in a CUDA graph.
+The tensors are built once for each layout and device. They are cached, because a copy to the device
+synchronizes, and a CUDA graph cannot capture the copy.
 
 Shapes: N heads, H heads if their patterns differ, else 1, W = w*w tokens of a chunk, E pairs of
 chunks, T masks, S steps (displacements between two chunks of a pair).
@@ -24,14 +24,13 @@ class Lists(NamedTuple):
 
     There are three kinds: the key chunks of each query chunk, the query chunks of each key chunk
     ("mirrored"), or the query chunks of each step (displacement between the chunks of a pair).
-    starts: list i of head h has the elements starts[h * stride + i] to starts[h * stride + i + 1] -
-    1.
+    starts: list i of head h begins at element starts[h * stride + i] and ends before element
+    starts[h * stride + i + 1].
     stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
     chunks (E,): the indices of the chunks.
-    masks (E,): the mask of each pair, as an index into `tiles`; negative if all its tokens are
-    visible.
+    masks (E,): the mask of each pair, as an index into `tiles`; negative if the pair needs no mask.
     tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
-    for each key token or, in mirrored lists, each key token has a bit for each query token.
+    for each key token. In mirrored lists, each key token has a bit for each query token instead.
     The other tensors are int32. No field is None, because Triton does not compile None inside a
     tuple.
     """
@@ -50,8 +49,8 @@ class Steps(NamedTuple):
     keys (E,) int32: the key chunk of each pair, in the same order.
     count: the number of different steps.
     span: the largest step plus one, in (rows, columns) of chunks.
-    numbers (2*rows - 1, 2*cols - 1) int32, for rows, cols = span: the number of each step, with the
-    step (0, 0) in the middle; -1 if no pair has this step.
+    numbers (2*rows - 1, 2*cols - 1) int32, for rows, cols = span: the index of each step in
+    `lists`; -1 if no pair has this step. The step (0, 0) is in the middle.
     """
 
     lists: Lists
@@ -94,10 +93,9 @@ def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reac
     """Return (index, reach), to expand a layout's bias table to all displacements of tokens.
 
     reach: (rows, cols), the largest displacement of tokens in the layout's pairs of chunks. The
-    expanded table has 2*rows + 1 rows and 2*cols + 1 columns, so kernels that read it need not
-    clamp displacements.
-    index: for each entry of the expanded table, row-major, the index of its entry in the bias
-    table.
+    expanded table has 2*rows + 1 rows and 2*cols + 1 columns, so that kernels need not clamp
+    displacements.
+    index: the index into the bias table for each entry of the expanded table, row-major.
     """
     steps, w = layout.steps()[0], layout.size
     span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)
@@ -123,7 +121,7 @@ def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
     """Sort the pairs of chunks of a layout by head and by list. Returns (order, starts, stride).
 
-    lines: for each pair, the number of its list. count: the number of lists per head.
+    lines: the index of the list that each pair belongs to. count: the number of lists per head.
     order: the permutation that sorts the pairs. starts, stride: the fields of `Lists`.
     """
     lines = layout.lists.head * count + lines

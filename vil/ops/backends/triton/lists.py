@@ -28,8 +28,8 @@ def corner(chunk, w, Y):
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
     """Return (first, end, blocks): the range of token blocks in one list of chunks of a head.
 
-    line: the number of the list. Blocks of BLOCK tokens are numbered through all lists of all
-    heads, and this list has the blocks from `first` to `end` - 1. blocks: the number of blocks per
+    line: the index of the list. Blocks of BLOCK tokens are numbered consecutively over all lists of
+    all heads. This list has the blocks from `first` to `end` - 1. blocks: the number of blocks per
     chunk.
     """
     start = lists.starts + head * lists.stride + line
@@ -39,11 +39,13 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, from place `first` on.
+    """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, beginning at `first`.
 
-    place: positions in the chunk, numbered row by row. row, col: positions in the grid. token:
-    numbers in the grid, row by row; 0 for tokens that do not exist. exists: False for tokens beyond
-    the chunk, `rows` or `cols`. Lanes beyond the chunk have the position of its first token.
+    row, col: the row and column of each token in the grid.
+    place: the row-major index of each token in the chunk. `first` is such an index.
+    token: the row-major index of each token in the grid; 0 for tokens that do not exist.
+    exists: False for lanes beyond the end of the chunk, and for tokens outside of rows x cols.
+    Lanes beyond the end of the chunk have the position of the chunk's first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -58,10 +60,11 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, first, token, exists, mask) of one block of BLOCK tokens in listed chunks.
 
-    number: the number of the block. blocks: blocks per chunk. Both are from `list_blocks`.
-    row, col: positions in the grid. token: numbers in the grid, row by row. exists: False for
-    padding. first: position of the block's first token in its chunk. mask: the chunk pair's mask,
-    as an index into `lists.tiles`; negative if all its tokens are visible.
+    number: index of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
+    row, col: the row and column of each token in the grid. first: the row-major index of the
+    block's first token in its chunk. token: the row-major index of each token in the grid. exists:
+    False for padding. mask: the mask of the chunk pair, as an index into `lists.tiles`; negative if
+    the pair needs no mask.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -81,9 +84,9 @@ def head_table(TABLE, head, reach_rows, reach_cols):
 def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
     """Add the relative position bias to the scores.
 
-    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col, key_row,
-    key_col: positions of queries and keys in the grid, which broadcast to the scores. They differ
-    by at most reach_rows and reach_cols.
+    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col: positions of
+    the queries in the grid. key_row, key_col: positions of the keys. All four broadcast to the
+    shape of the scores. Query and key differ by at most reach_rows rows and reach_cols columns.
     """
     wide = 2 * reach_cols + 1
     return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
@@ -93,10 +96,11 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
 def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
     """Set scores to -inf where the mask of a pair of chunks is False.
 
-    score (len(place), BLOCK): the scores of the tokens at `place` in one chunk, with BLOCK tokens
-    of the other chunk, beginning with position `first`. BLOCK divides 64. mask: the index of the
-    pair's mask in lists.tiles (T, W, ceil(W / 64)) int64; negative if all scores are visible. For
-    each token of the one chunk, the mask has a bit for each token of the other chunk.
+    score (len(place), BLOCK): scores between tokens of a chunk A and BLOCK tokens of a chunk B.
+    A has the queries and B the keys, or the reverse. place: the row-major index of each token in A.
+    first: the row-major index of the first of the BLOCK tokens in B. BLOCK divides 64.
+    mask: the pair's mask, as an index into lists.tiles (T, W, ceil(W / 64)) int64; negative if the
+    pair needs no mask. A mask has, for each token of A, a bit for each token of B.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

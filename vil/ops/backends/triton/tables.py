@@ -1,7 +1,10 @@
-"""Bias tables in the form that kernels read: float32, in base 2, including the exact mask.
+"""Bias tables in the form that kernels read.
 
-Shapes: N heads, w chunk side. A table (N, rows*columns) has an entry for each displacement from key
-to query, with (0, 0) in the middle.
+They are in float32, multiplied by log2(e) for an exponential in base 2, and include the mask of the
+exact window.
+
+Shapes: N heads, w chunk side. A table (N, rows*columns) has an entry for each displacement, query
+position minus key position, with (0, 0) in the middle.
 """
 
 import math
@@ -26,9 +29,9 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
     """Return the bias table for kernels, and its largest displacement (rows, columns).
 
-    table: the table of a `LocalBias`; if it is None, None is returned in its place. In the exact
-    window, the returned table is -inf for keys that are too far away. In a layout, it is expanded
-    to all displacements in the layout's pairs of chunks.
+    table: the table of a `LocalBias`. If it is None, the returned table is also None. For an exact
+    window, the returned table is -inf for keys that are too far away. For a layout, the returned
+    table has an entry for each displacement in the layout's pairs of chunks.
     """
     if isinstance(window, Layout):
         if table is None:
@@ -44,10 +47,11 @@ def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | 
 
 @lru_cache(maxsize=64)
 def exact_mask(size: int, device: torch.device) -> Tensor:
-    """Return the exact mask as a bias table: -inf beyond `size` rows or columns, else 0.
+    """Return the mask of the exact window as a bias table.
 
-    The table is flattened, ((4*size - 1)**2,). It is cached, because copying to the device
-    synchronizes and cannot be in a CUDA graph.
+    It is -inf for displacements of more than `size` rows or columns, else 0. The table is
+    flattened, ((4*size - 1)**2,). It is cached, because a copy to the device synchronizes, and a
+    CUDA graph cannot capture the copy.
     """
     far = torch.arange(1 - 2 * size, 2 * size).abs() > size
     hidden = torch.zeros(len(far), len(far)).masked_fill(far[:, None] | far, -math.inf)

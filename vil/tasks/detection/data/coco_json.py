@@ -204,7 +204,7 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
 
 
 def find(mapping: Mapping[int, int], key: object, default: int) -> int:
-    """Return mapping.get(key, default), or `default` if the key from JSON is not hashable."""
+    """Return mapping.get(key, default), or `default` if the key, a JSON value, is not hashable."""
     with suppress(TypeError):
         return mapping.get(key, default)
     return default
@@ -249,8 +249,9 @@ def find_reasons(
 ) -> Array:
     """Return why each of M annotations is unusable, as indices into REASONS, (M,) int64.
 
-    The index of a usable annotation is 0. The arguments are the fields of `Annotations` with these
-    names. Boxes are clipped in float32, so that the result agrees with `transforms.clip_boxes`.
+    The index of a usable annotation is 0. The arguments are the fields of `Annotations` with the
+    same names. Boxes are clipped in float32, so that the result agrees with
+    `transforms.clip_boxes`.
     """
     # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)

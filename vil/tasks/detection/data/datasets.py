@@ -60,10 +60,15 @@ class CocoDataset(Dataset):
     ):
         """Read the annotations and check that the images exist.
 
-        images: folder of the images. annotations: JSON file. split: "train" or "val". transform:
-        function that is applied to each (image, target). masks: also read masks. keep_empty: keep
-        training images without a usable box. roots: additional folders to which symbolic links in
-        the folder `images` may point.
+        Args:
+            images: folder of the images.
+            annotations: JSON file.
+            split: "train" or "val".
+            transform: function that is applied to each (image, target).
+            masks: also read masks.
+            keep_empty: keep training images without a usable box.
+            roots: additional folders to which symbolic links in the folder `images` may point.
+
         Raises DataError if the annotation file is invalid, if images are missing or outside of
         the allowed folders, or if a training set has no usable box.
         """
@@ -149,12 +154,12 @@ def missing_images(
 ) -> list[str]:
     """Return the file names in `names` that do not exist in the folder.
 
-    Directories are listed, because querying each file takes minutes for COCO on a network disk.
-    roots: additional folders to which symbolic links may point.
+    The function lists directories, because to query each file takes minutes for COCO on a network
+    disk. roots: additional folders to which symbolic links may point.
 
-    Raises DataError if the folder does not exist. So that an annotation file cannot give access to
-    other files, also raises DataError if a name is a path outside of the folder, or a symbolic link
-    to a path outside of both the folder and `roots`.
+    Raises DataError if the folder does not exist. Also raises DataError if a name is a path outside
+    of the folder, or a symbolic link to a path that is neither in the folder nor in one of `roots`.
+    Without these checks, an annotation file could give access to any file.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
@@ -185,7 +190,10 @@ def explain_none(table: Annotations) -> str:
 
 
 def format_counts(counts: dict[str, int]) -> str:
-    """Format {reason: number of annotations that are dropped for this reason} for a message."""
+    """Return text for a message: the number of annotations that are dropped for each reason.
+
+    counts: {reason: number of annotations}.
+    """
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
@@ -245,7 +253,7 @@ def build_detection_set(
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
     root: folder of the dataset. transform, masks, keep_empty: see `CocoDataset`. extra_roots:
-    folders, besides `root`, to which image files that are symbolic links may point. own: additional
+    additional folders to which symbolic links in the image folder may point. own: additional
     keyword arguments of the function DETECTION_SETS[name], such as paths.
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
@@ -258,6 +266,6 @@ def build_detection_set(
 def own_arguments(name: str) -> list[str]:
     """Return the names of the arguments of `build_detection_set` that DATA.KWARGS may set.
 
-    They are the arguments `own` of the dataset `name`, a key of DETECTION_SETS, and `extra_roots`.
+    These are `extra_roots`, and the keyword arguments of the function DETECTION_SETS[name].
     """
     return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]

@@ -36,7 +36,7 @@ class AnnotationCheck(NamedTuple):
     def list_faults(self, *, hint: bool) -> list[str]:
         """Return lines of text that list the faults by reason, at most SHOWN for each reason.
 
-        hint: if faults are omitted, mention the flag --list, which lists all of them.
+        hint: whether to mention the flag --list, which lists all faults, if some are omitted.
         """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
@@ -55,14 +55,14 @@ class AnnotationCheck(NamedTuple):
         """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():
-            raise DataError(f"{path} cannot be trained on: it has no usable box")
+            raise DataError(f"{path} cannot be used for training: it has no usable box")
         if missing := sum(fault.reason == MISSING for fault in self.faults):
-            raise DataError(f"{path} cannot be trained on: {missing} of its images are missing")
+            raise DataError(f"{path} cannot be used for training: {missing} images are missing")
         unreadable = sum(fault.reason.startswith(UNREADABLE) for fault in self.faults)
         if unreadable > MAX_BAD_FRACTION * len(table.names):
             raise DataError(
-                f"{path} cannot be trained on: {unreadable} of {len(table.names)} images cannot be "
-                f"opened, more than {MAX_BAD_FRACTION:.0%} (DATA.MAX_BAD_FRACTION)"
+                f"{path} cannot be used for training: {unreadable} of {len(table.names)} images "
+                f"cannot be opened, more than {MAX_BAD_FRACTION:.0%} (DATA.MAX_BAD_FRACTION)"
             )
 
 
@@ -75,10 +75,10 @@ def kind_of(fault: Fault) -> str:
 
 
 def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
-    """Check an annotation file in COCO's format.
+    """Find the invalid annotations and images of a dataset in COCO's format.
 
-    images: image folder, to find missing, unreadable and wrongly sized images too; None: check only
-    the annotations.
+    annotations: annotation file. images: image folder, to find the images that are missing,
+    unreadable or of an unexpected size; None: check only the annotations.
     """
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
@@ -125,8 +125,8 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
 def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
     """Return a fault for each image that is missing, unreadable, or of an unexpected size.
 
-    Symbolic links to any place are followed. Where training allows them to lead depends on the
-    config (DATA.PATH, DATA.KWARGS.extra_roots).
+    Symbolic links may point to any folder. In training, they may point only to the folders that the
+    config allows (DATA.PATH, DATA.KWARGS.extra_roots).
     """
     names = [os.fsdecode(name) for name in table.names.tolist()]
     missing = set(missing_images(folder, names, roots=[os.sep]))

@@ -91,8 +91,9 @@ def parse_segmentation(value: object) -> list[Piece]:
 def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    POLYGON is a constant in place of the size that `parse_rle` returns. Returns None if the polygon
-    is not a list, has fewer than three points, or has a coordinate beyond MAX_COORDINATE.
+    The constant POLYGON distinguishes the result from that of `parse_rle`, which has a size in this
+    place. Returns None if the polygon is not a list of x and y coordinates, has fewer than three
+    points, or has a coordinate beyond MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)
@@ -106,7 +107,7 @@ def parse_polygon(polygon: object) -> Piece | None:
 
 
 def parse_rle(value: dict) -> Piece | None:
-    """Convert an RLE from JSON to ((height, width), its run lengths as uint32 bytes).
+    """Convert an RLE from JSON to ((height, width), run lengths as uint32 bytes).
 
     Returns None if the RLE is invalid or has more than MAX_PIXELS pixels.
     """

@@ -7,7 +7,7 @@ from vil.tasks.detection.data.datasets import CocoDataset
 
 
 def summarize_boxes(dataset: CocoDataset) -> TargetSummary:
-    """Count the boxes of each class, and the images with a box of each class."""
+    """Count, for each class of a dataset, the boxes and the images with at least one such box."""
     names, per_image = dataset.classes, dataset.last - dataset.first
     rows = np.concatenate([np.arange(*ends) for ends in zip(dataset.first, dataset.last)] or [[]])
     images = np.repeat(np.arange(len(dataset)), per_image)

@@ -27,7 +27,7 @@ class _AtLeastTwoPixels:
     """
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Sample the size of the result, and return {"size": (height, width)}."""
+        """Sample the size of the resized image, and return {"size": (height, width)}."""
         return {"size": tuple(max(side, 2) for side in super().make_params(flat_inputs)["size"])}
 
 
@@ -73,9 +73,9 @@ def train_transform(
 
 
 def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
-    """Clip boxes to an image of `size` (H, W), and drop boxes with a side below MIN_SIDE.
+    """Clip boxes to an image of `size` (H, W), and drop objects with a box side below MIN_SIDE.
 
-    cropped: whether the image was cropped. If so, objects with an empty mask are dropped too,
+    cropped: whether the image was cropped. If so, objects with an empty mask are also dropped,
     because they may be outside of the crop.
     """
     boxes = clip_boxes_to_image(target["boxes"], tuple(size))

@@ -85,8 +85,8 @@ class PerImageDetector:
     def layer_of(self, name: str) -> int:
         """Return the layer index of the parameter `name`, for layer-wise learning rate decay.
 
-        For a parameter of the network before the feature pyramid, it is the index in this network.
-        Parameters of the pyramid and the heads are in the last layer, `num_layers`.
+        A parameter of the network before the feature pyramid has the layer index that this network
+        gives it. Parameters of the pyramid and the heads are in the last layer, `num_layers`.
         """
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
@@ -187,7 +187,7 @@ def average(losses: Sequence[Tensors]) -> Tensors:
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
-    """Raise ValueError if there is not one target per image, or if a box has no area."""
+    """Raise ValueError unless there is one target per image, and every box has a positive area."""
     if targets is None or len(targets) != len(images):
         count = "no" if targets is None else len(targets)
         raise ValueError(
@@ -283,8 +283,9 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
-    Each stage in `fpn_stages` gives a level. If there are more anchor sizes than stages, one or two
-    coarser levels are added. Raises ValueError if there is still not one level per size.
+    Each stage in `fpn_stages` gives a level. If there are more sizes than stages, one or two
+    coarser levels are added. Raises ValueError unless the number of sizes minus the number of
+    stages is 0, 1 or 2.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])

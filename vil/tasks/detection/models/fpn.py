@@ -18,12 +18,14 @@ from vil.models.vision_longformer import MsViT
 
 
 class Pyramid(FeaturePyramidNetwork):
-    """torchvision's feature pyramid, with image padding zeroed before every 3 x 3 convolution.
+    """torchvision's feature pyramid, but the padding of images is zeroed before 3 x 3 convolutions.
 
-    in_channels: channels of each input map, finest first. channels: channels of every level. extra:
-    names of coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the coarsest
-    level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest input map, and
-    "p7" is a stride-2 convolution of p6 after a ReLU (RetinaNet).
+    Args:
+        in_channels: channels of each input map, finest first.
+        channels: channels of every level.
+        extra: names of coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the
+            coarsest level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest
+            input map, and "p7" is a stride-2 convolution of p6 after a ReLU (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
@@ -37,8 +39,9 @@ class Pyramid(FeaturePyramidNetwork):
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
         """Return all levels of the pyramid, finest first.
 
-        maps: output (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, a tensor
-        (B, 2), the rows and columns of each image that are not padding; None if no image is padded.
+        maps: output (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, the
+        numbers of rows and columns of each image without padding, (B, 2); None if no image is
+        padded.
         """
         laterals = [block(x) for block, x in zip(self.inner_blocks, maps)]
         for i in reversed(range(len(laterals) - 1)):
@@ -61,10 +64,14 @@ class Pyramid(FeaturePyramidNetwork):
 class Backbone(nn.Module):
     """Backbone for torchvision's detectors: a network followed by a feature pyramid.
 
-    body: a network with `strides`, `channels` and `forward_intermediates`, such as MsViT. stages:
-    numbers, from 1, of the stages whose outputs enter the pyramid. channels: channels of every
-    pyramid level. extra: coarser levels to add, see `Pyramid`. norm: whether to apply a LayerNorm
-    to each stage's output. Raises ValueError unless the network's last stage is in `stages`.
+    Args:
+        body: a network with `strides`, `channels` and `forward_intermediates`, such as MsViT.
+        stages: the stages, counted from 1, whose outputs enter the pyramid.
+        channels: channels of every pyramid level.
+        extra: coarser levels to add, see `Pyramid`.
+        norm: whether to apply a LayerNorm to each stage's output.
+
+    Raises ValueError unless the largest number in `stages` is that of the network's last stage.
     """
 
     def __init__(
@@ -79,8 +86,8 @@ class Backbone(nn.Module):
         count = len(body.channels)
         if max(stages) != count:
             raise ValueError(
-                f"the feature pyramid of stages {', '.join(map(str, stages))} must end with the "
-                f"network's last stage, {count}: change DETECTION.FPN.STAGES"
+                f"the feature pyramid has the stages {', '.join(map(str, stages))}, but must end "
+                f"with the network's last stage, {count}: change DETECTION.FPN.STAGES"
             )
         self.body, self.stages = body, [number - 1 for number in stages]
         widths = [body.channels[i] for i in self.stages]

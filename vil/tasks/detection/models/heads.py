@@ -30,10 +30,15 @@ class Anchors(AnchorGenerator):
     torchvision computes strides as image size / map size. This is wrong for a level that halves a
     map with an odd number of rows or columns, and for levels from which padding is cropped.
 
-    sides: smallest anchor size of each level (the side of a square anchor in pixels), finest level
-    first. octaves: number of anchor sizes per level, side * 2^(i / octaves) for i = 0 ..
-    octaves - 1. ratios: aspect ratios height / width of the anchors. strides: stride of each level
-    in pixels. Raises ValueError unless there is one side per stride.
+    Args:
+        sides: smallest anchor size of each level (the side of a square anchor in pixels), finest
+            level first.
+        octaves: number of anchor sizes per level. The sizes are side * 2^(i / octaves) for
+            i = 0 .. octaves - 1.
+        ratios: aspect ratios height / width of the anchors.
+        strides: stride of each level in pixels.
+
+    Raises ValueError unless there is one side per stride.
     """
 
     def __init__(
@@ -78,12 +83,12 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 
 
 class LevelMapper:
-    """Assign boxes to pyramid levels of any strides, by the FPN paper (arXiv:1612.03144).
+    """Assign boxes to pyramid levels of any strides, as in the FPN paper (arXiv:1612.03144).
 
-    Equation 1 of the paper gives the ideal stride for the size of a box, a power of 2. The box is
-    assigned to the coarsest level whose stride, rounded down to a power of 2, is not above the
-    ideal stride. If there is no such level, the box is assigned to the finest level. torchvision's
-    LevelMapper supports only strides that double from level to level.
+    Equation 1 of the paper gives the ideal stride for the size of a box. It is a power of 2. The
+    box is assigned to the coarsest level whose stride, rounded down to a power of 2, is not above
+    the ideal stride. If there is no such level, the box is assigned to the finest level.
+    torchvision's LevelMapper supports only strides that double from level to level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Load weights into a detector: those of a detector, or those of a classifier into its backbone."""
+"""Load the weights of a detector into a detector, or those of a classifier into its backbone."""
 
 from pathlib import Path
 
@@ -22,15 +22,19 @@ def load_detector(
     A file of a detector of this package must match the model exactly. Any other file is loaded by
     `load_body` into the model's body, the network before the feature pyramid.
 
-    head: "keep" to load the layers that depend on the number of categories, "new" to leave them as
-    initialized. rule: method for resizing position embeddings and bias tables, see `load_weights`.
-    strict: raise CheckpointError if the file has no weights for the heads. If False, the heads then
-    keep their random weights. Raises CheckpointError if the weights do not fit the model. Raises
-    ValueError for other values of `head`, such as "rows:FILE", which only classifiers support.
+    Args:
+        head: "keep" to load the layers that depend on the number of categories, "new" to leave them
+            as initialized.
+        rule: method for resizing position embeddings and bias tables, see `load_weights`.
+        strict: raise CheckpointError if the file has no weights for the heads. If False, the heads
+            keep their random weights in this case.
+
+    Raises CheckpointError if the weights do not fit the model. Raises ValueError for other values
+    of `head`, such as "rows:FILE", which only classifiers support.
     """
     if head not in ("keep", "new"):
         raise ValueError(
-            f"the head of a detector must be keep or new, not {head}: change FINETUNE.HEAD"
+            f"FINETUNE.HEAD is {head}, but detectors support only keep and new: use one of these"
         )
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
@@ -46,9 +50,11 @@ def load_detector(
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    state: state dict of a classifier, or of a detector of the original Vision Longformer code. Its
-    heads are ignored. rule: method for resizing position embeddings and bias tables, see
-    `load_weights`. A classifier's absolute position embeddings cover its full image, so they are
+    state: state dict of a classifier, or of a detector of the original Vision Longformer code. The
+    weights of its heads are ignored. rule: method for resizing position embeddings and bias tables,
+    see `load_weights`.
+
+    A classifier's absolute position embeddings cover its full image. They are therefore
     interpolated to the size of the body's embeddings, even if the body crops its own embeddings in
     the forward pass.
     """
