@@ -32,7 +32,7 @@ from tests.common.small_runs import (
 )
 from vil.config import get_config
 from vil.data.transforms import train_transform
-from vil.tasks.classification.measures import metric_names
+from vil.tasks.classification.metrics import metric_names
 from vil.tasks.image_task import ConfigImageTask
 
 FIGURES = metric_names(4)

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
-from vil.tasks.classification.measures import Measures
+from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.task import ClassificationTask
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
@@ -245,7 +245,7 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
     task, model = task_of({"val": links} if linked else None)
     with torch.no_grad():
         found, wanted = task.collect_predictions(model, "val"), task.evaluate(model)["val"]
-    assert Measures(found, 6, is_mapped=linked).metrics() == wanted
+    assert ClassificationMetrics(found, 6, is_mapped=linked).averages() == wanted
     assert found.indices.tolist() == [10, *range(50, 55), *range(70, 77)]
     if linked:
         assert set(found.predicted.tolist()) <= {0, 3, 5}

@@ -12,7 +12,7 @@ from vil.config import get_config
 from vil.engine.checkpoint.save_load import TrainState, resolve_link
 from vil.engine.loop import Metric
 from vil.tasks import TASKS, task_for
-from vil.tasks.classification.measures import metric_names
+from vil.tasks.classification.metrics import metric_names
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import ConfigError
 

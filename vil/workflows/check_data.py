@@ -25,10 +25,10 @@ from vil.data.inspection import (
 )
 from vil.data.target_summary import EXAMPLES, TargetSummary
 from vil.data.workers import worker_errors
-from vil.report.contact_sheet import draw_contact_sheet
 from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.console import printable
+from vil.utils.contact_sheet import draw_rows
 from vil.utils.errors import DataError
 from vil.utils.machine import usable_cores
 from vil.utils.output_paths import replacing
@@ -175,7 +175,7 @@ class DataCheck:
             for caption, indices in split.targets.groups
         ]
         with replacing(Path(file), "--sheet") as aside:
-            draw_contact_sheet(rows, EXAMPLES, aside)
+            draw_rows(rows, EXAMPLES, aside)
 
 
 def check_data(

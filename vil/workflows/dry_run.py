@@ -22,7 +22,7 @@ from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
-from vil.utils.contact_sheet import contact_sheet
+from vil.utils.contact_sheet import draw_images
 from vil.utils.output_paths import make_folder, output_file, replacing
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
 from vil.workflows.train import run_training
@@ -171,7 +171,7 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
         if drawn and os.environ.get("RANK", "0") == "0":
             file = _example_file(cfg, example)
             with replacing(file, "--example") as aside:
-                contact_sheet(drawn).save(aside, file.suffix.lstrip(".") or "png")
+                draw_images(drawn).save(aside, file.suffix.lstrip(".") or "png")
         common = task.counted, data.note, file, dict(task.learned_settings)
         return DataSummary(sets, data.train.steps_per_epoch, *common)
 

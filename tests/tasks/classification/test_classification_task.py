@@ -10,7 +10,7 @@ from sklearn import metrics as sklearn
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
-from vil.tasks.classification.measures import metric_names
+from vil.tasks.classification.metrics import metric_names
 from vil.tasks.classification.task import ClassificationTask, top_five
 from vil.utils.errors import DataError
 

@@ -2,7 +2,7 @@
 
 build.py        task from a config              task.py            loss, evaluation, inference
 losses.py       training losses                 output_formats.py  formats of `vil predict`
-predictions.py  per-image predictions           measures.py        metrics of predictions
+predictions.py  per-image predictions           metrics.py         metrics of predictions
 calibration.py  temperature scaling             report.py          classifier's part of a report
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from vil.utils.registry import Key, Registry
 
 _HERE = "vil.tasks.classification"
-# {name: (label, unit, higher is better)}, see `vil.tasks.classification.measures.metric_names`
+# {name: (label, unit, higher is better)}, see `vil.tasks.classification.metrics.metric_names`
 METRICS = {
     "top1": ("top-1", "%", True),
     "top5": ("top-5", "%", True),

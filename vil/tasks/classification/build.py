@@ -18,7 +18,7 @@ from vil.tasks.base import Datasets, TaskReport
 from vil.tasks.class_weights import logit_shifts, parse_class_weights
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
-from vil.tasks.classification.measures import metric_names
+from vil.tasks.classification.metrics import metric_names
 from vil.tasks.classification.report import report_test_set
 from vil.tasks.classification.task import ClassificationTask
 from vil.tasks.image_task import ConfigImageTask

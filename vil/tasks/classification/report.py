@@ -12,7 +12,7 @@ from vil.engine.evaluation import evaluating
 from vil.report.html import Html, render_template
 from vil.tasks.base import TaskReport
 from vil.tasks.classification import METRICS
-from vil.tasks.classification.measures import Measures
+from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.task import ClassificationTask
 from vil.tasks.image_report import make_thumbnail
@@ -35,9 +35,10 @@ class Evaluated(NamedTuple):
     same: bool  # whether test set and model have the same classes
     thumbnails: Thumbnails
 
-    def measures(self) -> Measures:
-        """Return a `Measures` object, which computes the metrics of the predictions."""
-        return Measures(self.predictions, len(self.predicted_names), is_mapped=not self.same)
+    def metrics(self) -> ClassificationMetrics:
+        """Return the metrics of the predictions."""
+        num_classes = len(self.predicted_names)
+        return ClassificationMetrics(self.predictions, num_classes, is_mapped=not self.same)
 
 
 def report_test_set(
@@ -55,7 +56,7 @@ def report_test_set(
     predicted_names = classes if same else list(class_names)
     thumbnails = make_thumbnails(loader.dataset, predictions)
     evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
-    metrics = evaluated.measures().metrics()
+    metrics = evaluated.metrics().averages()
     remark = f"of the same checkpoint, on {test_set}, {metrics['count']:,} images"
     scaled = f", with temperature {task.temperature:.4f}" if task.temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
@@ -90,8 +91,8 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
     The template is report.html.j2.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
-    measures = evaluated.measures()
-    table = measures.per_class(len(classes))
+    metrics = evaluated.metrics()
+    table = metrics.per_class(len(classes))
     correct, count = map(np.array, (table.pop("right"), table.pop("count")))
     table.pop("recall", None)  # the accuracy
     accuracy = correct / np.maximum(count, 1)
@@ -106,7 +107,7 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
         "tasks/classification/report.html.j2",
         **evaluated._asdict(),
         **dict(correct=correct, count=count, order=order, caption=caption),
-        metrics=metric_rows(measures),
+        metrics=metric_rows(metrics),
         columns={COLUMNS[name]: column for name, column in table.items()},
         reliability=reliability_bars(predictions) if evaluated.same else None,
         matrix=predictions.confusion(len(classes)).tolist() if has_matrix else None,
@@ -115,10 +116,10 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
     return [Html(section)]
 
 
-def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
+def metric_rows(metrics: ClassificationMetrics) -> list[tuple[str, str, str]]:
     """Return the report's table of metrics, a list of (label, value, 95 % interval) as text."""
-    intervals, rows = measures.intervals(), []
-    for name, value in measures.metrics().items():
+    intervals, rows = metrics.intervals(), []
+    for name, value in metrics.averages().items():
         if name in METRICS:
             label, unit, _ = METRICS[name]
             form = f"{{:.2f}}{unit}" if unit else "{:.4f}"

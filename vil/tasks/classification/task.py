@@ -23,7 +23,7 @@ from vil.tasks.base import ImageMeta, make_metric
 from vil.tasks.classification import METRICS
 from vil.tasks.classification.calibration import fit_temperature
 from vil.tasks.classification.losses import LossFunction, takes_weights, xentropy
-from vil.tasks.classification.measures import MAX_RANKED, Measures
+from vil.tasks.classification.metrics import MAX_RANKED, ClassificationMetrics
 from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.tasks.classification.predictions import BatchPredictions, Predictions, merge
 from vil.tasks.image_task import ImageTask, draw_lines
@@ -165,7 +165,7 @@ class ClassificationTask(ImageTask):
 
         All metrics are in percent, except "loss" and "count", which is the number of images. The
         loss is the cross entropy without mixup or smoothing, averaged over images. If `per_class`
-        is set, the result also has the key "per_class" with the result of `Measures.per_class`.
+        is set, the result also has the key "per_class", see `ClassificationMetrics.per_class`.
 
         Rank 0 computes the metrics from the predictions of all ranks, sorted by image index, so the
         metrics do not depend on the number of ranks. between: function that is called before each
@@ -177,12 +177,12 @@ class ClassificationTask(ImageTask):
             self.hint = self.hint or self.find_collapse(name, predictions)
             mapping = self.class_mapping.get(name)
             is_mapped = mapping is not None
-            measures = Measures(predictions, self.num_classes, is_mapped=is_mapped)
-            metrics = measures.metrics()
+            metrics = ClassificationMetrics(predictions, self.num_classes, is_mapped=is_mapped)
+            values = metrics.averages()
             if self.per_class:
                 num_classes = mapping.shape[1] if is_mapped else self.num_classes
-                metrics["per_class"] = measures.per_class(num_classes)
-            return metrics
+                values["per_class"] = metrics.per_class(num_classes)
+            return values
 
         return compute_on_main(compute)
 

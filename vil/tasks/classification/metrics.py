@@ -29,7 +29,7 @@ def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     return [*names, "ece", "count"]
 
 
-class Measures:
+class ClassificationMetrics:
     """The metrics of a classifier's predictions on a test set.
 
     num_classes: number of classes of the model. is_mapped: whether the test set has other classes
@@ -44,8 +44,8 @@ class Measures:
             is_class = predictions.targets[:, None] == np.arange(num_classes)
             self.rankings = [rank(scores[:, k], is_class[:, k]) for k in range(num_classes)]
 
-    def metrics(self) -> dict[str, Any]:
-        """Return {name: value} in the order of `metric_names`."""
+    def averages(self) -> dict[str, Any]:
+        """Return {name: value} of the whole test set, in the order of `metric_names`."""
         values = {**self.image_metrics(), **self.rank_metrics()}
         values |= {"loss": self.predictions.mean_loss(), "count": len(self.predictions.indices)}
         names = metric_names(self.num_classes, is_mapped=self.is_mapped)
