@@ -230,7 +230,7 @@ def test_a_detector_has_no_such_keys():
 
 def test_the_missing_validation_images_are_explained(root):
     message = refusal(DataError, root)
-    assert "no folder val: add it, or set DATA.VAL_FRACTION 0.2" in message
+    assert "no folder val: add it, or set DATA.VAL_FRACTION to 0.2" in message
 
 
 def test_classes_are_counted(root, tmp_path):

@@ -65,8 +65,8 @@ SETTINGS = {
     "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
     "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' appears twice"),
     "no letter": (f"{ARCH}=l1,h1,16", r"stage 1 .*: '16' is not a letter followed by"),
-    "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l is 3, but this is stage 2"),
-    "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: 3 heads .* do not divide the width 32"),
+    "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"l \(.*\) is 3, but this is stage 2"),
+    "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: the width .* heads .*, got 32 and 3"),
     "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
     "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no tokens"),
     "exact and shifted": (f"{MSVIT}.SW_EXACT=1 {MSVIT}.MODE=1", r"exact window with random shift"),
@@ -79,7 +79,7 @@ SETTINGS = {
     "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
     "argument": ("DATA.KWARGS.nn=3", r"unknown argument \(DATA\.KWARGS\) of fake 'nn'"),
     "argument's type": ("DATA.KWARGS.n=many", r"fake cannot be built with DATA\.KWARGS .*'many'"),
-    "no UTF-8": ("DATA.PATH=a\udce4", r"DATA\.PATH: 'a\\udce4' is not UTF-8: .*PYTHONUTF8=1"),
+    "no UTF-8": ("DATA.PATH=a\udce4", r"DATA\.PATH: 'a\\udce4' cannot be encoded .*PYTHONUTF8=1"),
     # machine
     "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),
     # models that are none of ours
@@ -89,7 +89,7 @@ SETTINGS = {
     "stages": ("MODEL.ARCH=resnet18 FINETUNE.FREEZE_STAGES=1", r"resnet18 has no stages"),
     "pretrained": ("MODEL.PRETRAINED=True", r"for MODEL.ARCH msvit, set MODEL.MODEL_PATH"),
     # training
-    "frozen": ("FINETUNE.FREEZE_STAGES=3", r"3 stages: there are 2"),
+    "frozen": ("FINETUNE.FREEZE_STAGES=3", r"3 stages: the model has 2"),
     "loss": ("LOSS.LOSS=mse", r"mse is not a loss of single-label .* \(choices: xentropy"),
     "larc": ("SOLVER.USE_LARC=True OPTIM.OPT=adam", r"LARC wraps sgd only"),
     "drops": ("OPTIM.VAL=1 SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=0", r"undo the drops"),

@@ -85,7 +85,7 @@ def test_the_worst_images_are_drawn_and_every_class_is_a_line_if_requested(run):
     assert vil("detect", "evaluate", "--run", run, "--pictures", 3).code == 0
     words = ("--run", run, "--pictures", 2, "OUTPUT_PERCLASS_ACC", "True")
     ended = vil("detect", "evaluate", *words)
-    assert f"drew 2 images with the most errors in {run}/eval/pictures" in ended.out
+    assert f"2 images with the most errors: see {run}/eval/pictures" in ended.out
     drawn = sorted(path.name for path in (run / "eval/pictures").iterdir())
     assert [name[:9] for name in drawn] == ["scenes-1-", "scenes-2-"]
     for name in drawn:

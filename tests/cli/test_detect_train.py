@@ -59,7 +59,7 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     assert "a head of another size" in refused.err
     rows = vil(*words, "FINETUNE.HEAD=rows:some")
     assert rows.code == 2
-    assert "detectors support only keep and new" in rows.err
+    assert "detectors support only 'keep' and 'new'" in rows.err
     assert vil(*words, "FINETUNE.HEAD=new").code == 0
 
 

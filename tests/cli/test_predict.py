@@ -282,7 +282,7 @@ def test_nothing_to_read(run, stdin, caplog):
     ("words", "code", "pattern"),
     [
         ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
-        ("--images photos --top 0", USAGE, r"--top: expected an integer of at least 1, or all"),
+        ("--images photos --top 0", USAGE, r'--top: expected an integer of at least 1, or "all"'),
         ("", USAGE, r"give either images \(files, folders, or - for standard input\) or --sample"),
         ("--sample photos", USAGE, r"give either images"),
         ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),

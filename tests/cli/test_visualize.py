@@ -149,7 +149,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
         ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
         ("test:64", DATA, "test:64: the set fake has images 0 to 63"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside of 32 x 32 pixels"),
-        ("photo.png --token 3", USAGE, "--token 3: expected a row and a column from 0"),
+        ("photo.png --token 3", USAGE, "--token 3: expected a row and a column, counted from 0"),
         ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),
         ("photo.png --stage 0", USAGE, "--stage 0: the model has stages 1 to 2"),
         ("photo.png --stage 1 --block 2", USAGE, "--block 2: stage 1 has blocks 1 to 1"),
@@ -157,7 +157,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
         ("photo.png --out no/where.png", USAGE, "--out no/where.png: there is no folder no"),
         ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
         ("photo.png --out .", USAGE, "--out .: expected a name"),
-        ("DEVICE cpu", USAGE, "DEVICE: IMAGE comes before KEY VALUE pairs"),
+        ("DEVICE cpu", USAGE, "DEVICE: expected IMAGE before the KEY VALUE pairs"),
     ],
 )
 def test_what_cannot_be_drawn(run, photo, words, code, message):
@@ -214,10 +214,10 @@ def test_the_plot_in_the_docs_is_what_its_command_draws():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--grid 7x", "--grid 7x: expected rows and columns, such as 12x17 or 14"),
+        ("--grid 7x", "--grid 7x: expected rows and columns, such as 12x17, or the side of"),
         ("--grid 0x4", "--grid 0x4: expected 1 to 1024 tokens"),
         ("--token 7,3", "--token 7,3: outside of 7 x 5 tokens"),
-        ("--token 3", "--token 3: expected a row and a column from 0"),
+        ("--token 3", "--token 3: expected a row and a column, counted from 0"),
         ("--window 0", "grid and window must be positive"),
         ("--window 1000", "--window 1000: expected at most 256"),
         ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),

@@ -78,7 +78,7 @@ def test_a_dataset_without_splits_is_for_training(tmp_path):
     name = saved(tmp_path, rows())
     assert build_dataset(name, tmp_path, "train").sample_name(2) == "pets[2]"
     assert (
-        "it has no splits, so all rows are training images: set DATA.VAL_FRACTION 0.2"
+        "it has no splits, so all rows are training images: set DATA.VAL_FRACTION to 0.2"
         in refusal(tmp_path, name, "val")
     )
     assert len(build_dataset(name, tmp_path, "test", all_rows=True)) == 6

@@ -69,7 +69,7 @@ class Half(ImageDataset):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (5, "must be a class or a function, given 5"),
+        (5, "must be a class or a function, got 5"),
         (lambda root, split: None, r"exactly three positional.*signature is \(root, split\)"),
         (lambda root, split, transform, size: None, "keyword-only"),
         (lambda root, split, transform, **own: None, "keyword-only"),

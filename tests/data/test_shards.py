@@ -145,7 +145,7 @@ PLAIN = members(["a", "b", "a"])
 BAD = {
     "no label": ({k: v for k, v in PLAIN.items() if k != "0001.cls"},
                  "1 of 3 samples have no label, a member cls; the first in sample x.tar@0001: 'p"),
-    "no labels": ({k: v for k, v in PLAIN.items() if "cls" not in k}, "set DATA.TRAIN tar"),
+    "no labels": ({k: v for k, v in PLAIN.items() if "cls" not in k}, "set DATA.TRAIN to tar"),
     "no image": ({k: v for k, v in PLAIN.items() if k != "0001.png"},
                  "1 of 3 samples have no image; the first in sample x.tar@0001: 'cls'"),
     "two images": (PLAIN | {"0002.mask.png": b"x"},
@@ -153,7 +153,7 @@ BAD = {
     "mixed members": (PLAIN | {"0003.png": b"x", "0003.json": '{"label": "a"}'},
                       "1 of 4 samples have no label, a member cls; the first in sample x.tar@0003"),
     "mixed labels": (members(["a", "7", "b"]), "1 of 3 samples have integer labels, and"),
-    "fractions": (members(["0.5", "1.5"]), "set TASK regression?"),
+    "fractions": (members(["0.5", "1.5"]), "set TASK to regression?"),
     "empty label": (members(["a", " "]), "1 of 2 samples have no label; the first in"),
     "not UTF-8": (PLAIN | {"0001.cls": b"\xff"}, "1 of 3 samples have no valid cls; the first in"),
     "not JSON": (members([{"label": 1}], "json") | {"0000.json": "{"},
@@ -173,9 +173,9 @@ def test_bad_samples_are_counted(name, tmp_path):
 
 def test_what_is_no_tar_is_refused(tmp_path):
     (tmp_path / "y.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(DataError, match="is not an uncompressed tar"):
+    with pytest.raises(DataError, match="is not a tar"):
         build_dataset("y.tar", tmp_path, "train")
-    assert "all samples of x.tar are training images: set DATA.VAL_FRACTION 0.2" in refusal(
+    assert "all samples of x.tar are training images: set DATA.VAL_FRACTION to 0.2" in refusal(
         tmp_path, ["a"], split="val"
     )
 

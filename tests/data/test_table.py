@@ -115,7 +115,7 @@ def test_spaces_around_cells_do_not_matter(root):
 
 def test_a_table_without_splits_is_for_training(root):
     text = table_of("aabb")
-    assert "DATA.VAL_FRACTION 0.2" in refusal(root, text, "val")
+    assert "DATA.VAL_FRACTION to 0.2" in refusal(root, text, "val")
     assert len(open_table(root, text, "val", all_rows=True)) == 4
 
 
@@ -145,7 +145,7 @@ BAD = {
     ),
     "no train": (table_of(["a,val"] * 4, "path,label,split"), "no rows of the split train"),
     "weight": (table_of(["a,1", "a,-1", "a,nan", "a,x"], "path,label,weight"), "3 of 4 rows"),
-    "zero weights": (table_of(["a,0"] * 4, "path,label,weight"), "all weights are 0"),
+    "zero weights": (table_of(["a,0"] * 4, "path,label,weight"), "all sample weights are 0"),
     "line break": (PLAIN.replace("2.png,a", '2.png,"a\nb"'), "1 of 4 rows .* line 4: 'a.nb'"),
     "ragged": (
         "path,label\na/1.png,a\na/2.png\n",

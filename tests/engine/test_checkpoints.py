@@ -328,7 +328,7 @@ def test_other_folders_beside_the_checkpoints_are_left_alone(tmp_path):
 def test_a_pointer_leads_to_a_checkpoint_beside_it_only(tmp_path, text):
     save_steps(tmp_path, 1)
     (tmp_path / "last").write_text(text, errors="surrogateescape")
-    with pytest.raises(CheckpointError, match="last does not name a checkpoint: delete it"):
+    with pytest.raises(CheckpointError, match="last does not name a checkpoint: delete this file"):
         resolve_link(tmp_path, "last")
     save_steps(tmp_path, 2)
     assert resolve_link(tmp_path, "last").name == "step-00000002"

@@ -88,7 +88,7 @@ def test_one_gpu_for_several_processes_of_a_machine_is_refused(monkeypatch):
     first = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     for name, value in first.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="cuda:1 would put all 2 processes .*set DEVICE cuda,"):
+    with pytest.raises(ValueError, match="cuda:1 would put all 2 processes .*set DEVICE to cuda,"):
         start(None, torch.device("cuda:1"))
 
 

@@ -253,7 +253,7 @@ def test_f25_a_batch_that_does_not_divide(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     ended = [(process.communicate(timeout=DEADLINE), process.returncode) for process in started]
-    what = "DATALOADER.BSZ 15 is not divisible .*: set it to 14"
+    what = "DATALOADER.BSZ 15 is not divisible .*: set DATALOADER.BSZ to 14"
     told = sum(refused(Outcome(code, out, err), USAGE, what) for (out, err), code in ended)
     what = "ranks that suggest a valid batch size if theirs is not divisible (of 2)"
     record("F25", what, told, 2)

@@ -110,7 +110,7 @@ def test_f20_resuming_with_another_model(trained):
         words = (*words, "DATA.CLASSES=by_position")  # or their names would be refused before
         words = (*words, "--output_dir", trained, "--resume", "OPTIM.EPOCHS=2")
         ended = vil("train", *words)
-        refused += ended.code == CHECKPOINT and "try RUN.ALLOW_CHANGES True" in ended.err
+        refused += ended.code == CHECKPOINT and "set RUN.ALLOW_CHANGES to True" in ended.err
         ended = vil("train", *words, "RUN.ALLOW_CHANGES=True")
         refused += (
             ended.code == CHECKPOINT

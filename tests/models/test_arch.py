@@ -84,8 +84,8 @@ def test_named_architectures_round_trip(name):
     ("arch", "message"),
     [
         ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
-        ("l1,h3,d97", "3 heads .letter h. do not divide the width 97"),
-        ("l1_l3", "the letter l is 3, but this is stage 2"),
+        ("l1,h3,d97", "must be a multiple of the number of heads .letter h., got 97 and 3"),
+        ("l1_l3", "l .number of the stage. is 3, but this is stage 2"),
         ("l1,h3,h3", "'h' appears twice"),
         ("l1,d", "'d' is not a letter followed by a number"),
         ("", "'' is not a letter"),

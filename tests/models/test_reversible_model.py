@@ -203,7 +203,7 @@ def test_cards_of_earlier_versions_are_valid(tmp_path):
     del card["model"]["reversible"]
     check_card(card, tmp_path)
     card["model"]["reversible"] = "yes"
-    with pytest.raises(CheckpointError, match="its model card has reversible 'yes', expected true"):
+    with pytest.raises(CheckpointError, match="its model card has reversible='yes', expected true"):
         check_card(card, tmp_path)
 
 

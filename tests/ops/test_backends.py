@@ -318,7 +318,7 @@ def test_choice_and_reasons():
     assert "keys repeat" in listing["masked"]
     assert explain(case, "masked")["masked"].startswith("pinned, but cannot run: keys repeat")
     assert "only the exact window" in listing["unfold_nnf"]
-    with pytest.raises(ValueError, match="'masked' cannot run here: keys repeat"):
+    with pytest.raises(ValueError, match="'masked' cannot run this call: keys repeat"):
         choose(case, "masked")
     with pytest.raises(
         ValueError, match=r"unknown backend 'maskd'; did you mean 'masked'\? \(choices: masked,"

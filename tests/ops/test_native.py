@@ -208,7 +208,7 @@ def test_a_machine_without_a_compiler_uses_other_backends(environment, reason, t
     )
     out, error = attend_elsewhere(tmp_path, tuned, **environment).communicate()
     assert out.strip() == "masked"
-    assert "ValueError: backend 'native' cannot run here: " in error
+    assert "ValueError: backend 'native' cannot run this call: " in error
     assert reason in error
 
 

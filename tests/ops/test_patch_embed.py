@@ -106,7 +106,7 @@ def test_other_positions_are_used_after_a_change_of_the_grid():
 
 def test_the_operator_checks_the_number_of_tokens():
     embed = pack(build())
-    with pytest.raises(ValueError, match=r"expected `added` of \(43, 32\), got \(42, 32\)"):
+    with pytest.raises(ValueError, match=r"expected `added` of shape \(43, 32\), got \(42, 32\)"):
         embed_patches(torch.randn(1, 3, 24, 28), embed.packed.packed, torch.zeros(42, 32), 1)
 
 

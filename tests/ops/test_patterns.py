@@ -204,7 +204,7 @@ ERRORS = [
     ("axial | lcoal:5", "column 9, .*did you mean 'local'"),
     ("axial |", "at the end: expected the name of a pattern"),
     ("local", "column 1.*missing a required argument: 'distance'"),
-    ("local:5 axial", "column 9.*expected |, & or -"),
+    ("local:5 axial", r"column 9.*expected '\|', '&' or '-'"),
     ("(axial", r"at the end: expected \)"),
     ("axial)", r"column 6.*found '\)'"),
     ("local:distance=3,nrom=2", "unknown argument of local 'nrom'; did you mean 'norm'"),

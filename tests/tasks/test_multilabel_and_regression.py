@@ -171,7 +171,7 @@ def test_digits_with_other_targets(data):
     [
         (["TASK=regression", "DATA.TRAIN=[digits]", "DATA.TEST=[digits]", "DATA.NUM_CLASSES=10"],
          "digits has one class per image, but TASK regression needs numbers"),
-        (["TASK=multilabel", "AUG.MIXUP_PROB=0.5", "AUG.MIXUP=1"], "set AUG.MIXUP_PROB 0"),
+        (["TASK=multilabel", "AUG.MIXUP_PROB=0.5", "AUG.MIXUP=1"], "set AUG.MIXUP_PROB to 0"),
         (["TASK=regression", "REGRESSION.MEAN=[1, 2]"], "REGRESSION.MEAN has 2 numbers, but"),
         (["TASK=regression", "REGRESSION.STD=[0, 1, 1, 1]"], "auto, or numbers above 0"),
         (["TASK=multilabel", "MULTILABEL.LOSS=assymetric"], "did you mean asymmetric"),

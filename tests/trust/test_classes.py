@@ -83,7 +83,7 @@ def test_other_names_are_refused(colors, tmp_path):
     assert ended.code == DATA
     assert (
         "folder has other classes than the model (it lacks blue; it adds azure): "
-        "to match them by number, set DATA.CLASSES by_position\n" in ended.err
+        "to match them by number, set DATA.CLASSES to by_position\n" in ended.err
     )
     assert results_of(run, data, "DATA.CLASSES=by_position")["top1"] == 100
 
@@ -139,7 +139,7 @@ def test_predictions_keep_the_order_of_the_run(colors, tmp_path, caplog):
     words = ("predict", "--run", run, image, "--classes", tmp_path / "names.txt")
     ended = vil(*words, "--format", "json")
     assert json.loads(ended.out)[0]["classes"][0]["class"] == "red"
-    assert "the order of the weights is used" in caplog.text
+    assert "the model's order is used" in caplog.text
 
 
 def test_rows_of_a_head_bring_their_names(colors, tmp_path):

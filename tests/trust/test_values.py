@@ -55,7 +55,7 @@ def test_the_same_ramp_in_every_type(tmp_path, name, pixels, value_range, error)
             (RAMP * 255).astype(np.float32),
             "values from 0 to 255 are outside of 0 to 1: set",
         ),
-        ((RAMP * 9).astype(np.int32), r"32-bit integers need DATA.VALUE_RANGE \[low, high\]"),
+        ((RAMP * 9).astype(np.int32), r"32-bit integers have no .* set DATA.VALUE_RANGE to \[low"),
         (np.full((8, 8), np.nan, np.float32), "no pixel has a finite value"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     words = ["embed", "--run", run, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
     ended = command(*words)
     assert ended.code == 0, ended.err
-    written = "wrote 32 features of each of 5 images to features.npy, their names to features.csv"
+    written = "wrote 32 features of each of 5 images to features.npy, image names to features.csv"
     assert ended.out == f"{written}\n"
     assert "3 of 5 images could not be read: their rows are NaN" in ended.err
     features = np.load("features.npy")

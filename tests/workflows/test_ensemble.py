@@ -156,7 +156,7 @@ def test_patterns_name_folders_in_numeric_order(tmp_path, monkeypatch):
         ("--format probabilities --threshold 0.5", "includes every class: remove --threshold"),
         ("--format probabilities --top 2", "includes every class: remove --top"),
         ("--run none*", "--run none*: no folder matches"),
-        ("{runs}/run1", "run1 is the folder of a run, not of images: quote the pattern"),
+        ("{runs}/run1", "run1 is the folder of a run, not of images: write --run"),
         ("--checkpoint nothing", "invalid choice"),
     ],
 )

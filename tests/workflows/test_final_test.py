@@ -137,6 +137,6 @@ def test_a_resumed_run_keeps_its_split(trained):
 
 def test_missing_test_images_end_the_run_before_its_first_step(pets, tmp_path):
     words = [word for word in SETS if not word.startswith("DATA.FOLD")]
-    with pytest.raises(vil.errors.DataError, match="no folder test: .* set DATA.TEST_FRACTION 0.2"):
+    with pytest.raises(vil.errors.DataError, match="no folder test: .* set DATA.TEST_FRACTION to"):
         vil.train(None, words, data=pets, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -104,9 +104,9 @@ def test_probabilities_and_views(runs):
     ("words", "message"),
     [
         (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are not in a test"),
-        (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, such"),
+        (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, for"),
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
-        (["--run", "other"], "no run has any test set of other (fake) in its"),
+        (["--run", "other"], "the test sets of other (fake) are not in DATA.TRAIN of any run"),
         (["--run", "fold0", "--run", "few"], "the first model has 3 classes, this one has 2"),
         (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),

@@ -252,7 +252,7 @@ def test_a_path_may_be_swept_over(caplog):
 
 def test_a_contradicting_base_is_refused_with_its_key():
     remember("SEED=[0, 1]")
-    with pytest.raises(ConfigError, match=r"the sweep in s was planned with OPTIM.EPOCHS 2, and"):
+    with pytest.raises(ConfigError, match="OPTIM.EPOCHS is 2 in the sweep in s, and cannot"):
         planned("SEED=[0, 1, 2]", "OPTIM.EPOCHS=5")
     remember("SEED=[0]", "DATALOADER.WORKERS=1", "RUN.KEEP=1")  # how, not what
     assert get_config("s/configs/seed_0.yaml").DATALOADER.WORKERS == 1
@@ -270,7 +270,7 @@ def test_a_base_may_need_the_values_of_the_axes():
 
 def test_a_variant_that_changed_is_refused_with_its_key():
     remember(variants={"a": {"OPTIM.WD": 0.1}})
-    with pytest.raises(ConfigError, match="has a run a with OPTIM.WD 0.1, not 0.2: choose another"):
+    with pytest.raises(ConfigError, match="has a run a, where OPTIM.WD is 0.1, not 0.2: choose"):
         planned(variants={"a": {"OPTIM.WD": 0.2}})
 
 
@@ -281,7 +281,7 @@ def test_a_variant_that_changed_is_refused_with_its_key():
 def test_a_damaged_folder_is_refused(text):
     remember("SEED=[0]")
     Path("s/sweep.json").write_text(text)
-    with pytest.raises(ConfigError, match="sweep.json cannot be read"):
+    with pytest.raises(ConfigError, match="sweep.json (cannot be read|is not valid)"):
         plan_sweep(make_grid(), "s")
 
 

@@ -145,7 +145,7 @@ def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
     """Return the reasons why a baseline or backend cannot run an attention call; [] if it can.
 
     One reason is that the estimated memory of a backend exceeds `max_bytes`. name: name of the
-    baseline or backend. case: tensor sizes, and window or pattern, of the call.
+    baseline or backend. case: the call's tensor sizes, and its window or pattern.
     """
     if name in BESIDE:
         return BESIDE[name].reasons(case)

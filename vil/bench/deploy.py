@@ -58,14 +58,15 @@ class Subject:
 
 @dataclass
 class Row:
-    """Results of one way to run a model (path), such as "onnx+int8".
+    """Results of one way to run a model for inference.
 
-    model: name of the model. path: name of the path, a key of PATHS. published: published top-1 of
-    the model on ImageNet in percent; None if unknown. size_mib: size of the exported file, or of
-    the weights in memory. memory_mib: growth of the resident memory from loading and running the
-    model, see `resident_growth`. agreement: percentage of the real images on which the path and
-    "eager" predict the same class. top1: accuracy on the real images, in percent. speed:
-    {batch size: images per second}. reason: why results are missing, or "".
+    model: name of the model. path: name of the way, a key of PATHS such as "onnx+int8". published:
+    published top-1 of the model on ImageNet in percent; None if unknown. size_mib: size of the
+    exported file, or of the weights in memory. memory_mib: growth of the resident memory from
+    loading and running the model, see `resident_growth`. agreement: percentage of
+    `Subject.images` with the same predicted class as in eager mode. top1: accuracy on these
+    images, in percent. speed: {batch size: images per second}. reason: why results are missing,
+    or "".
     """
 
     model: str
@@ -176,14 +177,14 @@ def compare_paths(
     least_agreement: float,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Measure all ways to run the models for inference (paths). Returns a row per model and path.
+    """Run each model for inference in several ways, called paths, and compare the results.
 
-    subjects: the models. paths: names of the paths, keys of PATHS. The first must be "eager",
-    because the predictions of the other paths are compared with those of "eager". batches: batch
-    sizes at which the speed is measured, with all models and paths interleaved. rounds: number of
-    measurements. least_agreement: percentage of images on which a path must predict the same class
-    as "eager". A path with a lower percentage is not timed. say: function that is called with each
-    line of progress.
+    Returns a row per model and path. subjects: the models. paths: keys of PATHS. The first must be
+    "eager", because the predictions of the other paths are compared with those of "eager". batches:
+    batch sizes at which the speed is measured. rounds: number of measurements, in each of which all
+    models and paths take turns. least_agreement: percentage of images on which a path must predict
+    the same class as "eager". A path with a lower percentage is not timed. say: function that is
+    called with each line of progress.
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
@@ -207,11 +208,11 @@ def compare_paths(
 
 
 def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
-    """Load a model to run it in one way, and measure its size and memory.
+    """Load a model for inference, and measure its size and memory.
 
-    path: name of the way to run the model, a key of PATHS such as "onnx+int8". batch: batch size.
-    Returns (row, run). row: the results. run: function from images to logits. If the model cannot
-    be loaded or run, `run` is None and the row has the reason.
+    path: the way to run the model, a key of PATHS such as "onnx+int8". batch: batch size.
+    Returns the results, and a function from images to logits. If the model cannot be loaded or run,
+    the function is None, and the results have the reason.
     """
     row = Row(subject.name, path, subject.published)
     images = subject.random_images(batch)
@@ -242,10 +243,10 @@ def predict(run: Run, images: Tensor, batch: int) -> Tensor:
 def check_predictions(
     row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
 ) -> None:
-    """Compare predictions with the true classes and those of eager mode, and store the results.
+    """Compare predictions with the true classes, and with the predictions of eager mode.
 
-    The row gets the accuracy and the agreement with eager mode. If the agreement is too low, or if
-    a logit is not finite, it also gets a reason not to time the model.
+    Stores the accuracy and the agreement with eager mode in `row`. If the agreement is too low, or
+    if a logit is not finite, also stores a reason not to time the model.
 
     logits: (N, K). expected: classes (N,) that the model predicts in eager mode; None if eager mode
     failed. targets: true classes (N,). least: lowest allowed agreement in percent.
@@ -266,8 +267,10 @@ def check_predictions(
 def time_batch(
     rows: Sequence[Row], loaded: Mapping[int, tuple[Subject, Run]], batch: int, rounds: int
 ) -> None:
-    """Time all loaded models in interleaved rounds on random images, and store the images per
-    second in their rows. loaded: {index of the row: (model, function from images to logits)}.
+    """Time all loaded models in interleaved rounds on random images.
+
+    Stores the images per second in `rows`, the results. loaded: {index into `rows`: (model,
+    function from images to logits)}.
 
     Each timed call follows an untimed call of the same model. Otherwise the previous model could
     slow it down: after a call, the threads of a runtime such as onnxruntime still occupy the CPU

@@ -50,5 +50,6 @@ def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool
 
 
 def accuracy(row: Row) -> float | None:
-    """Return the measured or published accuracy of a row in percent; None if it is not known."""
+    """Return the top-1 accuracy of a row's model in percent: the measured one or, if there is none,
+    the published one. None if neither is known."""
     return row.top1 if row.top1 is not None else row.published

@@ -183,7 +183,7 @@ def compile_cases(
 
 @contextmanager
 def _environment(cache: str | Path) -> Iterator[None]:
-    """Set the environment variables of the compiling processes in a `with` block."""
+    """Set environment variables for the processes that are started in a `with` block."""
     changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

@@ -21,9 +21,9 @@ class Limits:
 
     A multiprocessor consists of partitions, each with its own registers and scheduler.
 
-    registers: number of 32-bit registers per lane in one partition. granularity: a kernel's
-    registers per lane are rounded up to a multiple of this number. warps: maximum number of
-    resident warps. blocks: maximum number of resident thread blocks. shared: bytes of shared
+    registers: number of 32-bit registers of one partition, divided by the number of threads in a
+    warp. granularity: each thread gets registers in multiples of this number. warps: maximum number
+    of resident warps. blocks: maximum number of resident thread blocks. shared: bytes of shared
     memory. reserved: bytes of shared memory that the hardware reserves for each thread block, in
     addition to the bytes that the kernel uses. partitions: number of partitions.
     """

@@ -100,8 +100,8 @@ class Prediction:
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
     """Predict lower bounds on the time of an attention call on a GPU.
 
-    target: GPU architecture, a key of RATES such as "sm_90". case: tensor sizes, and window or
-    pattern, of the call. blocks: {kernel: (queries, keys)}, the numbers of queries and keys in a
+    target: GPU architecture, a key of RATES such as "sm_90". case: the call's tensor sizes, and
+    its window or pattern. blocks: {kernel: (queries, keys)}, the numbers of queries and keys in a
     block of scores that the kernel computes at a time.
     """
     rates = RATES[target]
@@ -234,12 +234,12 @@ def _layout_blocks(
 ) -> int:
     """Count the blocks of scores that a kernel computes for a `Layout`, per image and head.
 
-    The count is the mean over heads. Each program of the kernel loads one block of queries and
-    loops over blocks of keys. If `by_key` is set, it loads one block of keys and loops over blocks
-    of queries.
+    The count is the mean over heads. Each program of the kernel loads one block of tokens and loops
+    over other blocks.
 
     owned: number of tokens in the block that a program loads. walked: number of tokens in a block
-    of the loop. all_owned: count chunks at the border of the grid as full chunks.
+    of the loop. all_owned: count chunks at the border of the grid as full chunks. by_key: whether
+    programs load keys and loop over queries, or the reverse.
     """
     lists = layout.lists
     parts = [-(-rows * cols // owned) for _, _, rows, cols in chunk_sizes(layout)]

@@ -73,8 +73,8 @@ def make_case(window: str, dtype: str, head_dim: int) -> Case:
 def list_jobs(
     targets: Sequence[str], head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = (*DTYPES,)
 ) -> list[tuple[str, str, str, int]]:
-    """List the jobs that compile the kernels of a table. A job is a tuple (target, window, dtype,
-    head dim): an attention call and its target GPU."""
+    """List the attention calls to compile for each target GPU, as tuples (target, window, dtype,
+    head dim)."""
     return [
         (target, window, dtype, dim)
         for target in targets
@@ -87,7 +87,7 @@ def list_jobs(
 def compile_rows(
     jobs: Sequence[tuple[str, str, str, int]], processes: int = 2, cache: Path | None = None
 ) -> Iterator[KernelRow]:
-    """Compile the kernels of a table. Yields the rows in the order of `jobs`.
+    """Compile the kernels of each job. Yields a table row per kernel, in the order of `jobs`.
 
     jobs: result of `list_jobs`. processes, cache: see `compile_cases`.
     """
@@ -110,7 +110,7 @@ def make_row(target: str, window: str, dtype: str, head_dim: int, kernel: Compil
 
 
 def format_rows(rows: Sequence[KernelRow]) -> str:
-    """Format rows as text: one table per target, window and dtype."""
+    """Format kernel rows as text, with a table for each target GPU, window and dtype."""
     lines = []
     for group in dict.fromkeys(row.key[:3] for row in rows):
         lines += ["", ", ".join(group)]
@@ -171,7 +171,7 @@ def read_table(file: Path) -> tuple[list[KernelRow], dict]:
     rows = data.get("rows", [{}]) if isinstance(data, dict) else [{}]
     if any(set(row) != names for row in rows):
         raise ValueError(
-            f"{file} is not a table of kernels, or another version of vil wrote it: write it again"
+            f"{file} is not a table of kernels that this version of vil can read: create a new one"
         )
     rows = [
         KernelRow(**{**row, "resources": Resources(**row["resources"])}) for row in data["rows"]

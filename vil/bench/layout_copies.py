@@ -24,8 +24,9 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 class Conversion(NamedTuple):
     """Layout copies that one operator makes in one module, summed over one training step.
 
-    way: the pass, "forward" or "backward". calls: number of copies. bytes: total size of the
-    copies. share: time of the copies as a fraction of the time of all operators in the step.
+    A layout copy only changes the memory layout of a tensor. way: the pass, "forward" or
+    "backward". calls: number of copies. bytes: total size of the copies. share: time of the copies
+    as a fraction of the time of all operators in the step.
     """
 
     module: str
@@ -41,8 +42,8 @@ def conversions(
 ) -> list[Conversion]:
     """List the layout copies of one training step, sorted by time, longest first.
 
-    images: (B, c, H, W). dtype: the autocast dtype; None for no autocast. The train or eval mode of
-    the model is not changed.
+    A layout copy only changes the memory layout of a tensor. images: (B, c, H, W). dtype: the
+    autocast dtype; None for no autocast. The train or eval mode of the model is not changed.
     """
     run_step(model, images, dtype)
     with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:
@@ -64,7 +65,7 @@ def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> Non
 
 
 class CopyRecorder(TorchDispatchMode):
-    """Dispatch mode that times every operator and records the layout copies.
+    """Dispatch mode that times every operator, and records copies that only change the layout.
 
     copies: {(module, "forward" or "backward", operator): [calls, bytes, seconds]}.
     seconds: total time of all operators, including those that copy nothing.

@@ -41,8 +41,8 @@ class ModuleScopes:
 
     @property
     def current(self) -> tuple[str, str]:
-        """The module of the running operation and the pass that it belongs to, as (module name,
-        "forward" or "backward")."""
+        """The module and the pass of the running operation, as (module name, "forward" or
+        "backward")."""
         node = torch._C._current_autograd_node()
         if self.stack:  # also true while gradient checkpointing recomputes a block
             return self.stack[-1][0], "forward"

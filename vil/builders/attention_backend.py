@@ -110,19 +110,20 @@ def select_attention_backends(
     """Select the backends of attention and linear layers. All ranks get the same selection, which
     is logged and written to `folder`.
 
-    A resumed run uses the backends stored in `folder`. A new run uses those in the user's tuning
-    cache (see `vil tune`), and so does a resumed run without stored backends. For an attention call
-    that has no backend there, backends are timed, and the fastest is selected:
+    A resumed run uses the backends stored in `folder`. A new run, or a resumed run without stored
+    backends, uses the backends in the user's tuning cache (see `vil tune`). For any other
+    attention call, the backend is selected as follows:
 
-    - If MODEL.VIT.MSVIT.TUNE and `training` are set, all backends are timed.
-    - Otherwise, if `tune` is set and the device is a CPU, only `native` and the default backend are
-      timed.
-    - Otherwise, no backend is timed, and the default backend is used.
+    - If MODEL.VIT.MSVIT.TUNE and `training` are set, all backends are timed, and the fastest is
+      selected.
+    - Otherwise, if `tune` is set and the device is a CPU, the default backend and `native` are
+      timed, and the faster one is selected.
+    - Otherwise, the default backend is selected, without timing.
 
-    Linear layers are timed under the same conditions, but not if the run has stored backends.
+    In the first two cases, linear layers are timed, too, except in a run with stored backends.
 
     training: whether to select backends for training too, not only for evaluation.
-    tune: see above.
+    tune: whether backends may be timed on a CPU, as described above.
     folder: folder of the run.
     resuming: whether the run is resumed.
     say: function that logs a line.
@@ -231,8 +232,8 @@ def _tune_missing(
     """Time backends for each attention call that has no entry in CHOICES, the dict of selected
     backends. Store the fastest backend in CHOICES and in this user's tuning cache.
 
-    names: backends to time in addition to the default backend. An attention call is skipped if none
-    of these backends supports it. If `names` is empty, all backends are timed for each call.
+    names: backends to time; empty for all backends. The default backend is always timed, too. An
+    attention call that no backend in `names` supports is skipped.
     say: function that logs a line.
     """
     found = {}

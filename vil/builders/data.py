@@ -43,7 +43,7 @@ def build_train_loader(
         near = max(size // dist.world, 1) * dist.world
         raise ConfigError(
             f"DATALOADER.BSZ {size} is not divisible by the number of processes, {dist.world}: set "
-            f"it to {near}, for example"
+            f"DATALOADER.BSZ to {near}, for example"
         )
     dataset = open_dataset()
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):

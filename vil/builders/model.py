@@ -140,8 +140,9 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
     if len(pinned) > 1:
         raise ConfigError(
-            f"ATTN_TYPE {msvit.ATTN_TYPE} selects several backends ({', '.join(sorted(pinned))}): "
-            "use longformer instead, and select one with BACKEND"
+            f"legacy names in ATTN_TYPE {msvit.ATTN_TYPE} select several backends "
+            f"({', '.join(sorted(pinned))}): replace these names by longformer, and select one "
+            "backend with BACKEND"
         )
     longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
     current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
@@ -237,7 +238,7 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
     if not has_compiler(device.type):
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(
-            f"MODEL.COMPILE needs {what}, which was not found: install it, or set MODEL.COMPILE "
+            f"MODEL.COMPILE needs {what}, which was not found: install it, or set MODEL.COMPILE to "
             "False"
         )
     for model in models:
@@ -256,9 +257,9 @@ def _apply_fsdp(
     if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
         raise ConfigError(
-            f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer_name(cfg)}: use "
-            f"one of {known}, an elementwise optimizer of timm, such as timm/lion, or the strategy "
-            "ddp"
+            f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer_name(cfg)}: set "
+            "DISTRIBUTED.STRATEGY to 'ddp', or use an elementwise optimizer of timm, such as "
+            f"timm/lion, or one of the optimizers {known}"
         )
     for model in models:
         network = attention_network(model)

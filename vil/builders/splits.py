@@ -95,7 +95,7 @@ def _divide(
     if (total := len(np.unique(groups))) < count:
         raise DataError(
             f"{what}: the images have only {total} groups, which cannot be divided into {count} "
-            "parts: add images, or set DATA.GROUP_BY none"
+            "parts: add images, or set DATA.GROUP_BY to 'none'"
         )
     if dataset.target_type != "numbers":
         _check_groups(dataset, targets, groups, count, what)
@@ -133,7 +133,7 @@ def _check_groups(
     )
     if dataset.target_type == "class":
         raise DataError(f"{problem}; add images, or remove these classes")
-    logger.warning("%s; a split without images of a label cannot evaluate this label", problem)
+    logger.warning("%s; a label cannot be evaluated on a split without images of it", problem)
 
 
 def _check_classes(
@@ -147,6 +147,6 @@ def _check_classes(
             shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
             raise DataError(
                 f"{what}: {len(missing)} of {len(classes)} classes ({shown}) have no images in "
-                f"part {part}, because their groups also have images of other classes: set another "
-                "DATA.SPLIT_SEED, or DATA.GROUP_BY none"
+                f"part {part}, because their groups also have images of other classes: change "
+                "DATA.SPLIT_SEED, or set DATA.GROUP_BY to 'none'"
             )

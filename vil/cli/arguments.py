@@ -121,8 +121,8 @@ def with_weights(
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
         if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
             log.warning(
-                "--classes %s lists the same class names as the weights, but in another order: "
-                "the order of the weights is used",
+                "--classes %s lists the model's classes in another order: the model's order is "
+                "used",
                 args.classes,
             )
         else:
@@ -154,7 +154,7 @@ def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
     overwrite them.
 
     If an argument is a folder with .safetensors files, all files in this folder are listed.
-    outputs: names of the arguments that set output paths, which are ignored.
+    outputs: names of arguments to ignore, because they set output paths.
     """
     values = [value for name, value in vars(args).items() if name not in outputs]
     words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)

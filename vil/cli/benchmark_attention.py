@@ -7,15 +7,18 @@
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
 Every combination of the values of --grids, --window, --heads, --dtype, --masks and --modes is
-measured. With --pattern, the patterns replace windows, masks and modes. For each combination, these
-run alternately: the backends; sdpa (full attention, no bias); sdpa_masked (full attention with the
-window or pattern as mask, no bias); natten (if installed; CUDA, exact window, no bias); and floor,
-which computes only the GEMMs of the attended query-key pairs, as a lower bound on the time.
+measured. With --pattern, the patterns replace windows, masks and modes. The rows of the table are
+the backends and four baselines without bias, which run alternately:
 
-The columns of the table are: the median times of the forward and the backward pass; MiB, the peak
-tensor memory without inputs, output and gradients; and the total time relative to the backend
-chunk_handgrad, to sdpa and to floor. A star marks the backend that `auto` selects. If a combination
-is not supported, the row has the reason instead. Writes attention.json, attention.csv and plots to
+  sdpa         full attention
+  sdpa_masked  full attention with the window or pattern as mask
+  natten       exact window, on CUDA, if natten is installed
+  floor        only the GEMMs of the attended query-key pairs, a lower bound on the time
+
+The columns are the median times of the forward and the backward pass, the peak tensor memory in MiB
+without inputs, output and gradients, and the total time relative to the backend chunk_handgrad, to
+sdpa and to floor. A star marks the backend that `auto` selects. A row without numbers has the
+reason why the combination is not supported. Writes attention.json, attention.csv and plots to
 --out.
 """
 

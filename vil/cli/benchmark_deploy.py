@@ -4,10 +4,17 @@
   vil benchmark deploy --run runs/nano --paths fast,onnx+int8+static --calibration photos
   vil benchmark deploy --config-file imagenet/vil_tiny.yaml --beside timm/deit_tiny_patch16_224
 
---paths lists ways to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized
-for inference, see --fast of vil evaluate), compile (torch.compile), combinations such as fast+bf16,
-aoti (a package of AOTInductor), and in onnxruntime: onnx, onnx+int8 (dynamic quantization) and
-onnx+int8+static. For each batch size, the models and paths are timed alternately.
+--paths lists ways to run the model:
+  eager                as vil evaluate does
+  bf16                 under autocast
+  fast                 optimized for inference, see --fast of vil evaluate
+  compile              with torch.compile
+  fast+bf16, ...       combinations of these
+  aoti                 a package of AOTInductor
+  onnx                 in onnxruntime
+  onnx+int8            in onnxruntime, with dynamic quantization
+  onnx+int8+static     in onnxruntime, with static quantization
+For each batch size, the models and paths are timed alternately.
 
 The predicted classes of each path are compared with those of eager on test images. If fewer than
 --agreement percent are equal, the speed of the path is not measured. A model without weights, and

@@ -6,12 +6,15 @@
   vil benchmark model --ways bf16 --backends none --beside none --profile
 
 --ways lists combinations of precision, memory format and other settings, such as bf16+nhwc. The
-table has these rows: the config's model in each of --ways; the same model in the first of --ways,
-with each attention backend of --backends; and each other model of --beside (timm/<name> or
-torchvision's) in those --ways that only set a precision, such as bf16. The models run alternately,
-one step at a time. A row has median speeds, tensor memory beyond weights and images, and the speed
-relative to the first row. If the model cannot run, the row has the reason instead. Writes
-model.json and model.csv to --out.
+table has these rows:
+
+  the config's model, in each of --ways
+  the config's model with each attention backend of --backends, in the first of --ways
+  each model of --beside (timm/<name> or torchvision's), in those --ways that are only a precision
+
+A row has the median speeds, their ratios to the first row, and the peak memory of tensors, without
+weights, optimizer state and images. If a model cannot run, its row has the reason instead. The
+models run alternately, one step at a time. Writes model.json and model.csv to --out.
 
 --profile also profiles a training step in each of --ways without compile. It prints the ten most
 expensive operations, writes all operations to costs-<way>.csv, and writes a trace for Perfetto to

@@ -9,11 +9,11 @@
   vil convert best.pth full.safetensors --config-file imagenet/vil_small.yaml MODEL.VIT.MSVIT.ATTN_TYPE full
 
 Reads .safetensors and .pt/.pth files of vil, of the 2021 code (classification and detection) and of
-timm, as well as runs and their checkpoints. Writes a .safetensors file. Its header has a description
-of the model, the name and SHA-256 of the source file, and the SHA-256 of the tensors, which is
-checked whenever the file is read. With a config or --model, weights for another image size, window or
-attention are resized or converted, and these changes are printed. Weights that do not fit are an
-error. Load the result with `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`, MODEL.MODEL_PATH, or timm.
+timm, as well as runs and their checkpoints. Writes a .safetensors file, or a folder that contains
+one. The header of the file has a description of the model, the name and SHA-256 of the source file,
+and the SHA-256 of the tensors, which is checked whenever the file is read. With a config or --model,
+weights for another image size, window or attention are resized or converted, and these changes are
+printed. Weights that do not fit are an error. Load the result with `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`, MODEL.MODEL_PATH, or timm.
 """  # noqa: E501
 
 import argparse

@@ -9,8 +9,8 @@ class, the image sizes, images that cannot be read, duplicates within a split, d
 splits (leaks), images of a single color, and config values that would fit the data better. --sample
 opens only N images of each split. DATALOADER.WORKERS processes read the images.
 
-The exit code is 0 if the data can be used, if necessary with the suggested config values, and 3 if
-not. Each reason why the data cannot be used is printed on a line that begins with "problem".
+The exit code is 0 if the data can be used, even if config values must be changed as suggested. It
+is 3 if the data cannot be used. Each reason is printed on a line that begins with "problem".
 """
 
 import argparse

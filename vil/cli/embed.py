@@ -17,7 +17,7 @@ read is NaN; the exit code is 3 if no image could be read. Images are given as f
 accuracy on the test sets. One is nearest neighbors (kNN) by cosine similarity, for k = 20 and for
 the k that is best on a held-out fifth of the training images. The other is logistic regression on
 standardized features (a linear probe). Its regularization C is chosen on the same held-out images.
-The head is not used, so FINETUNE.HEAD new is allowed for weights trained on other classes.
+The head is not used. If the weights were trained on other classes, set FINETUNE.HEAD to new.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
     model = embed.load_encoder(cfg, class_names)
     print(model.report, file=sys.stderr)
     (count, width), failed = embed.embed_files(model, images, file)
-    print(f"wrote {width} features of each of {count} images to {file}, their names to {table}")
+    print(f"wrote {width} features of each of {count} images to {file}, image names to {table}")
     if failed:
         print(f"{failed} of {count} images could not be read: their rows are NaN", file=sys.stderr)
     return 0

@@ -84,10 +84,11 @@ def evaluate(
 ) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
-    class_names: names of the classes that the weights were trained on. num_worst: for a detector,
-    number of images of each test set to draw, those with the most errors first. part: "test" to
-    evaluate on the sets in DATA.TEST, "val" to evaluate on those in DATA.VAL. calibrate: whether to
-    calibrate the probabilities by temperature scaling before the evaluation.
+    class_names: names of the classes that the weights were trained on. num_worst: if
+    positive, draw this many images of each test set, those on which a detector makes the most
+    errors. part: "test" to evaluate on the sets in DATA.TEST, "val" to evaluate on those in
+    DATA.VAL. calibrate: whether to calibrate the probabilities by temperature scaling before the
+    evaluation.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
@@ -106,5 +107,5 @@ def evaluate(
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
-        print(f"drew {len(images)} images with the most errors in {result.folder / 'pictures'}")
+        print(f"{len(images)} images with the most errors: see {result.folder / 'pictures'}")
     return 0

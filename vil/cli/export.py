@@ -9,13 +9,16 @@
 
 The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
 classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
-computes in float32 on the CPU, regardless of the precision of training. The file is kept only if
-its outputs agree with those of the original model. --check also evaluates the model and the files
-on the test sets. Use --check with --int8, because int8 layers change the outputs. --calibration is
-a folder with at least 16 images, which may be in subfolders named after classes of the model.
---int8 then computes fixed ranges of the activations from these images, instead of new ranges in
-each call. The metadata of the file has the model, the class names, and the mean, standard deviation
-and size of the images; see docs/guides/exported_files.md.
+computes in float32 on the CPU, regardless of the precision of training. The export fails if the
+outputs of the file differ from those of the original model.
+
+--int8 writes a second file, with int8 linear layers, which change the outputs. Therefore add
+--check, which evaluates the original model and both files on the test sets. By default, the int8
+layers compute the ranges of their inputs in each call. --calibration computes fixed ranges from a
+folder of at least 16 images, which may be in subfolders named after classes of the model.
+
+The metadata of the file has the model, the class names, and the mean, standard deviation and size
+of the images; see docs/guides/exported_files.md.
 """
 
 import argparse
@@ -58,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _open(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(","))) if text != "none" else ()
     if not set(names) <= set(OPEN):
-        raise argparse.ArgumentTypeError(f"expected batch, size, batch,size or none, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected 'batch', 'size', 'batch,size' or 'none', got {text!r}"
+        )
     return names
 
 
@@ -74,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     size = args.size or (cfg.INPUT.IMAGE_SIZE,) * 2
     if args.check and "size" not in args.dynamic and size != (cfg.INPUT.IMAGE_SIZE,) * 2:
         raise ConfigError(
-            f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), but "
-            f"the exported file is fixed to {'x'.join(map(str, size))}"
+            f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} x {cfg.INPUT.IMAGE_SIZE} pixels "
+            f"(INPUT.IMAGE_SIZE), but the exported file only takes {'x'.join(map(str, size))}"
         )
     options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
     int8 = dict(int8=args.int8, calibration=args.calibration)
@@ -100,7 +105,10 @@ def print_files(result) -> None:
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
-        print(f"  images {images:18} largest difference from the model {difference.largest:.1e}")
+        print(
+            f"  image shape {images:18} logits differ from the model's by at most "
+            f"{difference.largest:.1e}"
+        )
     if result.num_int8:
         print(f"{result.num_int8} linear layers in int8")
     out, *_ = result.files

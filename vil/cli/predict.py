@@ -9,7 +9,7 @@
   vil predict --run runs/scenes photo.jpg --output drawn/      a detector, with boxes drawn
   vil predict --run runs/scenes map.png --tile 1024 --overlap 256 --output drawn/
   vil predict --run runs/scenes photos/ --format coco --output-file found.json
-  vil predict MODEL.MODEL_PATH nano.safetensors photo.jpg      a file of vil convert
+  vil predict MODEL.MODEL_PATH nano.safetensors photo.jpg      weights from vil convert
   vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
   vil predict --run runs/nano photos/ --tta hflip              averaged with the mirror images
   vil predict --run 'runs/fold*' photos/                       averaged over several runs
@@ -134,7 +134,9 @@ def _number_or_all(text: str) -> int:
     if text == "all":
         return sys.maxsize
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, or all, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f'expected an integer of at least 1, or "all", got {text!r}'
+        )
     return int(text)
 
 
@@ -249,13 +251,13 @@ def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[li
     """
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
+            raise ConfigError(f"--images {word}: write KEY VALUE pairs before --images")
     opts, words = sort_words(args.opts or [], suffixes)
     for word in words if args.run else ():
         if Path(word, "config.yaml").is_file() and Path(word, "checkpoints").is_dir():
             raise ConfigError(
-                f"{word} is the folder of a run, not of images: quote the pattern, as in --run "
-                "'runs/fold*', or write --run before each run"
+                f"{word} is the folder of a run, not of images: write --run before each run, or "
+                "once before a quoted pattern, as in --run 'runs/fold*'"
             )
     return opts, [*words, *args.images]
 

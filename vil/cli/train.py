@@ -12,9 +12,9 @@ vil train --config-file mine.yaml --dry-run     check data and config, and run o
 saves a plot of the first training images as the model gets them, and runs one step on synthetic
 images. It creates no run.
 
-MODEL.MODEL_PATH is a file with initial weights. For a detector, the file may also contain the
-weights of a classifier (of vil or of the original 2021 code) or of a detector of the 2021 code. In
-both cases, the weights are loaded into the backbone only.
+MODEL.MODEL_PATH is the source of the initial weights: a weight file, or the folder of a run or
+checkpoint. If you train a detector, the weights of a classifier or of a detector of the original
+2021 code are loaded into the backbone only.
 """
 
 import argparse
@@ -137,8 +137,8 @@ def _classes(found: "DatasetSummary") -> str:
 
 
 def changed_keys(cfg: CfgNode) -> list[str]:
-    """Return a heading and KEY=VALUE words for the config keys that differ from the defaults, as
-    lines of at most 100 columns. A line may be longer if it has a single word."""
+    """Return a heading, and lines of KEY=VALUE words for the config keys that differ from the
+    defaults. Only a line with a single word may be longer than 100 columns."""
     found = diff(cfg, defaults.tree())
     words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
     lines = ["keys that differ from the defaults (--all prints all keys):"]

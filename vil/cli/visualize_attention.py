@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from vil.workflows.visualize import Selection, visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
-        raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")
+        raise ConfigError(f"{args.image}: expected IMAGE before the KEY VALUE pairs")
     path = output_file(args.out, "--out", IMAGE_SUFFIXES, files_read(args, "out"))
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)

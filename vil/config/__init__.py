@@ -6,7 +6,7 @@ rules       allowed values                dump_yaml    writes a config
 presets     sets of keys for a purpose
 
 Importing this package does not import torch, so that a wrong key is reported immediately. The names
-below are imported at their first use.
+that the package exports, such as `get_config`, are imported at their first use.
 """
 
 from vil.utils.lazy import lazy_exports

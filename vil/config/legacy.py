@@ -69,8 +69,8 @@ def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
         log.warning(
-            "%s: %s: this value is used, except with weights of the original 2021 code, because "
-            "that code ignored LN_EPS and used 1e-6",
+            "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil uses this value, "
+            "except with weights of the original code.",
             sources[key],
             key,
         )

@@ -60,8 +60,9 @@ def load_entry_points() -> list[str]:
     """Load the installed plug-ins, once per process. Returns their names, such as "plugin:NAME".
 
     The entry point of a plug-in is a module that registers components when it is imported, or a
-    function without arguments that registers them. The module must define VIL_PLUGIN_API = 1.
-    Raises ConfigError if it does not, or if code of the plug-in raises an error.
+    function without arguments that registers them. The module, or the module that defines the
+    function, must have VIL_PLUGIN_API = 1. Raises ConfigError if it does not, or if code of the
+    plug-in raises an error.
     """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):
@@ -89,11 +90,10 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
 
 
 def import_file(file: str) -> None:
-    """Run a Python file, once per process.
+    """Run a Python file, unless this process has already run it without an error.
 
-    Raises ConfigError if the file does not exist, is not Python, or if its code raises an error. A
-    file that failed runs again when it is imported again. What it registered before it failed stays
-    registered.
+    Raises ConfigError if the file does not exist, is not a Python file, or raises an error.
+    Components that were registered before the error stay registered.
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:

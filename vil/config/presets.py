@@ -31,10 +31,10 @@ def read_preset(name: str) -> list[Setting]:
 
 
 def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a preset, without those that depend on a key which `others` sets.
+    """Return the settings of a preset, without those that make no sense with the `others`.
 
-    DEPENDENT lists these dependencies. For example, OPTIM.LR_REFERENCE_BATCH is dropped if `others`
-    sets OPTIM.LR. others: settings of files and the command line.
+    For example, OPTIM.LR_REFERENCE_BATCH is dropped if `others` sets OPTIM.LR. DEPENDENT lists all
+    such cases. others: settings of files and the command line, which override the preset.
     """
     keys = {setting.key for setting in others}
     dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}

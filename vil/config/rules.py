@@ -108,7 +108,7 @@ def is_interval(value: tuple[float, ...]) -> bool:
 
 
 def are_weights(value: tuple[str, ...]) -> bool:
-    """Return whether the strings are valid weights: finite, at least 0, and not all 0."""
+    """Return whether the strings are valid class weights: finite, at least 0, and not all 0."""
     try:
         numbers = [float(text) for text in value]
     except ValueError:

@@ -99,7 +99,8 @@ def from_file(
 
 def base_roots(path: Path) -> list[Path]:
     """Return the folders that may contain the _BASE_ files of the config `path`: the folder of the
-    configs that come with vil, the folder of `path`, and its nearest parent named configs."""
+    configs that come with vil, the folder of `path`, and the nearest folder named configs that
+    contains `path`."""
     named = [parent for parent in path.parents if parent.name == "configs"]
     return [packaged_root(), path.parent, *named[:1]]
 
@@ -167,7 +168,7 @@ def read_yaml(
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{label}: expected a mapping of keys, got a list or a single value")
+        raise ConfigError(f"{label}: expected a mapping of keys to values, got another value")
     return list(_Walk(lambda line: f"{label}:{line}", keeps_empty).section(root))
 
 

@@ -45,14 +45,14 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     """
     name = entry.name
     if not callable(dataset):
-        raise ValueError(f"dataset {name!r} must be a class or a function, given {dataset!r}")
+        raise ValueError(f"dataset {name!r} must be a class or a function, got {dataset!r}")
     parameters = inspect.signature(dataset).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) != 3 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise ValueError(
             f"dataset {name!r} must take exactly three positional arguments (root, split, "
-            "transform), and all others as named keyword-only arguments; its signature is "
-            f"{inspect.signature(dataset)}"
+            "transform), followed only by keyword-only arguments, without *args or **kwargs; its "
+            f"signature is {inspect.signature(dataset)}"
         )
     if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
         raise ValueError(
@@ -134,9 +134,9 @@ def build_dataset(
     """Build the split "train", "val" or "test" of a dataset.
 
     name: a registered name, or a path below root that ends in a suffix of FILES, such as the file
-    "x.csv" or the folder "x/". The path of a .yaml file selects a TSV dataset, whose splits
-    then all use this file. own: arguments of the dataset, see `own_arguments`. Raises ValueError if
-    the result is not an ImageDataset.
+    "x.csv" or the folder "x/". The path of a .yaml file selects a TSV dataset, and all
+    its splits use this file. own: arguments of the dataset, see `own_arguments`. Raises ValueError
+    if the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 
@@ -175,8 +175,11 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the registered name of the dataset that `name` selects. For a path such as "x.csv",
-    FILES has this name for the file suffix. Any other `name` is returned unchanged."""
+    """Return the registered name of a dataset.
+
+    name: a registered name, which is returned unchanged, or a path such as "x.csv". For a path,
+    FILES maps the suffix to the registered name.
+    """
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 

@@ -103,13 +103,13 @@ def to_bands(
     """Convert an array (H, W, C) of numbers or bools to a BandImage.
 
     uint8 values are not changed, and bools become 0 and 255. Other values are scaled from
-    value_range (low, high) to float32 in 0..1. An empty value_range means 0..65535 for uint16 and
-    0..1 for floats. NaN and Inf become 0.
+    value_range (low, high) to float32 in 0..1. NaN and Inf become 0. If value_range is empty, the
+    range is 0..65535 for uint16 and 0..1 for floats.
 
     channels: required number of channels. source: how error messages describe the array, such as
     "pages of a file". Raises ValueRangeError if C differs from `channels`, if the dtype is not
-    numeric, or if no value is finite. With an empty value_range, also raises it for any other
-    integer dtype, and for values outside of the default range.
+    numeric, or if no value is finite. If value_range is empty, also raises it for values outside of
+    the default range, and for integer dtypes other than uint8 and uint16.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(

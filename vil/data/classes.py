@@ -83,12 +83,13 @@ def match_classes(
     differ = f"{name} has other classes than the model ({problem})"
     repeated = f"two classes of {name} have the same name, so they cannot be matched by name"
     raise DataError(
-        f"{differ if problem else repeated}: to match them by number, set DATA.CLASSES by_position"
+        f"{differ if problem else repeated}: to match them by number, set DATA.CLASSES to "
+        "by_position"
     )
 
 
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
-    """Add the classes of a model that a dataset lacks to the dataset, in place.
+    """Add missing classes to a dataset, in place: those that the model has and the dataset lacks.
 
     The added classes have no images. Logs a warning if any class is added. Does nothing for a
     regression dataset (target_type "numbers"), or if the dataset has a class that the model lacks.

@@ -115,8 +115,8 @@ class ImageDataset(Dataset, ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """Return the RGB image, or a BandImage, before any transform. Raises OSError if it cannot
-        be read."""
+        """Return the image before any transform: in RGB, or as a `BandImage` if it has other
+        channels. Raises OSError if it cannot be read."""
 
     def content(self, index: int) -> bytes:
         """Return bytes that are equal for two samples only if their images are identical. Raises

@@ -27,9 +27,10 @@ def read_image(
     """Decode an image to 8-bit RGB or to a BandImage, rotated upright by its EXIF orientation.
 
     value_range: (low, high) for images with more than 8 bits, see `to_rgb` and `to_bands`.
-    channels: if 3 or 1, the result is an RGB image; if 1, the transform later converts it to gray.
-    For any other number, the result is a BandImage, and the file must be an .npy file or have this
-    many channels or pages. Raises UnreadableImage if the image cannot be decoded.
+    channels: number of channels that the model needs. For 1 and 3, the result is an RGB image. For
+    1, the transform later converts it to gray. For other numbers, the result is a BandImage, and
+    the file must have this many channels or pages. Raises UnreadableImage if the image cannot be
+    decoded.
     """
     if channels not in PIL_CHANNELS:
         return _read_bands(source, value_range, channels)

@@ -1,4 +1,4 @@
-"""Group images that belong in the same split: images of one person or place, and identical ones."""
+"""Group images that belong in the same split: identical images, or images with the same group."""
 
 import hashlib
 import logging
@@ -33,7 +33,7 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
         keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
     elif group_by == "auto":
         text = "%s has %d images. More than %d images are not compared, so identical images may be "
-        text += "in different splits: set DATA.GROUP_BY content to compare all images"
+        text += "in different splits: to compare all images, set DATA.GROUP_BY to content"
         logger.warning(text, name, count, MAX_COMPARED)
     return join_groups(*keys) if keys else np.arange(count)
 

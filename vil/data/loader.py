@@ -93,7 +93,9 @@ class TrainLoader:
         batch = self.samples.collate([self.samples[position] for position in order[:count]])
         if not len(batch):
             *_, name, reason = batch.bad_samples[-1]
-            raise DataError(f"none of the first images can be read; the last: {name} ({reason})")
+            raise DataError(
+                f"none of the first training images can be read; the last: {name} ({reason})"
+            )
         return replace(batch, epoch=0, step=0)
 
 

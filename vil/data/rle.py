@@ -1,10 +1,10 @@
 """Convert masks to and from COCO's run-length encoding (RLE), as numbers or a compressed string.
 
-Runs count pixels column by column, starting with a run of zeros. The string stores the first three
-numbers as they are, and each later number as its difference from the number two places earlier. A
-number is split into groups of five bits (bits 0 to 4), lowest first. Bit 4 of its last group is the
-sign. Bit 5 is set in every group of a number except the last. Each group is stored as the character
-with the ASCII code 48 + group.
+Run lengths count pixels column by column. The first run is of zeros. A compressed string stores the
+first three run lengths as they are, and each later one as its difference from the run length two
+places earlier. These numbers are in two's complement, with five bits per character, lowest bits
+first. The ASCII code of a character is 48 + the five bits, + 32 if the number continues in the next
+character.
 
 `decompress_runs` rejects invalid strings. The optional packages pycocotools and faster-coco-eval
 accept them. pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.

@@ -41,10 +41,10 @@ class RobustDataset(Dataset):
         return None, reports
 
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
-        """Collate (sample, reports) pairs into a batch with the wrapped dataset's `collate`.
+        """Collate (sample, reports) pairs into a batch.
 
-        The arguments of that function are the list of samples, without those that are None, and a
-        tuple of the reports of all pairs.
+        Calls the wrapped dataset's `collate` with a list of the samples that are not None, and a
+        tuple of all reports.
         """
         samples = [sample for sample, _ in rows if sample is not None]
         return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))
@@ -77,7 +77,7 @@ class BadSampleLog:
                 raise DataError(
                     f"{count} images cannot be read, more than the "
                     f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
-                    "remove the images, which the run's bad_samples.txt lists, or increase the "
+                    "remove the images listed in the run's bad_samples.txt, or increase the "
                     f"fraction; the last: {name} ({reason})"
                 )
 

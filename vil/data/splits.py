@@ -5,8 +5,8 @@ Stratification of Multi-Label Data", ECML PKDD 2011, section 3. Each part gets i
 label, and samples of one group stay together.
 
 scikit-learn's splitters are not used. A split must stay the same under any version of numpy and
-scikit-learn, because another split would mix training and test images of an existing run. They also
-have no splitter for groups with several labels.
+scikit-learn, because another split would mix training and test images of an existing run. Also,
+scikit-learn has no splitter for groups with several labels.
 
 Shapes: N samples, K labels or numbers, P parts.
 """
@@ -53,8 +53,8 @@ def sample_labels(
     targets: np.ndarray, target_type: str, num_bins: int = NUM_BINS
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs (sample, label) as two int64 arrays of equal length: the samples' indices,
-    and the labels. For target_type "numbers", a label is the quantile bin of a number, with
-    `num_bins` bins for each of the K numbers."""
+    and the labels. For target_type "numbers", each of a sample's K numbers gives one label: its
+    quantile bin, out of `num_bins` bins for this number."""
     count = len(targets)
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
@@ -118,7 +118,8 @@ def _group_labels(
     """Count the labels of each group. groups, labels: group and label of each (sample, label) pair.
 
     Returns a list with {label: number of samples} for each group, and a dict {label: list of the
-    groups with this label}. These lists have the order of `order`, a permutation of all groups.
+    groups with this label}. Each list in the dict is sorted as in `order`, a permutation of all
+    groups.
     """
     labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
     for group, label in zip(groups.tolist(), labels.tolist()):

@@ -19,8 +19,8 @@ class TargetSummary(NamedTuple):
 
     counts: {class or label: number of its images}; empty for regression. columns: {name: (smallest,
     median, largest)} of each regression target; empty for classes and labels. notes: lines of text
-    with further counts. groups: (caption, indices of example images) for each of the first classes,
-    labels or regression targets, to draw a contact sheet.
+    with further counts. groups: (caption, indices of example images) for the first GROUPS (40)
+    classes, labels or regression targets, to draw a contact sheet.
     """
 
     counts: dict[str, int]

@@ -35,16 +35,20 @@ VIEWS = {"hflip": WHOLE, "crops": (View(), *CROPS), "crops+hflip": ALL}
 def parse_views(text: str | int | None) -> tuple[View, ...]:
     """Return the views that a setting of test-time augmentation selects.
 
-    text: "hflip" selects the image and its mirror image. "crops" selects the image and its four
-    corner crops. "crops+hflip" selects these five and their mirror images. A number N selects the
-    first N of these ten, in the order image, mirror image, crops, mirrored crops. 1 and None return
-    (), which means no augmentation. Raises ValueError for anything else.
+    text: the setting. None and 1 mean no augmentation, and return (). "hflip" selects the image and
+    its mirror image. "crops" selects the image and its four corner crops. "crops+hflip" selects
+    these five and their mirror images. A number N from 2 to 10 selects the first N of these ten
+    views, in the order image, mirror image, crops, mirrored crops. Raises ValueError for anything
+    else.
     """
     if text is None:
         return ()
     if str(text).isdecimal():
         if not 1 <= int(text) <= len(ALL):
-            raise ValueError(f"tta must be a number from 1 to {len(ALL)}, got {text}")
+            raise ValueError(
+                "tta must be hflip, crops, crops+hflip, or a number from 1 to "
+                f"{len(ALL)}, got {text}"
+            )
         return ALL[: int(text)] if int(text) > 1 else ()
     return lookup(VIEWS, str(text), "test-time augmentation")
 

@@ -31,10 +31,11 @@ def build_data_loader(
     context: str | None = None,
     persistent: bool = False,
 ) -> DataLoader:
-    """Build a DataLoader that makes one batch from each list of positions in `batches`.
+    """Build a DataLoader for given batches of samples.
 
     Args:
-        workers: number of worker processes; 0 loads in this process.
+        batches: for each batch, the list of its samples, each as a `Position`.
+        workers: number of worker processes. If it is 0, this process loads the samples.
         context: multiprocessing start method of the workers, such as "spawn". None selects the
             default.
         persistent: keep the workers alive for the next pass over the batches.
@@ -91,10 +92,10 @@ def start_workers(loader: DataLoader) -> Iterator:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore SIGTERM and the other SIGNALS in a worker; passed to DataLoader as worker_init_fn.
+    """Make a loader worker ignore SIGNALS, except that a second SIGTERM ends it.
 
     Workers thus survive a signal to the whole process group, so that the main process can still
-    load data and save a checkpoint. A second SIGTERM ends the worker.
+    load data and save a checkpoint. DataLoader calls this function as its worker_init_fn.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -129,5 +130,5 @@ def worker_errors() -> Iterator[None]:
             raise
         raise DataError(
             f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS 0 to see the traceback"
+            "smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS to 0 to see the traceback"
         ) from error

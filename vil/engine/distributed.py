@@ -77,7 +77,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     if device.index is not None and min(dist.world, local_world) > 1:
         raise ValueError(
             f"DEVICE {device} would put all {local_world} processes of this machine on one GPU: "
-            "set DEVICE cuda, which selects a GPU for each process"
+            "set DEVICE to cuda, which selects a GPU for each process"
         )
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():

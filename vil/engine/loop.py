@@ -129,17 +129,17 @@ def train(
     accumulate: number of equal micro-batches into which a step's batch is split.
     clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
     drop_on_plateau: number by which the learning rate is divided after each evaluation without a
-    new best metric value. 0 for no drops.
-    patience: number of evaluations, see above. 0 for no early stopping.
+    new best metric value; 0 for no drops.
+    patience: number of evaluations, see above; 0 for no early stopping.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
-    max_bad_steps: largest number of consecutive steps with a non-finite loss or gradient, which are
-    skipped. With one more, the run fails. Without float16, the limit is at most half an epoch.
+    max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
+    not finite. Without float16, the limit is at most half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: number of steps after which the run ends, if that is before its last epoch.
     draw: called on rank 0 with the run's folder after each evaluation, to draw plots.
 
-    Raises DivergedError after more than `max_bad_steps` non-finite steps in a row, and
+    Raises DivergedError if more than `max_bad_steps` consecutive steps had to be skipped, and
     StoppedError, after saving a checkpoint, if a signal was received.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch

@@ -19,10 +19,10 @@ from vil.engine.distributed import all_reduce_sum
 def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
     """Return whether a line with averages is logged after `step`.
 
-    A line is logged every `log_freq` steps of an epoch, and at the end of the epoch. If fewer than
-    `log_freq` steps of the epoch are left, the regular line is omitted, so that the line at the end
-    averages over at least `log_freq` steps. end: the last step of the run. per_epoch: steps per
-    epoch.
+    A line is logged at the end of each epoch. Earlier in the epoch, a line is logged every
+    `log_freq` steps, but only while at least `log_freq` more steps are left in the epoch. So the
+    line at the end does not average over only a few steps. end: the last step of the run.
+    per_epoch: steps per epoch.
     """
     in_epoch = (step - 1) % per_epoch + 1
     last = min(per_epoch, end - step + in_epoch)
@@ -50,7 +50,7 @@ class Meter:
     ) -> Iterator[Any]:
         """Yield the batches, and measure the time spent waiting for them.
 
-        waiting: function that returns a context manager. It is entered to wait for each batch.
+        waiting: function that returns a context manager, in which the next batch is awaited.
         """
         iterator = iter(batches)
         try:

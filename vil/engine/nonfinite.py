@@ -1,8 +1,9 @@
 """Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-A flag marks such a step. The flag stays on the device, where `update` skips the optimizer's step if
-the flag is set. The host reads the flag one step later, so the host never waits for an accelerator.
-A skipped step leaves weights, optimizer state and averages unchanged. Data and schedule advance.
+A flag on the device marks such a step. torch's fused optimizers read the flag on the device. On a
+GPU, the host reads it one step later, so that it does not wait for the GPU. With other optimizers,
+the host waits at each step. A skipped step leaves weights, optimizer state and averages unchanged.
+Data and schedule advance.
 """
 
 import json
@@ -42,9 +43,9 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
-    """Return two flags of a training step as a float32 tensor, the same on every rank.
+    """Return (flag, signal) of a training step as a float32 tensor (2,), the same on every rank.
 
-    The first is 1 if the loss or the gradient norm of any rank is not finite, else 0. The second is
+    The flag is 1 if the loss or the gradient norm of any rank is not finite, else 0. The signal is
     the number of a signal that any rank received, or 0. loss, norm: this rank's loss and gradient
     norm. signal: number of the signal that this rank received, or 0.
     """
@@ -131,12 +132,11 @@ class NonFiniteSteps:
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, step: int) -> int:
-        """Count a step. Returns 1 if the flags mark the step as skipped, else 0.
+        """Count the step that `flags` describes. Returns 1 if it was skipped, else 0.
 
-        After more than `limit` skipped steps in a row, writes `flags.record` and the largest
-        gradients to a file in <run>/crash/, and raises DivergedError. The record has the number of
-        the step, its learning rate and its sample indices. step: number of the step whose gradients
-        the model has now. On a GPU, this is one step later than the step of `flags`.
+        After more than `limit` skipped steps in a row, raises DivergedError, and writes
+        `flags.record` and the largest gradients to a file in <run>/crash/. step: number of the step
+        whose gradients the model has now. On a GPU, this is the step after that of `flags`.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

@@ -1,16 +1,17 @@
 """Stop a run cleanly after a signal, and end it by force if a step hangs.
 
-The first SIGTERM, SIGUSR1 (which schedulers send in advance) or SIGINT (Ctrl-C) is recorded. The
-ranks share it together with the flags of each training step, and between the batches of an
-evaluation. Then all ranks raise StoppedError at the same point, and the loop saves a checkpoint.
-The signal handler itself saves nothing, because it may run in the middle of a collective.
+The first SIGTERM, SIGUSR1 (which schedulers send before they end a job) or SIGINT (Ctrl-C) is
+recorded. In each training step, and between the batches of an evaluation, the ranks exchange
+whether any rank has recorded a signal. If so, all ranks raise StoppedError at the same point, and
+the loop saves a checkpoint. The signal handler itself saves nothing, because it may run in the
+middle of a collective.
 
-A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
-`grace_seconds` after a signal. The time to save a checkpoint does not count for `grace_seconds`.
-Before the thread ends the process, it writes the stacks of all threads to stderr and to
-<run>/crash/. If the hanging step holds Python's GIL, this thread cannot run. For this case, a run
-with `hang_seconds` also sets a timer of faulthandler. About 2 x `hang_seconds` after the last
-progress, the timer writes the stacks to stderr only, and ends the process with exit code 1.
+A watchdog thread ends the process if no step finishes within `hang_seconds`. After a signal, the
+limit is `grace_seconds`, without the time to save a checkpoint. Before the thread ends the process,
+it writes the stacks of all threads to stderr and to <run>/crash/. If the hanging step holds
+Python's GIL, the watchdog thread cannot run. For this case, a run with `hang_seconds` also sets a
+timer of faulthandler. About 2 x `hang_seconds` after the last progress, the timer writes the stacks
+to stderr only, and ends the process with exit code 1.
 """
 
 import contextlib
@@ -127,7 +128,8 @@ class PreemptionGuard:
             self.is_saving = False
 
     def _record(self, number: int, frame: object) -> None:
-        """Handle a signal: record the first one, and end the process on the second."""
+        """Signal handler: record the first signal. A signal more than REPEAT_SECONDS after it ends
+        the process."""
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now

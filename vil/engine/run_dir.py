@@ -88,11 +88,11 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. On exit, status.json is updated.
+        """Record that training is finished. The `with` block of the run then updates status.json
+        when it ends.
 
-        If no step was left, `begin` was not called. In this case, status.json is updated only if it
-        does not say "finished" yet. This happens if an earlier attempt was stopped after the last
-        step, for example in the final test.
+        If no step was left, so that `begin` was not called, a status.json that already says
+        "finished" is not changed.
 
         reason: why training ended before the last epoch, for the log and status.json; "" if it
         ended with the last epoch.
@@ -186,7 +186,7 @@ def lock(file: Path) -> TextIO:
 
     Raises RunInUseError if another process still holds the lock after a few attempts. There are
     several attempts because `is_locked` holds the lock for a moment. The lock is a POSIX record
-    lock, because loader workers do not inherit it. Workers may run for seconds after their run was
+    lock, which loader workers do not inherit. Workers may run for seconds after their run was
     killed, and an inherited lock would block a restart.
     """
     stream = file.open("a+")
@@ -204,8 +204,8 @@ def lock(file: Path) -> TextIO:
 
 
 def acquire(stream: TextIO) -> None:
-    """Acquire the lock of an open file. Raises OSError if another process still holds it after the
-    last attempt."""
+    """Acquire the lock of an open file. Raises OSError if another process still holds it after
+    LOCK_ATTEMPTS attempts."""
     for left in reversed(range(LOCK_ATTEMPTS)):
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,11 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend that uses only standard operators. Random shift, in which a token attends to
-its chunk and one sampled neighbor chunk, applies in training only: an exported model attends to all
-3x3 chunks. Batch size and image size are dynamic by default. The file is first written under a
-temporary name. It gets its final name after a test: the file is loaded, and its logits must agree
-with those of the model.
+computed by a backend that uses only standard operators. An exported model attends to all 3x3
+chunks, even if it was trained with random shift. Batch size and image size are dynamic by default.
+
+The file is written under a temporary name and loaded. If its logits agree with those of the model,
+the file is renamed to its final name.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -141,8 +141,8 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
                 raise ValueError(f"the model does not accept images of {size}: {reason}") from error
     if reason and {images.shape[2:] for images, _ in results} == {spec.size}:
         raise ValueError(
-            f"the model accepts only images of {size}, so fix the size (leave 'size' out of "
-            f"`dynamic`): {reason}"
+            f"the model accepts only images of {size}: leave 'size' out of `dynamic`. "
+            f"The error for another size was: {reason}"
         )
     return results
 
@@ -182,8 +182,8 @@ def _compare(
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
                 f"{path} was not written: its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}, more than the tolerance of {TOLERANCE:.0e} (multiplied by "
-                "the largest logit, if that is above 1)"
+                f"{largest:.1e}. The tolerance is {TOLERANCE:.0e}, multiplied by the largest logit "
+                "if this logit is above 1"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences

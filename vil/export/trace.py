@@ -48,8 +48,8 @@ class ExportSpec:
 def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
     """Trace a model with torch.export. The model must be in evaluation mode and on the CPU.
 
-    Uses non-strict mode, in which the code of the model can check whether a size is symbolic. In
-    strict mode, dynamo would hide this. Raises ValueError if the model cannot be traced.
+    Uses non-strict mode. In strict mode, the model's code could not check whether a size is
+    symbolic. Raises ValueError if the model cannot be traced.
     """
     size, axes = spec.size, spec.select_axes(*[torch.export.Dim.DYNAMIC] * 3)
     if "size" in spec.dynamic:
@@ -83,9 +83,9 @@ def least_side(model: nn.Module) -> int:
     """Return the smallest image side in pixels for tracing with dynamic sizes.
 
     torch treats dimensions of size 1 as constant, so no dimension may be 1. With the returned side,
-    the token grid of every stage has at least two rows and two columns. Per side of the grid,
-    longformer attention has at least two chunks, and srformer attention at least two downsampled
-    keys.
+    the token grid of every stage has at least two rows and two columns. With longformer attention,
+    each side of the grid also has at least two chunks. With srformer attention, each side has at
+    least two downsampled keys.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE

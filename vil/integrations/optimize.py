@@ -69,7 +69,8 @@ class OptimizedModel(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load weights, see `nn.Module.load_state_dict`.
 
-        Raises RuntimeError if the model is on a CPU, because packed weights would not change.
+        Raises RuntimeError if the model is on a CPU, because weights that were reordered for the
+        CPU would not change.
         """
         if device_of(self.model) == "cpu":
             raise RuntimeError(
@@ -99,8 +100,8 @@ def optimize_for_inference(
     - Linear layers use oneDNN with reordered weights. In an MLP with GELU or ReLU, the first linear
       layer also computes the activation. MLPs process a few tokens at a time.
     - Convolutions use the channels-last format.
-    - MLPs and attention projections use compiled C++ code with packed weights if `vil tune` found
-      this code faster. The patch embedding of a stage with such MLPs uses it too.
+    - If `vil tune` found compiled C++ code faster for MLPs or attention projections, they use this
+      code instead. The patch embedding of a stage with such MLPs uses it too.
 
     model: a model of this package, of timm, or any other module. dtype: type to which parameters
     and inputs are converted. compile: use `torch.compile` with the option `freezing` instead of
@@ -152,11 +153,11 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 
 def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Pack the weights of vil's modules that compiled C++ code computes.
+    """Pack the weights of the modules that use vil's compiled C++ code.
 
-    These are the attention projections and MLPs of transformer blocks if `vil tune` found compiled
-    code faster, and the patch embeddings of stages that have such MLPs. Returns the layers of the
-    packed projections and MLPs, which must not be replaced later.
+    These are the attention projections and MLPs for which `vil tune` found this code faster, and
+    the patch embeddings of stages that have such MLPs. Returns the layers of the packed projections
+    and MLPs, so that the caller does not replace them.
     """
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:

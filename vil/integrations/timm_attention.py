@@ -23,7 +23,7 @@ class PatchGrid:
 
     The object is a forward hook of the model's patch embedding, which `forward`, `forward_features`
     and `forward_intermediates` all call first. All attention modules of a model share one
-    PatchGrid. It has no tensors, so it is copied and pickled with the model but is not part of the
+    PatchGrid. It is copied and pickled with the model. It has no tensors, so it is not part of the
     state dict.
 
     Gradient checkpointing may recompute a block after a later forward pass on images of another
@@ -105,8 +105,8 @@ class GridCheck(torch.autograd.Function):
 
     For this, the function saves an empty tensor (rows, columns of the grid, 0) for backward. torch
     compares the shapes of the tensors that a checkpointed block saves in the forward pass and in
-    the recomputation. If the shapes differ, torch raises an error. Otherwise, the gradient would be
-    wrong.
+    the recomputation, and raises an error if the shapes differ. Without this error, the gradient
+    would be wrong.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class PatchedAttention(GlobalLocalAttention):
     ) -> Tensor:
         """Apply attention to x (B, G+L, C): G prefix tokens, then L patch tokens.
 
-        rope: the rotary embedding of the L patch tokens, in timm's format. Returns x's shape.
+        rope: the rotary embedding of the L patch tokens, in timm's format. Returns (B, G+L, C).
         Raises ValueError if attn_mask or is_causal is set.
         """
         if attn_mask is not None or is_causal:

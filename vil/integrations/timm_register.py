@@ -187,7 +187,8 @@ def _fit_weights(state_dict: Mapping[str, object], model: MsViT) -> dict[str, to
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:
-    """Return a function that builds the model `name`. timm registers it under its `__name__`."""
+    """Return a function that builds the model `name`. timm registers the function under its
+    `__name__`."""
 
     def create(pretrained: bool = False, **kwargs) -> nn.Module:
         return _create(name, pretrained, **kwargs)

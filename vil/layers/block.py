@@ -81,9 +81,9 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Calls `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` returns the
-    parameters. Otherwise calls the modules. If `mlp` is a `PackedMlp`, it also computes the norm,
-    and `norm` is ignored.
+    A `PackedMlp` also computes the norm, and `norm` is ignored. Any other MLP is computed by
+    `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` returns the
+    parameters. If not, the modules `norm` and `mlp` are called.
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)

@@ -1,7 +1,7 @@
-"""The attention branch of a block with fewer passes over the tokens.
+"""Compute the attention branch of a block in fewer passes over the tokens.
 
-The layer norm is computed together with the projections to queries, keys and values, and the
-residual connection together with the output projection (`vil.ops.linear`).
+One operation computes the layer norm and the projections to queries, keys and values. Another
+computes the output projection and adds the residual connection (see `vil.ops.linear`).
 
 Shapes: B batch, T tokens, C channels, O outputs.
 """

@@ -65,7 +65,7 @@ class PackedMlp(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack the weights if the compiled code can run on this machine."""
+        """Pack the weights if the compiled C++ code can run on this machine."""
         half = self.weights.weight1.dtype == torch.bfloat16
         ready = library.is_ready(self.weights.weight1.dtype)
         self.packed = pack_weights(self.weights, half=half) if ready else None

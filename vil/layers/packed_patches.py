@@ -38,7 +38,7 @@ class PackedPatchEmbed(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack the weights if the compiled code can run on this machine."""
+        """Pack the weights if the compiled C++ code can run on this machine."""
         self.packed, self.last = None, (None, (), None)
         if library.is_ready(self.weight.dtype):
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
@@ -66,11 +66,11 @@ class PackedPatchEmbed(nn.Module):
         return embed_patches(x, self.packed, self.added(embed, grid), embed.num_global)
 
     def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:
-        """Return the global tokens and the position embeddings of local tokens, (G+L, C), float32.
+        """Return G global tokens, then the position embeddings of L local tokens: (G+L, C) float32.
 
-        If there are position embeddings, those of the global tokens are included. The result is
-        kept for the next call. Like packed weights, it does not change if values of the parameters
-        are changed in place.
+        The global tokens include their own position embeddings. Without position embeddings, the
+        local tokens get 0. The result is cached. Like the packed weights, it is not updated if
+        parameters are changed in place.
         """
         last_grid, last_parameters, tokens = self.last
         parameters = tuple(embed.parameters())  # `set_input_size` replaces some of them

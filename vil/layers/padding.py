@@ -13,9 +13,9 @@ Valid = Tensor | None  # `valid_hw`; None if no image is padded
 
 
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
-    """Return the unpadded rows and columns of each image after downsampling, rounded up.
+    """Return the number of unpadded rows and columns of each image after downsampling, rounded up.
 
-    valid_hw (B, 2): unpadded rows and columns before downsampling. factor: the downsampling factor.
+    valid_hw (B, 2): the numbers before downsampling. factor: the downsampling factor.
     """
     return -(-valid_hw // factor)
 

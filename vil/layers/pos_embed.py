@@ -80,10 +80,11 @@ def resize_tables(
 ) -> Tensor:
     """Resize a table (old rows * old columns, N) to a different size for each image.
 
-    old: (rows, columns) of the table. sizes (B, 2): rows and columns of each image's table.
-    Returns (B, new rows * new columns, N). The resized table of each image is at the top left of a
-    table of size `new`, or in its center if `centered`. The other entries are undefined. Does not
-    synchronize with the device.
+    old: (rows, columns) of the table. sizes (B, 2): rows and columns to resize to, for each of B
+    images. new: (rows, columns) of the returned tables, at least as large as all `sizes`.
+    Returns (B, new rows * new columns, N). The resized table is at the top left of the returned
+    one, or in its center if `centered`. The other entries are undefined. Does not synchronize with
+    the device.
     """
     rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
     tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
@@ -110,9 +111,9 @@ class AbsoluteEmbedding(nn.Module):
     The embedding of a local token concatenates the embeddings of its row and its column. Each
     global token has its own vector.
 
-    dim: C, which must be even.
-    grid: rows and columns (X, Y) that the embeddings are sized for.
-    num_global: G.
+    dim: number of channels, which must be even.
+    grid: rows and columns that the embeddings are sized for.
+    num_global: number of global tokens.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
     column embeddings. "crop" uses the first row and column embeddings, as the original Vision
     Longformer code for detection does. It raises ValueError if the grid has more rows or columns
@@ -161,10 +162,10 @@ class AbsoluteEmbedding(nn.Module):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
-        """Interpolate or crop row or column embeddings (1, n, C/2) to (1, length, C/2).
+        """Resize row or column embeddings (1, n, channels) to (1, length, channels).
 
-        rule: a key of RULES, for interpolation. Raises ValueError if embeddings are to be cropped
-        and n < length.
+        The attribute `resize` selects interpolation or cropping. rule: the interpolation, a key of
+        RULES. Raises ValueError if `resize` is "crop" and `length` is larger than n.
         """
         if same_size((length,), (line.shape[1],)):
             return line
@@ -227,10 +228,10 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
 
 
 def dense_bias(table: Tensor, grid: Grid) -> Tensor:
-    """Expand a table ((2X-1)*(2Y-1), N) to the bias (N, L, L) of all query-key pairs.
+    """Expand a relative position table to the bias of all query-key pairs of a grid (X, Y).
 
-    The bias of a pair is the table's entry for the query's position minus the key's position.
-    grid: (X, Y).
+    table ((2X-1)*(2Y-1), heads). Returns (heads, X*Y, X*Y). The bias of a pair is the table's entry
+    for the query's position minus the key's position.
     """
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):

@@ -53,8 +53,8 @@ def run_reversible(
 
     The streams are at least float32: in bfloat16, recomputed inputs would lose most of their
     digits.
-    recompute: recompute activations in the backward pass instead of storing them. This argument has
-    no effect if no gradients are needed, in an export and under torch.func transforms.
+    recompute: recompute activations in the backward pass instead of storing them. This is ignored
+    in an export, under torch.func transforms, and if no gradients are needed.
     """
     if not len(blocks):
         return x
@@ -186,11 +186,12 @@ class RecomputedBlock(nn.Module):
     def undo(
         self, streams: list[Tensor], grads: list[Tensor], step: int, autocast: Autocast
     ) -> None:
-        """Undo a step: replace the streams and their gradients by their values before the step.
+        """Undo a step: change `streams` and `grads` in place to their values before the step.
 
-        A step is the attention branch (even) or the MLP branch (odd) of the block. Also adds the
-        gradients of the block's parameters to `self.grads`. autocast: a function that returns the
-        autocast context of the forward pass.
+        Also adds the gradients of the block's parameters to `self.grads`.
+        streams: the two streams. grads: the gradients of the loss with respect to the streams.
+        step: even for the attention branch of the block, odd for its MLP branch.
+        autocast: a function that returns the autocast context of the forward pass.
         """
         changed, other = step % 2, 1 - step % 2
         x = streams[other].detach().requires_grad_()

@@ -58,7 +58,8 @@ class StageSpec:
     def __post_init__(self) -> None:
         if self.dim % self.num_heads:
             raise ValueError(
-                f"{self.num_heads} heads (letter h) do not divide the width {self.dim} (letter d)"
+                f"the width (letter d) must be a multiple of the number of heads (letter h), got "
+                f"{self.dim} and {self.num_heads}"
             )
         if self.absolute and self.dim % 2:
             raise ValueError(
@@ -143,7 +144,7 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
         if not all(blocks) or 0 < count < len(blocks):
             values = f"{len(blocks)} values" if all(blocks) else "an empty value"
             raise ValueError(
-                f"{text!r} has {values} for stage {number}, of which {count} blocks use this "
+                f"{text!r} has {values} for stage {number}, in which {count} blocks use this "
                 "attention: give one value for all these blocks, or at most one value per block"
             )
         result.append(list(islice(cycle(blocks), count)))
@@ -163,7 +164,10 @@ def _shortest_cycle(names: tuple[str, ...]) -> str:
 
 
 def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
-    """Parse an attention string into a list of names per stage, to be repeated over its blocks."""
+    """Parse an attention string into a list of names per stage.
+
+    A list may have fewer names than the stage has blocks. The caller repeats it.
+    """
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
@@ -197,7 +201,9 @@ def _parse_stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
             raise ValueError(f"{where}: {letter} ({meaning}) must be {bound}, got {value}")
         items[letter] = value
     if items.get("l", number) != number:
-        raise ValueError(f"{where}: the letter l is {items['l']}, but this is stage {number}")
+        raise ValueError(
+            f"{where}: l (number of the stage) is {items['l']}, but this is stage {number}"
+        )
     n = {letter: default for letter, (_, default, *_) in LETTERS.items()} | items
     attention = tuple(islice(cycle(names if n["s"] else ["full"]), n["n"]))
     try:

@@ -1,8 +1,8 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return the softmax weights, so each attention class recomputes them,
-without dropout. The sum of the values, weighted by the softmax weights of a query, is the attention
-output of this query before the output projection, unless the query is padding.
+without dropout. For queries that are not padding, the sum of the values, weighted by the softmax
+weights, is the attention output before the output projection.
 
 Shapes: B batch, c input channels, H W image size, C channels, T tokens, N heads, Q queries, K keys.
 """

@@ -105,9 +105,9 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Make a model's reversible stages store their activations in a `with` block.
 
-    Autograd then records every operation. Therefore, second derivatives are available, and
-    gradients of the tensors that hooks receive. The outputs do not change, but a forward pass needs
-    as much memory as in a model that is not reversible.
+    Autograd then records every operation. This makes second derivatives available, and the
+    gradients of intermediate tensors, such as those that forward hooks receive. The outputs do not
+    change, but a forward pass needs as much memory as in a model that is not reversible.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]

@@ -42,7 +42,7 @@ class Case:
 
     @classmethod
     def of(cls, call: Call) -> Case:
-        """Return the `Case` of a call: its sizes, dtype, device, window and optional inputs."""
+        """Return the `Case` that describes a call of `local_attention`."""
         q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p, _ = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
@@ -69,11 +69,10 @@ class Case:
     def bucket(self) -> str:
         """Return the key of this case in the tuning cache, which stores the fastest backend.
 
-        Cases that differ only slightly share a key. The batch size in the key is rounded up to a
-        power of two, but is at most LARGE_BATCH. Grid sides of more than four chunks are also
-        rounded up to a power of two, so that similar image sizes share a backend. The key contains
-        the number of chunk offsets, but not the offsets. With random shift, the offset of the
-        neighbor chunk changes at each step, but every neighbor takes the same time.
+        Similar cases share a key. The batch size in the key is rounded up to a power of two, and is
+        at most LARGE_BATCH. Grid sides of more than four chunks are also rounded up to a power of
+        two. The key contains how many chunks a query attends to, but not which ones. So all steps
+        of random shift share a key, although each step has another neighbor chunk.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

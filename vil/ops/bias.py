@@ -27,11 +27,11 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """Look up the relative position bias of each query of a chunk toward its local keys.
+    """Return the relative position bias (N heads, W, K*W) of a query chunk toward its local keys.
 
-    The result is (N heads, W, K*W), for the W queries of a chunk and the W keys in each of K
-    chunks: one chunk for each offset of `window`. It is the same for all query chunks. Returns None
-    if `bias` has no table.
+    The query chunk has W queries. The keys are those of the K attended chunks, with W keys per
+    chunk, in the order of `window.offsets`. The result is the same for all query chunks. Returns
+    None if `bias` has no table.
     """
     if bias.table is None:
         return None
@@ -40,11 +40,11 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """Look up the bias of each query of a chunk toward its global and local keys.
+    """Return the bias (N heads, W, G + K*W) of a query chunk toward its global and local keys.
 
-    The result is (N heads, W, G + K*W), for the W queries of a chunk. In the last dimension, the G
-    global keys come first, then the W keys in each of K chunks: one chunk for each offset of
-    `window`. A field of `bias` that is None counts as 0. Returns None if both fields are None.
+    The query chunk has W queries. The keys are the G global ones, then those of the K attended
+    chunks, with W keys per chunk, in the order of `window.offsets`. A field of `bias` that is None
+    counts as 0. Returns None if both fields are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

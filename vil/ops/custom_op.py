@@ -41,10 +41,9 @@ FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """Return the function `unsupported` of the backend that combines two passes.
+    """Return the function `unsupported` of a backend with the given forward and backward pass.
 
-    The function takes a case and returns the reasons why the forward or the backward pass does not
-    support it.
+    `unsupported` takes a case, and returns the reasons not to use the backend for this case.
     """
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
@@ -61,10 +60,10 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 
 
 def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
-    """Return the function `prepare` of the backend that combines two passes.
+    """Return the function `prepare` of a backend with the given forward and backward pass.
 
-    The function prepares both passes, for example by compiling them. It returns an empty list or,
-    if this fails, the reasons.
+    `prepare` prepares both passes, for example by compiling them. It returns the reasons if this
+    fails, else an empty list.
     """
     steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
 
@@ -75,11 +74,11 @@ def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Return the function `run` of the backend that combines two passes.
+    """Return the function `run` of a backend with the given forward and backward pass.
 
     `run` takes a `Call` and returns the attention output.
     forward: a key of FORWARDS. backward: a key of BACKWARDS. Call `join_passes` only once for each
-    combination of these keys, because it declares torch operators.
+    combination of a forward and a backward pass, because it declares torch operators.
     """
     operator = _operator(forward, backward)
 

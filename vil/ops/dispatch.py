@@ -69,10 +69,10 @@ def preferred(case: Case) -> tuple[str, ...]:
 
 
 def _preferred_for_layout(case: Case) -> tuple[str, ...]:
-    """Return the candidate backends for a layout that is not tuned, best first.
+    """Return the candidate backends for an attention pattern that is not tuned, best first.
 
-    On a CPU, if `is_sparse(case)`, `blocked` comes first, because it computes only the chunk pairs
-    of the pattern. Otherwise, full attention with a dense mask comes first.
+    On a CPU, `blocked` comes first if the pattern is sparse (see `is_sparse`), because it computes
+    only the attended pairs of chunks. Otherwise, full attention with a dense mask comes first.
     """
     if case.symbolic:
         return ("masked",)
@@ -82,11 +82,11 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Describe in one line which backend computes a pattern on a CPU, depending on its density.
+    """Describe in one line which backends are selected for attention patterns on a CPU.
 
-    `blocked` computes only the chunk pairs of the pattern. Above a limit of the density (see
-    `Layout.density`), full attention with a dense mask is faster. The limit depends on the number
-    of tokens. The line applies only to cases that are not tuned.
+    `blocked` computes only the attended pairs of chunks. For dense patterns, full attention with a
+    dense mask is faster. The line has the limits of `Layout.density` above which full attention is
+    selected. They depend on the number of tokens, and apply only to cases that are not tuned.
     """
     rules = [
         f"{name} above a density of {density}"
@@ -124,7 +124,7 @@ def choose(case: Case, backend: str = "auto") -> str:
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
         if reasons:
-            raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
+            raise ValueError(f"backend {backend!r} cannot run this call: {'; '.join(reasons)}")
         return backend
     if name := tuned(case) or _choose_untuned(case):
         return name

@@ -1,9 +1,9 @@
 """The layout of a pattern on a grid: which key chunks each query chunk attends to, and their masks.
 
-A pair of chunks is not attended, fully visible, or partly visible. A partly visible pair has a mask
-with an entry for each query token and each key token of the two chunks. Equal masks are stored
-once. Incomplete chunks at the bottom and the right of the grid are padded with tokens to which no
-query attends.
+To a query chunk, a key chunk is hidden, fully visible, or partly visible. If it is partly visible,
+the pair of chunks has a mask with an entry for each query token and each key token. Equal masks are
+stored once. Incomplete chunks at the bottom and the right of the grid are padded with tokens to
+which no query attends.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
 chunks, Q = R*C, H heads if their patterns differ, else 1, E pairs of chunks, T masks.
@@ -225,11 +225,12 @@ def build_lists(layout: Layout) -> ChunkLists:
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Select the chunk pairs whose masks must be computed. Other pairs reuse one of these masks.
 
+    In an invariant pattern, visibility depends only on the displacement. So chunk pairs with the
+    same head and displacement have the same mask, unless the border of the grid truncates their key
+    chunks differently. If the pattern is not invariant, all pairs are selected.
     pairs: (head, query chunk, key chunk) of each chunk pair.
     Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of the
-    selected pair with the same mask. All pairs are selected if the pattern is not invariant. In an
-    invariant pattern, two pairs with the same head and displacement have the same mask, unless the
-    border of the grid truncates their key chunks differently.
+    selected pair with the same mask.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))

@@ -24,8 +24,8 @@ from vil.utils.precision import autocast_off
 
 
 class Norm(NamedTuple):
-    """The parameters of a layer norm. gain, shift (I,): its weight and bias. eps: added to the
-    variance."""
+    """The parameters of a layer norm. gain, shift: weight and bias, one number per input channel.
+    eps: added to the variance."""
 
     gain: Tensor
     shift: Tensor
@@ -244,7 +244,7 @@ class _Call(ctypes.Structure):
 
 
 def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
-    """Return {name: contiguous float32 tensor} for the parameters that are not None.
+    """Return {name: contiguous float32 tensor} for the arguments that are not None.
 
     The names are field names of `_Call`.
     """
@@ -256,11 +256,11 @@ def _call(
     function: str, tensors: dict[str, Tensor], inputs: int, *, half: bool,
     is_backward: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library, which writes its results to some of `tensors`.
+    """Call a function of the native library. It writes its results to some of `tensors`.
 
-    tensors: {field name of `_Call`: contiguous tensor}, inputs and results. inputs: number of
-    channels of x. half: whether to multiply in bfloat16. is_backward: whether to run the backward
-    pass. settings: the fields eps and packed of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}. inputs: number of input channels of the
+    layer. half: whether to multiply in bfloat16. is_backward: whether to run the backward pass.
+    settings: the fields eps and packed of `_Call`.
     """
     x, y = tensors.get("x"), tensors["dy" if is_backward else "y"]
     numbers = _Call(

@@ -1,6 +1,6 @@
 """Decide whether compiled C++ code or PyTorch computes linear layers and MLPs on a CPU.
 
-Shapes: ... leading dimensions, C channels.
+Shapes: (..., C) has any number of leading dimensions, and C channels.
 """
 
 from dataclasses import dataclass, replace
@@ -126,11 +126,10 @@ def _case(*fields: Any) -> LinearCase:
 
 
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
-    """Return whether the C++ backend can run a layer and is the fastest in a tuned case.
+    """Return whether the C++ backend can run a layer and is the fastest for some number of tokens.
 
-    One number of tokens for which it is the fastest, with packed weights, is enough. If no case
-    with packed weights is tuned, the cases tuned for evaluation are used instead. The arguments are
-    as in `LinearCase`.
+    If cases with packed weights are tuned, only these are considered. Otherwise, the cases tuned
+    for evaluation are considered. The arguments are as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
     for packed in (True, False):

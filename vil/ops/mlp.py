@@ -119,8 +119,8 @@ def _norm_mlp(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (output, hidden).
 
-    hidden: if `saves`, the outputs of the first linear layer before its bias is added, which the
-    backward pass reads. Otherwise, an empty tensor.
+    hidden: the outputs of the first linear layer before its bias is added, for the backward pass.
+    An empty tensor if `saves` is False.
     """
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x = x.contiguous()
@@ -212,7 +212,7 @@ _norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 class _Call(ctypes.Structure):
-    """The C structure `MlpCall` of mlp.h: the arguments of a pass of the native library."""
+    """The C structure `MlpCall` of mlp.h, the arguments of the C++ functions."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
@@ -226,7 +226,7 @@ class _Call(ctypes.Structure):
 
 
 def _full(weights: MlpWeights) -> dict[str, Tensor]:
-    """Return {field name of `_Call`: contiguous float32 tensor} for the parameters."""
+    """Return `weights` as {field name of `_Call`: contiguous float32 tensor}."""
     return {name: w.detach().float().contiguous() for name, w in weights._asdict().items()}
 
 
@@ -253,7 +253,7 @@ def _call(
 
 @register_flop_formula([torch.ops.vil.norm_mlp, torch.ops.vil.packed_norm_mlp])
 def _flops(x_shape: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    """Return the FLOPs of the forward pass: matmuls of all tokens with both weights."""
+    """Return the FLOPs of the forward pass, the matmuls of the two linear layers."""
     num_hidden = rest[3][0]  # of the bias of the first linear layer
     return 2 * 2 * num_hidden * torch.Size(x_shape).numel()
 

@@ -1,7 +1,8 @@
 """Call this package's torch operators with little overhead.
 
 For operators written in Python, torch's dispatcher and autograd take 30 to 150 microseconds per
-call. In a small model or on a single image, some operators do not take longer to compute.
+call. In a small model or on a single image, the computation of some operators takes no longer than
+that.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from vil.utils.transforms import is_exporting
 def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     """Call a torch operator with x and the other positional arguments, and return its result.
 
-    If x is a CPU tensor, torch's dispatcher is bypassed, and the Python functions of the operator
-    are called directly. If a tracer, transform, mode, profiler or tensor subclass must see the
-    call, the dispatcher is used.
+    torch's dispatcher is used if x is not a CPU tensor, if a tracer, transform, mode, profiler or
+    tensor subclass must see the call, or if the operator lacks a required gradient. Otherwise,
+    the Python functions of the operator are called directly.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     watched = (

@@ -24,11 +24,12 @@ from vil.ops.operator_call import call_operator
 class PackedPatches(NamedTuple):
     """The parameters of a patch embedding, packed for the compiled code on this machine.
 
-    weight: the weights of the convolution, from `pack_weight`. bias (C,): the bias of the
-    convolution, or None. gain, shift (C,): weight and bias of the layer norm, or None without a
-    norm. eps: added to the variance of the layer norm. patch: p. adjacent_channels: whether the
-    weights are for inputs in the channels-last format. half: whether the convolution is in
-    bfloat16. All tensors are float32. If `half`, an element of `weight` holds two bfloat16 values.
+    weight: the weights of the convolution, from `pack_weight`. bias (C,): its bias for C output
+    channels, or None. gain, shift (C,): weight and bias of the layer norm, or None without a norm.
+    eps: added to the variance of the layer norm. patch: side of a patch in pixels.
+    adjacent_channels: whether the weights are for inputs in the channels-last format. half: whether
+    the convolution is in bfloat16. All tensors are float32. If `half`, an element of `weight` holds
+    two bfloat16 values.
     """
 
     weight: Tensor
@@ -64,11 +65,11 @@ def pack_patches(
 
 
 def embed_patches(x: Tensor, packed: PackedPatches, added: Tensor, num_global: int) -> Tensor:
-    """Return the tokens (B, G+L, C) of x (B, c, H, W), without gradients.
+    """Return G global and L local tokens (B, G+L, C) of images x (B, c, H, W), without gradients.
 
-    x: images in the dtype that the weights had before they were packed, float32 or bfloat16.
-    added (G+L, C): float32. The first G rows are the global tokens. The others are added to the
-    local tokens, for example as position embeddings.
+    x: float32 or bfloat16, the dtype of the weights before they were packed.
+    added (G+L, C): float32. The first G rows are the global tokens. The last L rows are added to
+    the local tokens, for example as position embeddings.
     num_global: G.
     """
     return call_operator(_embed_patches, x, *packed, added, num_global)
@@ -83,7 +84,7 @@ def _embed_patches(
     tokens = num_global + grid[0] * grid[1]
     if added.shape != (tokens, len(weight)):
         raise ValueError(
-            f"vil::embed_patches expected `added` of {(tokens, len(weight))}, got "
+            f"vil::embed_patches expected `added` of shape {(tokens, len(weight))}, got "
             f"{tuple(added.shape)}"
         )
     if x.stride(1 if adjacent_channels else 3) != 1:

@@ -1,10 +1,10 @@
 """Attention of local and global tokens from one qkv tensor, computed by C++ code for CPUs.
 
-The result is that of two operations: `vil.ops.local_attention` with the backend "native" for the
-local queries, and `scaled_dot_product_attention` for the global queries. The C++ code reads
-queries, keys and values from the output of the qkv linear layer. It writes the outputs of all
-tokens to one tensor. In the backward pass, it writes the gradients of queries, keys and values to
-one tensor. Nothing is copied or added afterward.
+The C++ code replaces two operations: `vil.ops.local_attention` with the backend "native" for the
+local queries, and `scaled_dot_product_attention` for the global queries. It reads queries, keys and
+values from the output of the qkv linear layer, and writes the outputs of all tokens to one tensor.
+In the backward pass, it writes the gradients of queries, keys and values to one tensor. No tensors
+are copied, concatenated or added afterward.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
@@ -123,7 +123,10 @@ def _split(
 def _split_queries(
     x: Tensor, num_global: int, num_heads: int, head_dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Split the first N*D channels of x (B, G+L, ...) into views (B, N, G, D) and (B, N, L, D)."""
+    """View the first N*D channels of G global and L local tokens as N heads.
+
+    x: (B, G+L, channels). Returns the views (B, N, G, D) and (B, N, L, D).
+    """
     first = _view_heads(x, num_heads, head_dim, count=num_global)
     return first, _view_heads(x, num_heads, head_dim, token=num_global)
 
@@ -132,11 +135,11 @@ def _view_heads(
     x: Tensor, num_heads: int, head_dim: int, *, token: int = 0, count: int | None = None,
     channel: int = 0,
 ) -> Tensor:  # fmt: skip
-    """View N*D channels of consecutive tokens of x (B, G+L, ...) as (B, N, count, D).
+    """View N*D consecutive channels of consecutive tokens as N heads, (B, N, count, D).
 
-    x must be contiguous. token, channel: indices of the first token and the first channel. count:
-    the number of tokens, by default all tokens from the first one on. One `as_strided` takes a
-    fifth of the time of several views.
+    x: (B, tokens, channels), contiguous. token, channel: indices of the first token and the first
+    channel of the view. count: number of tokens, by default all from the first one on. One
+    `as_strided` takes a fifth of the time of several views.
     """
     batch, tokens, width = x.shape
     shape = (batch, num_heads, tokens - token if count is None else count, head_dim)

@@ -1,10 +1,9 @@
 """The reference implementation of local attention. Every backend is tested against it.
 
 It is slow and simple. It processes one query at a time, with one softmax over the global keys and
-the keys of the window. In a small cyclic grid, the same token can be a neighbor at several offsets.
-It then counts as several keys, each with the bias of its offset. For a layout, the pattern is
-evaluated for one query and all keys. This file shares no code with the masks of window.py and
-layout.py.
+the query's local keys. In a small grid, a cyclic window may contain a token several times. The
+token then counts as several keys with different biases. An attention pattern is evaluated for each
+query and all keys. This file shares no code with the masks of window.py and layout.py.
 """
 
 import torch
@@ -113,7 +112,7 @@ def attend(
 
 
 def _softmax(score: Tensor, visible: Tensor) -> Tensor:
-    """Compute a softmax over the visible scores of the last dimension; zeros if none is visible."""
+    """Compute a masked softmax over the last dimension. It is 0 where `visible` is False."""
     score = score.masked_fill(~visible, -torch.inf)
     top = score.amax(-1, keepdim=True).detach() if score.shape[-1] else score.sum(-1, keepdim=True)
     power = torch.exp(score - torch.where(top.isfinite(), top, 0.0))

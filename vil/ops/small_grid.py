@@ -67,7 +67,7 @@ def shrink_case(case: Case) -> Case:
 
 
 def _square(table: Tensor, size: int) -> Tensor:
-    """View a bias table (N, (4w-1)**2) as (N, 4w-1, 4w-1)."""
+    """View a bias table (N, (4w-1)**2) as (N, 4w-1, 4w-1), for N heads and window size w."""
     return table.unflatten(1, (4 * size - 1,) * 2)
 
 

@@ -105,8 +105,8 @@ def forward(
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
     """Run a backend's function `attend`, and return its output and gradients as {name: tensor}.
 
-    The output is named "out". If the case needs gradients, they are named "grad of q", "grad of k"
-    and so on.
+    The output is named "out". The gradients are named "grad of q", "grad of k" and so on. They are
+    omitted if `case.needs_grad` is False.
     """
     leaves = leaves_of(inputs)
     with torch.set_grad_enabled(case.needs_grad):
@@ -123,9 +123,9 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
     """Compare backends with the float64 reference. Returns {"backend, tensor": (error, bound)}.
 
     A tensor is the output or a gradient, as named by `run`. The error is the `distance` to the
-    reference. The bound is a small multiple of the rounding error of full attention in the case's
-    dtype, but at least a few ulps and at most CEILING_ULPS. Full attention is the backend `masked`
-    or, if `masked` does not support the case, the reference.
+    reference. The bound is a multiple of the error that the backend `masked` (full attention) has
+    in the case's dtype. If `masked` does not support the case, the reference in this dtype is used
+    instead. The bound is at least a few ulps, and at most CEILING_ULPS.
     names: keys of BACKENDS. seed: random seed of the inputs.
     """
     inputs = make_inputs(case, seed)

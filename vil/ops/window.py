@@ -6,11 +6,12 @@ R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 The grid is divided into chunks of w x w tokens. A query attends to the chunks at certain offsets
 from its chunk. These always include the offset (0, 0), which is the query's chunk (Vision
 Longformer, arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine
-chunks, the query's chunk only, or this chunk and one neighbor, as random shift does (section 3.3).
+chunks, the query's chunk only, or the query's chunk and one neighbor. The last of these is used for
+random shift (section 3.3).
 
-A mask is computed from two parts: a mask (W, K*W) of the positions in a window, which is the same
-for all chunks, and masks of the rows and columns of keys that are not padding. It never has L x L
-entries, so it is cheap enough to compute in each call.
+The mask of a call combines two kinds of masks. A mask (W, K*W) of positions in a window is the same
+for all chunks. Masks of rows and of columns state which keys are not padding. No mask has L x L
+entries, so masks are cheap enough to compute in each call.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Window(ChunkGrid):
 
     @property
     def covers_grid(self) -> bool:
-        """Whether every token attends to every token once: the grid is a single chunk."""
+        """Whether the grid is a single chunk in which every token attends to every token once."""
         return not self.symbolic and self.chunks == (1, 1) and not self.repeats()
 
     @property

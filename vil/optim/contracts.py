@@ -43,8 +43,8 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     for name, p in named:
         if not p.isfinite().all() or (p == 1).all():
             raise ValueError(
-                f"{what}: a step with gradients of 1 must change every parameter from 1 to other "
-                f"finite values, but the first value of {name} is {p.flatten()[0].item():g} "
+                f"{what}: a step with gradients of 1 must change every parameter, initially 1, to "
+                f"other finite values, but the first value of {name} is {p.flatten()[0].item():g} "
                 "after the step"
             )
 

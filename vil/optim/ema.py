@@ -17,7 +17,7 @@ from torch import Tensor, nn
 class Ema:
     """Exponential moving average of a model's weights.
 
-    source: the model in training, without wrappers such as DDP. decay: weight of the previous
+    source: the model in training, without wrappers such as DDP. decay: factor of the previous
     average in an update, at least 0 and less than 1. The attribute `model` is a copy of `source`
     with the averaged weights, in eval mode and without gradients.
     """

@@ -5,8 +5,8 @@ Update of a parameter p with gradient g and momentum buffer h, which starts at z
     g <- g + weight_decay * p      h <- momentum * h + (1 - momentum) * g
     p <- p - lr * ((1 - nu) * g + nu * h)
 
-nu=0 is plain SGD. nu=1 is SGD with momentum and a learning rate of (1 - momentum) * lr. To use the
-learning rate of an SGD recipe with nu=1, divide it by (1 - momentum).
+nu=0 is plain SGD. nu=1 is SGD with momentum and a learning rate of (1 - momentum) * lr. To use an
+SGD recipe with nu=1, divide the learning rate of the recipe by (1 - momentum).
 """
 
 from collections.abc import Callable, Iterable

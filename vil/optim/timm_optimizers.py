@@ -98,12 +98,13 @@ def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
 def combine(info: Any, key: str, value: Any) -> Any:
     """Return the value to pass as argument `key` to a timm optimizer, or None to pass no value.
 
-    info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: the config's value.
+    info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: value of `key` in the
+    config.
 
-    A value equal to the default in `Settings` is not passed, so that the default of the optimizer's
-    class applies. If only one of the two betas equals its default in `Settings`, this beta is set
-    to the default of the class. An optimizer with three betas, such as Adan, always uses its
-    defaults, and a warning is logged.
+    If the value is the config's default, it is not passed, so that the default of the optimizer's
+    class applies. If only one of the two betas is the config's default, this beta is set to the
+    default of the class. An optimizer with three betas, such as Adan, always uses its defaults. A
+    warning is logged if the config has other betas.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -127,8 +128,9 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
     By default, timm applies Muon to all parameters with the shape of a matrix, including position
-    embeddings and relative position bias tables. These are in groups whose key "no_decay" is True.
-    This function excludes all such groups from Muon, as timm's `fallback_no_weight_decay` does.
+    embeddings and relative position bias tables. This function excludes the groups whose key
+    "no_decay" is True, as timm's `fallback_no_weight_decay` does. These groups contain the
+    embeddings and the tables.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)

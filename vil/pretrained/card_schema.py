@@ -113,7 +113,7 @@ def check_card(card: Any, source: Path) -> dict:
             if not holds(values[name]):
                 given = f"{values[name]!r:.60}"
                 raise CheckpointError(
-                    f"{source}: its model card has {name} {given}, expected {sentence}"
+                    f"{source}: its model card has {name}={given}, expected {sentence}"
                 )
     return card
 

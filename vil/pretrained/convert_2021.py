@@ -1,10 +1,9 @@
-"""Convert state dicts of the 2021 reference, which is the original Vision Longformer code.
+"""Convert state dicts of the original Vision Longformer code of 2021, the reference.
 
 Each of vil's parameter names maps to one name of the reference. The projections of full attention
 can be converted to those of longformer attention and back: full attention has one matrix for
 queries, keys and values, and longformer attention has one for queries and one for keys and values.
-In files of the reference's detection code, the parameter names of the backbone have a prefix. The
-conversion follows the reference's own converter for detection.
+In files of the reference's detection code, the parameter names of the backbone have a prefix.
 """
 
 import logging
@@ -29,7 +28,7 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 
 
 def get_2021_names(model: nn.Module) -> dict[str, str]:
-    """Return {name in the model's state dict: name of the same tensor in the 2021 reference}.
+    """Return {name in the model's state dict: name in the original Vision Longformer code (2021)}.
 
     model: an MsViT or an attention module. For an attention module, both names are the same.
     """
@@ -37,7 +36,8 @@ def get_2021_names(model: nn.Module) -> dict[str, str]:
 
 
 def has_2021_names(state: Iterable[str]) -> bool:
-    """Return whether the keys of a state dict are those of a full model of the 2021 reference."""
+    """Return whether the keys of a state dict are those of a full model of the original Vision
+    Longformer code (2021)."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
@@ -99,10 +99,10 @@ def _make_projection(
 
 
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Return whether a key of a state dict of the 2021 reference can be ignored.
+    """Return whether a key of a state dict of the original Vision Longformer code can be ignored.
 
-    Three types of keys can be ignored: index buffers, bias tables that the reference never used,
-    and copies of a shared weight that equal the original. unused: names of the unused bias tables.
+    Three types of keys can be ignored: index buffers, bias tables that the code never used, and
+    copies of a shared weight that equal the original. unused: names of the unused bias tables.
     """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
@@ -111,8 +111,8 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the names of attention parameters that the 2021 reference saved but never used. The
-    names are those of the reference."""
+    """Return the names of attention parameters that the original Vision Longformer code (2021)
+    saved but never used. The names are those in that code."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
@@ -122,10 +122,11 @@ def find_unused_tables(module: nn.Module) -> set[str]:
 
 
 def use_2021_rules(model: MsViT) -> None:
-    """Make a model compute like the 2021 reference, for weights trained with the reference.
+    """Make a model compute like the original Vision Longformer code (2021).
 
-    Attention arguments with the value "auto" get the reference's values, and all LayerNorms get the
-    reference's epsilon. Updates `model.settings`, and logs a warning if anything changed.
+    Use this for weights that were trained with that code. Attention arguments with the value "auto"
+    get its values, and all LayerNorms get its epsilon. Updates `model.settings`, and logs a warning
+    if anything changed.
     """
     changed: dict[str, dict[str, Any]] = {}
     for stage, spec in zip(model.stages, model.specs):

@@ -29,9 +29,9 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
 
     state: state dict with the key names of vil or of the 2021 reference. The tensors determine the
     image size, the windows, the number of classes and the attention of each stage (full or local).
-    Models without a relative bias get the architecture's default windows. For other grid sizes, the
-    model interpolates its position embeddings. For a detector's state dict, it crops them, as the
-    reference did.
+    If the state dict has no relative bias, the windows are the architecture's defaults. For images
+    of other sizes, the model interpolates its position embeddings. A model for a detector's state
+    dict crops them, as the 2021 reference did.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """

@@ -86,8 +86,8 @@ class Report:
 
     def lines(self) -> list[str]:
         """Format the report as lines of text. The first line has the number of keys in each field.
-        The others list keys that the user may have to check, such as missing keys. The list is
-        truncated if it is long."""
+        Each further line has one key that the user may have to check, such as a missing key. If
+        there are many such keys, only some of them are listed."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
@@ -307,7 +307,7 @@ def _fit_head(
         rows = _read_rows(head, len(state[present[0]]))
         state |= {name: state[name][rows] for name in present}
     elif head != "keep":
-        raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
+        raise ValueError(f'head must be "keep", "new" or "rows:FILE", got {head!r}')
     return state, []
 
 

@@ -41,16 +41,16 @@ def make_model_card(
     classes: class names. Both default to the model's `notes`. source: the file that the weights
     come from, whose name and SHA-256 are recorded.
 
-    Raises ValueError for an unknown key in `transform`, a wrong number of class names, a head that
-    is neither nn.Linear nor nn.Identity, a global pooling that `from_pretrained` does not support,
-    and a setting that JSON cannot represent. An attention pattern (`Pattern`) is saved as
-    text. Also raises ValueError if parsing this text would not give an equal pattern.
+    An attention pattern (`Pattern`) is saved as text. Raises ValueError for an unknown key in
+    `transform`, a wrong number of class names, a head that is neither nn.Linear nor nn.Identity, a
+    global pooling that `from_pretrained` does not support, a setting that JSON cannot represent,
+    and a pattern that cannot be recovered from its text.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
     if unknown := set(transform or {}) - set(TRANSFORM):
         raise ValueError(
-            f"transform can have only {', '.join(TRANSFORM)}, got {', '.join(unknown)}"
+            f"transform can have only the keys {', '.join(TRANSFORM)}, got {', '.join(unknown)}"
         )
     if not isinstance(model.head, nn.Linear | nn.Identity):
         raise ValueError(
@@ -81,8 +81,8 @@ def make_model_card(
 
 
 def _pattern_text(value: object) -> str:
-    """Return the text of an attention pattern. Raises ValueError if parsing the text would not give
-    an equal pattern, or if the value is not a pattern."""
+    """Return the text of an attention pattern. Raises ValueError if the pattern cannot be recovered
+    from its text, or if the value is not a pattern."""
     text = str(value) if isinstance(value, Pattern) else ""
     try:
         # in the argument of an attention, "/" separates the patterns of stages
@@ -107,8 +107,8 @@ def read_card(name: str, path: Path) -> dict | None:
     card = read_metadata(file) if file.is_file() else None
     if card and _dimensions(card["model"]["arch"]) != _dimensions(ARCHS[name]):
         raise CheckpointError(
-            f"{file} has weights of another architecture than {name}: {card['model']['arch']}; "
-            "load them with vil.from_pretrained"
+            f"{file} has weights of another architecture than {name}: load them with "
+            f"vil.from_pretrained. Their architecture is {card['model']['arch']}"
         )
     return card
 
@@ -118,9 +118,9 @@ def _dimensions(arch: str) -> list[tuple[int, ...]]:
 
 
 def get_model_args(card: Mapping) -> dict:
-    """Return the settings in a model card as arguments of `vil.get_model`: attention, windows and
-    arguments of MsViT. Omits in_chans, num_classes and settings that only affect training, such as
-    drop_rate (see NOT_IN_MODEL_ARGS)."""
+    """Return the settings in a model card as keyword arguments of `vil.get_model`. Omits in_chans,
+    num_classes and settings that only affect training, such as drop_rate (see
+    NOT_IN_MODEL_ARGS)."""
     model = card["model"]
     stages = parse_arch(model["arch"], model["attention"])
     args = {key: value for key, value in model.items() if key not in NOT_IN_MODEL_ARGS}
@@ -128,7 +128,7 @@ def get_model_args(card: Mapping) -> dict:
 
 
 def get_card_notes(card: Mapping) -> dict:
-    """Return the value of `MsViT.notes` for a model card: its input transform and class names."""
+    """Return a model card's input transform and class names, as a dict for `MsViT.notes`."""
     return {key: card[key] for key in ("transform", "classes") if card.get(key)}
 
 

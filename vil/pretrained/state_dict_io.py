@@ -35,10 +35,11 @@ SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model car
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read the state dict of a weight file, a checkpoint, a run folder or a model folder.
 
-    If a checkpoint has averaged weights (EMA), these are returned. In checkpoints of timm and the
-    2021 reference, the state dict is found under a key such as "model". The prefixes `module.` and
-    `_orig_mod.` are removed if all keys have them. .pt and .pth files are read without unpickling
-    objects. Raises CheckpointError if the file is missing, damaged or contains no state dict.
+    If a checkpoint has averaged weights (EMA), these are returned. In a checkpoint of another
+    program, such as timm, the state dict may be under a key such as "model". The prefixes `module.`
+    and `_orig_mod.` are removed if all keys have them. .pt and .pth files are read without
+    unpickling objects. Raises CheckpointError if the file is missing, damaged or contains no state
+    dict.
     """
     path = find_weights(Path(path))
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Draw attention weights over the preprocessed image.
 
-Shapes: N heads, G global tokens, R cells, H W image size. A cell is a square of image pixels that
-is drawn in one color: the attention weight of one key.
+Shapes: N heads, G global tokens, R cells, H W image size. A cell is a square of image pixels. Its
+color shows the attention weight of one key.
 """
 
 from pathlib import Path
@@ -39,7 +39,8 @@ class Row(NamedTuple):
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
         """Return (name, weights) for each panel. There is one panel per head. If there are several
-        heads, a panel with the mean of all heads comes first. weights (G+R): see `Row`."""
+        heads, a panel with the mean of all heads comes first. weights (G+R): attention weights of
+        G global tokens and R cells."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
@@ -79,8 +80,8 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
     """Draw a panel: the attention weights as a heat map over the darkened image.
 
-    Squares with weight 0 have no color. name: first part of the panel's caption; the second part is
-    the highest weight. weights (G+R): see `Row`.
+    Cells with weight 0 have no color. name: first part of the panel's caption; the second part is
+    the highest weight. weights (G+R): attention weights of G global tokens and R cells.
     """
     height, width = image.shape[:2]
     grey = 0.55 * (image @ np.array(LUMINANCE))

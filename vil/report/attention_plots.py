@@ -67,8 +67,8 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot benchmark rows in one figure, with a time panel and a memory panel for each mask and
-    mode. machine: dict that describes the machine, for the title."""
+    """Plot benchmark rows in one figure, with a time panel and a memory panel for each window (mask
+    and mode, see `describe_case`). machine: dict that describes the machine, for the title."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -188,7 +188,8 @@ def describe_case(mask: str, mode: int | None) -> str:
 
     mask: a key of MASKS, or the text of an attention pattern. mode: number that selects the
     attended chunks of tokens. 0: the query's chunk and its eight neighbors. -1: only the query's
-    chunk. 1 to 8: the query's chunk and the neighbor with this number. None: other chunks.
+    chunk. 1 to 8: the query's chunk and the neighbor with this number. None: a selection that
+    has no number.
     """
     if mask not in MASKS:
         return f"pattern {mask}"

@@ -87,8 +87,8 @@ def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "t
 
 
 def downsample(points: Points) -> Points:
-    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is not averaged.
-    If there are at most MAX_POINTS points, they are returned unchanged."""
+    """Reduce points to at most MAX_POINTS by averaging neighbors. MAX_POINTS or fewer points are
+    returned unchanged. The last point is appended to the averages, so that the line ends there."""
     if len(points) <= MAX_POINTS:
         return points
     size = -(-len(points) // (MAX_POINTS - 1))
@@ -99,7 +99,7 @@ def downsample(points: Points) -> Points:
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
     """Return the range from `low` to `high`, extended on both sides by the fraction `margin` of its
-    length. If `high` is not greater than `low`, `high` is first increased."""
+    length. An empty range first gets the length abs(low), or 1 if `low` is 0."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)

@@ -84,11 +84,11 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return the logged values of the page's metric that are shown at the top of the page (cards).
+    """Return the page's cards about its metric, as (title, value, remark).
 
-    Each card is a tuple (title, value, remark). The values are the best and the last value on the
-    first evaluated set. A third card has the final value on a test set that was not used to select
-    the checkpoint, if the run has logged it. Returns [] if the run has logged no value.
+    A card is a number at the top of the page. Two cards have the metric's best and last value on
+    the first evaluated set. A third card has the final value on a test set that was not used to
+    select the checkpoint, if the run has logged it. Returns [] if the run has logged no value.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
@@ -104,10 +104,11 @@ def _logged_cards(page: Page) -> list[Card]:
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return the numbers about training at the top of the page (cards), as (title, value, remark).
+    """Return the page's cards about training, as (title, value, remark).
 
-    These are the number of trained epochs, the time of all training steps and the speed. Returns []
-    if the run has logged no training step.
+    A card is a number at the top of the page. These cards have the number of trained epochs, the
+    time of all training steps and, if it was logged, the speed. Returns [] if the run has logged no
+    training step.
     """
     steps = [p for p in page.record.points if p["split"] == "train"]
     if not steps:

@@ -88,8 +88,8 @@ def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
     """Compute the mean results of a group of runs that differ only in their seed. name: name of the
-    group. runs: rows of its runs. parameters: number of parameters of the model. macs:
-    multiply-accumulates of the model for one image. Both are None if unknown."""
+    group. runs: rows of its runs. parameters: number of parameters of the model; None if unknown.
+    macs: multiply-accumulates of the model for one image; None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}

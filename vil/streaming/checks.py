@@ -103,7 +103,7 @@ def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
             if length > line:
                 raise ConfigError(
                     f"{name}.embed.position has {line} embeddings, too few to be cropped to "
-                    f'{length}: use resize="interpolate" (MODEL.VIT.POS_RESIZE)'
+                    f'{length}: set MODEL.VIT.POS_RESIZE (argument pos_resize) to "interpolate"'
                 )
     work = 0
     for index, block in enumerate(stage.blocks):

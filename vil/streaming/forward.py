@@ -57,14 +57,15 @@ def stream(
       strip by strip. Other maps are returned as tensors.
     memory: limit for the bytes of tensors, excluding the weights, the image and `into`, as a number
       or as text such as "1GiB".
-    scratch: folder for tokens that do not fit into the limit. The files are removed at the end.
+    scratch: folder for tokens that do not fit into `memory`. The files are removed at the end.
     layout: order of the axes of an array, a .npy file or a .zarr file: "CHW" for (c, H, W), "HWC"
       for (H, W, c).
     transform: function that converts n rows of pixels (c, n, W) to floats of the same shape, such
-      as `vil.streaming.Normalize`. It gets the dtype of the image, or int32 if the image is uint16.
+      as `vil.streaming.Normalize`. Its input has the dtype of the image, but uint16 is converted
+      to int32.
 
     Autocast works as in `model(image)`. Before any work, raises ConfigError if the model cannot be
-    streamed, if the image or `into` does not match the model, or if no plan stays within the limit.
+    streamed, if the image or `into` does not match the model, or if no plan stays within `memory`.
     Raises DataError if a file cannot be read, and SaveError if the disk is full.
     """
     run = prepare(model, image, outputs=outputs, into=into, layout=layout, transform=transform)
@@ -94,7 +95,7 @@ def plan_stream(
     heights, the peak bytes and the matmul work. `print(plan)` shows a table. The plan assumes that
     the caller provides arrays (`into`) for all outputs that are maps. memory, outputs: see
     `vil.stream`. Raises ConfigError if the model cannot be streamed, if `size` is invalid, or if no
-    plan stays within the limit.
+    plan stays within `memory`.
     """
     network = find_network(model)
     names = check_outputs(network, outputs)

@@ -77,8 +77,9 @@ class FullRows(StripRows):
     def _add(
         self, softmax: OnlineSoftmax, tokens: Tensor, query: int | None, key: int | None
     ) -> None:
-        """Add tokens (K, C) to the keys that the queries of `softmax` attend to.
+        """Let a range of queries attend to tokens (K, C).
 
+        softmax: has the queries, and accumulates their attention.
         query: index of the first query among the local tokens; None if the queries are the global
         tokens. key: index of the first added token among the local tokens; None if the added tokens
         are the global tokens.
@@ -116,8 +117,8 @@ class FullBias:
     def pairs(
         self, query: int | None, num_queries: int, key: int | None, num_keys: int
     ) -> Tensor | None:
-        """Return the bias of consecutive queries and keys, broadcastable to (N, Q, K); None if the
-        attention has no bias.
+        """Return the bias for a range of queries and a range of keys, broadcastable to
+        (N, num_queries, num_keys). Returns None if the attention has no bias.
 
         query: index of the first query among the local tokens; None if the queries are the global
         tokens. key: index of the first key among the local tokens; None if the keys are those of

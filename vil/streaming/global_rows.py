@@ -16,7 +16,7 @@ from vil.streaming.tokens import parts
 
 
 class GlobalRows:
-    """The attention of a block's global tokens, which collects keys strip by strip.
+    """The attention of a block's global tokens to an image that is read in strips of rows.
 
     x_global (1, G, C): the global tokens of the block's input.
     """
@@ -36,8 +36,8 @@ class GlobalRows:
         self.softmax.add(k[0], v[0], among)
 
     def add(self, tokens: Tensor, kv: Tensor, size: int) -> None:
-        """Let the global tokens attend to the local tokens (T, C) of a strip. Every token of the
-        image must be added exactly once.
+        """Let the global tokens attend to the T local tokens (T, C) of a strip of rows. The strips
+        must contain each token of the image exactly once.
 
         kv (T, 2C): keys and values of the tokens. If the attention has separate projections for
         global queries, `kv` is ignored and other keys and values are computed. size: maximum number

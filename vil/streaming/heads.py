@@ -16,11 +16,11 @@ from vil.streaming.tokens import part_size, parts
 class Head:
     """The final norm, the pooling and the head of a model, applied to the tokens of its last stage.
 
-    Computes the outputs "logits" and "pooled". If the model pools, they are vectors (K,) and (d,),
-    and `finish` stores them in `results`. Otherwise they are maps, and the rows of each map in
-    `names` are passed to its function in `writers`.
+    Computes the outputs "logits" and "pooled". If the model pools, the outputs are vectors, which
+    `finish` stores in `results`. Otherwise they are maps, whose rows are passed to `writers` as
+    soon as they are computed.
 
-    names: the requested outputs. writers: {name: function that writes rows of this map}.
+    names: the requested outputs. writers: {name of a map: function that writes its rows}.
     """
 
     def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:
@@ -31,7 +31,8 @@ class Head:
         self.max: Tensor | None = None
 
     def add(self, first: int, rows: Tensor) -> None:
-        """Process rows (n, Y, d) of the last stage's output. first: number of the first row."""
+        """Process n rows of the last stage's output, (n, columns, channels). first: index of the
+        first row."""
         cols, pool = rows.shape[1], self.model.global_pool
         size = part_size(max(rows.shape[-1], self.model.num_classes), rows.dtype)
         if not pool:
@@ -52,8 +53,8 @@ class Head:
         self.count += len(tokens)
 
     def _write(self, first: int, features: Tensor) -> None:
-        """Write normalized rows (n, Y, d) to the map "pooled" and their logits to the map "logits",
-        if these outputs are requested."""
+        """Write rows of normalized tokens to the output "pooled", and their logits to the output
+        "logits". An output that was not requested is omitted. features: (n, columns, channels)."""
         if "pooled" in self.names:
             self.writers["pooled"](first, features)
         if "logits" in self.names:

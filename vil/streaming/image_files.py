@@ -30,11 +30,10 @@ SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
 
 
 def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
-    """Open an image file. Returns (array, is_hwc), where is_hwc is True for an array (H, W, C) and
-    False for (C, H, W).
+    """Open an image file. Returns the array, and whether it is (H, W, C) instead of (C, H, W).
 
-    channels: number of channels that the model needs. is_hwc: the layout to assume for .npy and
-    .zarr files. Raises DataError if the file cannot be read.
+    channels: number of channels that the model needs. is_hwc: whether arrays in .npy and .zarr
+    files are (H, W, C). Raises DataError if the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -115,7 +114,7 @@ def _open_pillow(path: Path, channels: int) -> PillowRows:
 
 
 def _open_tiff(path: str | Path) -> tuple[Any, bool]:
-    """Open the first image of a TIFF file. Returns (array, is_hwc) as `open_file` does."""
+    """Open the first image of a TIFF file. Returns the same values as `open_file`."""
     require_extra(Extra("tifffile", "stream"), f"the image {path}")
     import tifffile
 

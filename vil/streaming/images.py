@@ -205,12 +205,12 @@ class Normalize:
         self.value_range = tuple(value_range)
 
     def for_dtype(self, dtype: str) -> "Normalize":
-        """Return a copy with the value range of a dtype, such as "uint8", unless `value_range` is
-        set. Raises ConfigError if the dtype has no known range."""
+        """Return a copy of this transform. If its value range is not set, the copy has the range of
+        `dtype`, such as "uint8". Raises ConfigError if this dtype has no known range."""
         if not self.value_range and dtype not in HIGHEST:
             raise ConfigError(
-                f"values of type {dtype} have no known range: give Normalize a value_range of the "
-                "values that become 0 and 1, such as (0, 65535) for 16-bit images"
+                f"values of type {dtype} have no known range: give Normalize a value_range, the "
+                "two values that become 0 and 1, such as (0, 65535) for 16-bit images"
             )
         result = copy.copy(self)
         result.value_range = self.value_range or (0.0, HIGHEST[dtype])

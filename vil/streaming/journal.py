@@ -20,10 +20,11 @@ SAVE_SECONDS = 1.0  # between two records within a pass
 
 
 class Journal:
-    """A journal that records nothing. Use `FileJournal` to be able to resume."""
+    """The progress of a streamed forward pass. This class records nothing. Its subclass
+    `FileJournal` does, so that another process can resume."""
 
     def state_of(self, number: int) -> State | None:
-        """Return the recorded state of pass `number`, or None if this pass has no record.
+        """Return the recorded state of pass `number` over the image, or None if it has no record.
         state["strip"] is the next strip to compute, or None if the pass is complete."""
         return None
 
@@ -36,10 +37,10 @@ class Journal:
 
 
 class FileJournal(Journal):
-    """A journal in a file.
+    """A file that records the progress of a streamed forward pass.
 
-    fingerprint: text that identifies the model, the image and the plan. If the file has a record
-    with another fingerprint, this record is ignored.
+    fingerprint: text that identifies the model, the image and the `StreamPlan`. An existing record
+    with another fingerprint is ignored.
     """
 
     def __init__(self, file: Path, fingerprint: str) -> None:
@@ -52,7 +53,7 @@ class FileJournal(Journal):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether there was a record of an earlier process with the same fingerprint."""
+        """Whether the file had a record with the same fingerprint, from an earlier process."""
         return self.number >= 0
 
     def _read(self) -> dict[str, Any] | None:

@@ -38,27 +38,26 @@ class Context(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows in the small grid, n."""
+        """Number of rows of the strip and its neighbors together."""
         return sum(stop - first for first, stop in self.runs)
 
 
 def halo_of(window: Window | None) -> tuple[int, int]:
-    """Return (above, below): how many rows of chunks, 0 or 1, a query attends to above and below
-    the row of its own chunk."""
+    """Return (above, below), the numbers of rows of chunks that a query attends to above and below
+    its own row of chunks. Each number is 0 or 1."""
     steps = [0] if window is None else [offset[0] for offset in window.offsets]
     return int(min(steps) < 0), int(max(steps) > 0)
 
 
 def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
-    """Return the rows that are needed to compute the strip of rows `first` to `stop`. A strip must
-    consist of complete rows of chunks.
+    """Return the rows that are needed to compute the strip of rows `first` to `stop`.
 
-    rows: X. window: window on the full grid; None if queries attend only to global tokens. side: w.
+    rows: number of rows of the full grid. window: window on the full grid; None if queries attend
+    only to global tokens. side: side of a chunk. The strip must consist of complete rows of chunks.
 
-    With a cyclic window, the first row of chunks attends to the last one, and vice versa. The small
-    grid therefore also wraps around, so that the rows above the strip and the rows below it become
-    neighbors. This has no effect, because only the rows of the strip have queries. The last row of
-    chunks of the full grid may be incomplete. If the small grid has this row, it is last there too.
+    With a cyclic window, the first row of chunks attends to the last one, and vice versa. A strip
+    at one end of the grid therefore also needs the row of chunks at the other end. The last row of
+    chunks may be incomplete, so it is always the last one in the result.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:
@@ -80,9 +79,9 @@ class LocalRows(StripRows):
     """A `RowSource` that computes the local tokens after a block of local attention.
 
     source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks:
-    number of rows of chunks in a strip. dtype: dtype of the output. collect: attention of the
-    global tokens, to which the keys of every strip are added; None if the global tokens of the
-    output are not needed. With `collect`, every strip must be computed exactly once, in order.
+    number of rows of chunks in a strip. dtype: dtype of the output. collect: the `GlobalRows` that
+    computes the global tokens of the output; None if they are not needed. With `collect`, every
+    strip must be computed exactly once, in order.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class LocalRows(StripRows):
         self.ends: dict[tuple[int, int], Tensor] = {}  # first and last rows of a cyclic grid
 
     def context(self, strip: int) -> Context:
-        """Return the rows that are needed to compute a strip. strip: number of the strip."""
+        """Return the rows that are needed to compute a strip. strip: index of the strip."""
         first = strip * self.height
         stop = min(first + self.height, self.rows)
         return strip_context(self.rows, self.window, self.side, first, stop)
@@ -142,8 +141,8 @@ class LocalRows(StripRows):
 
 
 def chunk_side(attn: Attention) -> int:
-    """Return the smallest strip height of an attention, in rows: its chunk side w or, if it has no
-    window, SIDE."""
+    """Return the smallest strip height for an attention module, in rows. It is the chunk side for
+    attention with a window, and SIDE for other attention."""
     return attn.window_size if isinstance(attn, LongformerAttention) else SIDE
 
 
@@ -160,7 +159,7 @@ def compute_strip(
 
     x (n, Y, C): the block's input for the strip and the rows around it. x_global (1, G, C): the
     global tokens of the input. queries: slice of the rows of x that are the strip. collect:
-    attention of the global tokens, to which the keys of the strip are added; None to skip it.
+    the `GlobalRows` that computes the global tokens of the output; None to skip them.
     """
     attn, (rows, cols, channels) = block.attn, x.shape
     size = part_size(channels, x.dtype)
@@ -186,7 +185,11 @@ def compute_strip(
 
 
 def _keys_and_values(block: Block, tokens: Tensor, x_global: Tensor, size: int) -> Tensor:
-    """Return the keys and values (G+T, 2C) of the global tokens, followed by tokens (T, C)."""
+    """Return a tensor of keys and values, first of `x_global`, then of `tokens`.
+
+    x_global (1, G, C). tokens (T, C). Returns (G+T, 2C). size: maximum number of tokens to process
+    at once.
+    """
     first = block.attn.kv(block.norm1(x_global))[0]
     kv = first.new_empty(len(first) + len(tokens), first.shape[-1])
     kv[: len(first)] = first

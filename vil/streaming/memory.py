@@ -67,8 +67,8 @@ def strip_bytes(
     """Return the peak bytes of tensors while a strip of a block with local attention is computed.
     The block's input and the tensors inside the attention operator are not included.
 
-    rows: (rows of the strip and its neighbors, rows of the strip). cols: Y. dtype: dtype of the
-    tokens. collects: whether global tokens attend to the strip.
+    rows: (number of rows of the strip and its neighbors, number of rows of the strip). cols: number
+    of columns. dtype: dtype of the tokens. collects: whether global tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2

@@ -23,8 +23,8 @@ class StreamResult:
     """The result of `vil.stream`.
 
     outputs: {name of an output: tensor}. If the caller passed an array for an output in `into`, the
-    value is this array. There is no batch dimension: "logits" is (K,), "pooled" is (d,), and the
-    map of a stage is (d, X, Y). plan: the plan that was run.
+    value is this array. There is no batch dimension. For example, the map of a stage has the shape
+    (channels, rows, columns). plan: the plan that was run.
     """
 
     outputs: Mapping[str, Any]
@@ -35,12 +35,13 @@ class StreamResult:
 
     @property
     def logits(self) -> Any:
-        """The logits (K,), or (K, X, Y) of a model that does not pool."""
+        """The logits: (classes,) if the model has pooling, else (classes, rows, columns)."""
         return self.outputs["logits"]
 
     @property
     def pooled(self) -> Any:
-        """The pooled features (d,), or (d, X, Y) of a model that does not pool."""
+        """The features before the head: (channels,) if the model has pooling, else (channels, rows,
+        columns)."""
         return self.outputs["pooled"]
 
 

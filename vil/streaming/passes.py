@@ -78,9 +78,9 @@ class Passes:
         """Build the `RowSource` of a stage's output, and run the passes that store the stage's
         tokens.
 
-        source: rows of the stage's input. Returns (rows of the output, global tokens). The global
-        tokens are those of the last block's input or, if the last block has full attention, those
-        of its output.
+        source: rows of the stage's input. Returns (rows of the output, global tokens). If the last
+        block has full attention, these are the global tokens of its output. Otherwise, they are
+        the global tokens of its input.
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
@@ -230,8 +230,8 @@ class Passes:
             self.journal.save(self.number, describe)
 
     def _flush_taps(self) -> None:
-        """Write the last rows of stage maps that no pass has read, because they do not fill a patch
-        of the next stage."""
+        """Write the last rows of stage maps. No pass has read these rows, because they do not fill
+        a patch of the next stage."""
         for tap, read in reversed(self.taps):
             height = embed_height(self.model.stages[0])
             for first in range(read, tap.rows, height):

@@ -43,16 +43,16 @@ def format_bytes(size: int) -> str:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The plan of one stage.
+    """The plan of one stage, which is computed in strips of a few rows of tokens.
 
     name: module name. grid: (X, Y).
-    action: "memory" or "scratch" if the tokens are stored there between passes; "recompute" if the
-    tokens are not stored, but computed when the next stage reads them.
+    action: where the tokens are stored between passes, "memory" or "scratch" (files on disk);
+    "recompute" if the tokens are not stored, but computed when the next stage reads them.
     num_passes: passes over the stage's tokens.
-    num_barriers: number of passes that must end before the next pass can begin, because only their
-    end completes the global tokens that the next pass needs.
+    num_barriers: number of blocks that cannot begin until the previous block has processed all
+    rows, because they need its global tokens.
     heights: number of rows in a strip, for each block. halo: number of additional rows that a strip
-    needs above it, and below it.
+    needs on each side, above and below.
     store_bytes: total size of the stored tokens.
     peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it has no passes.
     macs: multiply-accumulates of matmuls if the image is streamed. whole_macs: multiply-accumulates

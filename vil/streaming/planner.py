@@ -1,8 +1,10 @@
-"""Choose strip heights, and whether tokens are stored in memory or on disk, for a memory limit.
+"""Plan streamed forward passes, which process an image in strips, for a memory limit.
 
-Each block starts with its maximum strip height. The planner then reduces the height of the strips
-that need the most memory until the plan fits into the limit. If the smallest heights do not fit, it
-moves the stored tokens of the largest stage to disk, then those of the next stage, and so on.
+A plan has the strip height of each block, and whether the tokens of each stage are stored in memory
+or on disk. Each block starts with its maximum strip height. The planner then reduces the height of
+the strips that need the most memory until the plan fits into the limit. If the smallest heights do
+not fit, it moves the stored tokens of the largest stage to disk, then those of the second largest
+stage, and so on.
 
 Shapes: X Y grid of a stage, G global tokens.
 """
@@ -29,11 +31,12 @@ SLACK = 1 << 16  # bytes of global tokens and running sums
 class StageShape:
     """Properties of a stage's computation that do not depend on the image size.
 
-    stored: whether its tokens are stored between passes. num_stored: number of passes that store
-    them. This is one per block, minus one if the last block has local attention, plus one for the
-    embedding if the first block has full attention. collects: whether the global tokens after the
-    last block are needed. only_global: whether only the global tokens of the last block are needed.
-    has_full: whether any block has full attention.
+    stored: whether the stage's tokens are stored between passes. num_stored: number of passes that
+    store tokens; 0 if `stored` is False. There is one pass per block, except for a last block with
+    local attention. There is another pass for the patch embedding if the first block has full
+    attention. collects: whether the global tokens of the last block are needed. only_global:
+    whether the last block computes its global tokens and no others. has_full: whether any block has
+    full attention.
     """
 
     stored: bool
@@ -79,8 +82,8 @@ class Planner:
 
     size: (H, W) in pixels. dtype: dtype of the pixels that the model gets. copies: number of copies
     of a strip's pixels in memory while the strip is read; 0 if the strip shares the memory of the
-    image. given: outputs for which the caller has arrays. Raises ConfigError if the model cannot be
-    streamed.
+    image. given: outputs that are written to arrays of the caller, whose memory is not counted.
+    Raises ConfigError if the model cannot be streamed.
     """
 
     def __init__(
@@ -158,8 +161,8 @@ class Planner:
         return [*result, alive + source.peak + self._final_bytes(heights[-1])]
 
     def _stored_peak(self, index: int, heights: Sequence[int], read: Cost) -> int:
-        """Return the peak bytes of the passes that store the tokens of a stage. read: memory cost
-        of reading the tokens after the stage's patch embedding."""
+        """Return the peak memory, in bytes, of those passes of a stage that store its tokens. read:
+        memory cost of computing the output of the stage's patch embedding."""
         costs, shape = self.stages[index], self.shapes[index]
         peaks, source = [], read
         if isinstance(costs.blocks[0].attn, FullAttention):
@@ -204,9 +207,9 @@ class Planner:
     def choose(self, memory: int, *, on_disk: bool = False) -> StreamPlan:
         """Return a plan whose peak is at most `memory` bytes.
 
-        on_disk: store tokens on disk even if they fit into the limit. Raises ConfigError, with the
-        smallest possible limit and whether it needs a scratch folder, if every plan needs more
-        memory.
+        on_disk: store tokens on disk even if they fit into the limit. Raises ConfigError if every
+        plan needs more memory. The error states the smallest possible limit, and whether this limit
+        needs a scratch folder.
         """
         order = sorted(
             (i for i in range(len(self.stages)) if self.shapes[i].stored),
@@ -228,8 +231,9 @@ class Planner:
         if not on_disk and max(self.peaks(chosen, [False] * len(self.stages))) > least:
             hint = ", with a folder for tokens: scratch=DIR or --scratch DIR"
         raise ConfigError(
-            f"memory {format_bytes(memory)} is too small for {self.size[0]} x {self.size[1]} "
-            f"pixels: the smallest possible limit is {format_bytes_up(least)} ({least} bytes){hint}"
+            f"the memory limit {format_bytes(memory)} is too small for "
+            f"{self.size[0]} x {self.size[1]} pixels: the smallest possible limit is "
+            f"{format_bytes_up(least)} ({least} bytes){hint}"
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
@@ -295,8 +299,8 @@ class Planner:
         return isinstance(self.stages[index].blocks[-1].attn, FullAttention)
 
     def _macs(self, index: int, heights: Sequence[int]) -> tuple[int, int]:
-        """Return the multiply-accumulates of a stage: (if the image is streamed, if the full image
-        is processed at once)."""
+        """Return the multiply-accumulates of a stage as two numbers: for a streamed image, and for
+        an image that is processed at once."""
         costs, shape = self.stages[index], self.shapes[index]
         first = costs.stage.embed.macs(costs.grid)
         whole = first + sum(block.macs(costs.grid) for block in costs.blocks)
@@ -309,11 +313,11 @@ class Planner:
 
 
 def lower_option(heights: list[int], peak: int, memory: int) -> None:
-    """Remove the largest strip height from an ascending list, in place. Also remove the next ones
-    if they cannot fit into the memory limit, but keep at least one height.
+    """Remove the largest strip height from an ascending list, in place.
 
-    peak: bytes that the largest height needs. memory: limit in bytes. A strip with half of the
-    height is assumed to need at least half of the bytes, and so on.
+    Also remove other heights that cannot fit into the memory limit, but keep at least one height.
+    A height is assumed to need at least peak * height / (largest height) bytes.
+    peak: bytes that the largest height needs. memory: limit in bytes.
     """
     limit = heights.pop() * memory / peak
     while len(heights) > 1 and heights[-1] > limit:

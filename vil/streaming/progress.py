@@ -20,8 +20,8 @@ Report = Callable[[float], None]  # takes the share of the work that is done
 def block_work(block: Block, grid: tuple[int, int], macs: int, *, only_global: bool) -> float:
     """Return the estimated work of a block, in units of multiply-accumulates.
 
-    grid: (X, Y). macs: multiply-accumulates of its matmuls if it runs in strips. only_global:
-    whether only the global tokens of its output are computed.
+    grid: (X, Y). macs: multiply-accumulates of the block's matmuls, from `strip_macs`. only_global:
+    whether only the global tokens of the block's output are computed.
     """
     attn, tokens = block.attn, grid[0] * grid[1]
     if only_global:
@@ -49,8 +49,8 @@ class WorkDone:
         self.share = 0.0
 
     def watch(self, rows: StripRows, work: float) -> None:
-        """Add the work of computing all rows of `rows` to the current pass. Whenever `rows` has
-        computed a strip, the same fraction of `work` is counted as done."""
+        """Add `work`, the total work of `rows`, to the current pass. Whenever `rows` has computed a
+        strip, the corresponding fraction of `work` is counted as done."""
         self.planned += work
         of_row = work / rows.rows  # a function that holds `rows` would keep its buffers alive
         rows.on_strip = lambda count: self._advance(of_row * count)

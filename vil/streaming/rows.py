@@ -18,9 +18,9 @@ Writer = Callable[[int, Tensor], None]  # takes the first row and rows (n, Y, C)
 
 
 class RowSource:
-    """A base class of maps whose rows are read from top to bottom.
+    """A base class of images and maps of tokens, whose rows are read from top to bottom.
 
-    rows, cols: X, Y. channels: C. dtype, device: dtype and device of the rows.
+    rows, cols, channels: shape of the map. dtype, device: dtype and device of the rows.
     """
 
     def __init__(
@@ -30,22 +30,22 @@ class RowSource:
         self.dtype, self.device = dtype, device
 
     def fill(self, out: Tensor, first: int) -> None:
-        """Write n rows, starting with row `first`, to out (n, Y, C)."""
+        """Fill out (rows, columns, channels) with the rows of the map from row `first` on."""
         raise NotImplementedError
 
     def new(self, count: int) -> Tensor:
-        """Return an uninitialized tensor for `count` rows (n, Y, C)."""
+        """Return an uninitialized tensor for rows of the map, (count, columns, channels)."""
         shape = (count, self.cols, self.channels)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def read(self, first: int, stop: int) -> Tensor:
-        """Return rows `first` to `stop`, exclusive, as (n, Y, C)."""
+        """Return rows `first` to `stop` - 1 of the map, (rows, columns, channels)."""
         out = self.new(stop - first)
         self.fill(out, first)
         return out
 
     def read_map(self, first: int, stop: int) -> Tensor:
-        """Return rows `first` to `stop`, exclusive, as a map (1, C, n, Y)."""
+        """Return rows `first` to `stop` - 1 as a map (1, channels, rows, columns)."""
         return self.read(first, stop).permute(2, 0, 1)[None]
 
 
@@ -72,7 +72,7 @@ class StripRows(RowSource):
         return -(-self.rows // self.height)
 
     def compute(self, strip: int) -> Tensor:
-        """Return the rows (height, Y, C) of a strip. The last strip may have fewer rows."""
+        """Return a strip (height, columns, channels). The last strip may have fewer rows."""
         raise NotImplementedError
 
     def next(self, strip: int) -> Tensor:
@@ -105,8 +105,8 @@ class RowBuffer:
         self.first, self.kept = 0, source.new(0)
 
     def fill(self, out: Tensor, first: int, keep: int) -> None:
-        """Write n rows, starting with row `first`, to out (n, Y, C). The rows from row `keep` to
-        the last one are stored for the next call."""
+        """Fill out (rows, columns, channels) with the rows of the source from row `first` on. The
+        rows of `out` from row `keep` of the source on are also stored for the next call."""
         stop, known = first + len(out), 0
         if self.first <= first:
             rows = self.kept[first - self.first :][: len(out)]
@@ -166,7 +166,10 @@ class EmbedRows(StripRows):
 
 
 def position_lines(position: AbsoluteEmbedding, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the position embeddings of the rows (X, C/2) and the columns (Y, C/2) of a grid."""
+    """Return the position embeddings of the rows and the columns of a grid.
+
+    grid: (X, Y). Returns (X, C/2) for the rows and (Y, C/2) for the columns, for C channels.
+    """
     lines = zip((position.x_pos_embed, position.y_pos_embed), grid)
     return tuple(position.fit(line, length)[0] for line, length in lines)
 
@@ -184,8 +187,8 @@ class TappedRows(RowSource):
 
 
 class StoredRows(RowSource):
-    """A `RowSource` whose rows are stored in a tensor (X, Y, C), in memory or mapped from a file.
-    device: device to which the rows are copied when they are read."""
+    """A `RowSource` whose rows are stored in a tensor (rows, columns, channels), in memory or
+    mapped from a file. device: device to which the rows are copied when they are read."""
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
         super().__init__(*tensor.shape, tensor.dtype, device)
@@ -195,5 +198,5 @@ class StoredRows(RowSource):
         out.copy_(self.tensor[first : first + len(out)])
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Store rows (n, Y, C) in the tensor, starting at row `first`."""
+        """Store rows (n, columns, channels) in the tensor, starting at its row `first`."""
         self.tensor[first : first + len(rows)] = rows

@@ -19,12 +19,13 @@ MAX_VALUES = 2**17  # values that are converted to float64 at a time
 class ScaleAndNormalize:
     """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
 
-    8-bit values are divided by 255. Other values are scaled from value_range (low, high) and
-    clipped to 0..1. An empty value_range means 0..65535 for uint16 and 0..1 for floats. NaN and Inf
-    become 0.
+    8-bit integers are divided by 255. For other dtypes, `value_range` (low, high) is scaled to
+    0..1. Values outside of it are clipped, and NaN and Inf become 0.
 
-    pixels: the image. mean, std: one number per channel. Raises DataError if the range of the
-    image's values is unknown.
+    An empty `value_range` stands for 0..65535 for uint16 and 0..1 for floats. DataError is raised
+    for any other dtype, and for floats outside of 0..1.
+
+    pixels: the image. mean, std: one number per channel.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ScaleAndNormalize:
         return self.dtype in ("uint8", "bool")
 
     def __call__(self, strip: Tensor) -> Tensor:
-        """Scale and normalize a strip (c, n, W). Returns float32 of the same shape."""
+        """Scale and normalize a strip (channels, rows, columns). Returns float32 of this shape."""
         if self.is_8_bit:
             return self.normalize(strip)
         scaled = torch.empty(strip.shape, dtype=torch.float32, device=strip.device)
@@ -59,9 +60,11 @@ class ScaleAndNormalize:
         return self.normalize(scaled)
 
     def _find_range(self, least: float, most: float) -> tuple[float, float]:
-        """Return `value_range` or, if it is empty, the default range of the dtype. least, most:
-        smallest and largest value of the image. Raises DataError if `value_range` is empty and the
-        dtype has no default range, or the values are outside of the default range."""
+        """Return `value_range` or, if it is empty, the default range of the dtype.
+
+        least, most: smallest and largest value of the image. If `value_range` is empty, raises
+        DataError for a dtype without a default range, and for values outside of this range.
+        """
         try:
             return self.value_range or default_range(kind_of(self.dtype), least, most)
         except ValueRangeError as error:

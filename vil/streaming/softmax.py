@@ -27,8 +27,8 @@ class OnlineSoftmax:
         self.sums = torch.zeros(q.shape, **state)
 
     def add(self, k: Tensor, v: Tensor, bias: Tensor | None = None) -> None:
-        """Add keys and values (N, K, D). bias: tensor, broadcastable to (N, Q, K), that is added to
-        the scores."""
+        """Let the queries attend to more keys. k, v: keys and values (heads, keys, channels). bias:
+        added to the scores, broadcastable to (heads, queries, keys)."""
         with autocast_off(k.device.type):  # it would round the scores and the weights to 16 bits
             scores = self.q @ k.to(self.q.dtype).mT
             if bias is not None:

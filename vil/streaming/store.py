@@ -28,9 +28,10 @@ class Stores:
         """Create the tensors in which a stage stores its tokens. The stage's passes write to them
         in turn.
 
-        In memory, one tensor is enough, because a pass overwrites the tokens that it reads. Full
-        attention needs two tensors. On disk, a pass reads one file and writes another, so that it
-        can resume from any strip after an interruption. Raises SaveError if the disk is full.
+        In memory, a stage with full attention needs two tensors. Other stages need one, because a
+        pass overwrites the tokens that it reads. On disk, a pass reads one file and writes another,
+        so that it can resume from any strip after an interruption. Raises SaveError if the disk is
+        full.
         """
         shape = (*plan.grid, channels)
         size = math.prod(shape) * dtype.itemsize
@@ -65,9 +66,9 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
     """Check the scratch folder and return its path. Creates the folder if it does not exist.
 
-    size: total bytes of the files to store. name: subfolder with files of an earlier run. These
-    files are reused, so their space counts as free. Raises ConfigError if the folder is not
-    writable, or if the disk has too little space.
+    size: total bytes of the files to store. name: subfolder with files of an earlier run, which
+    are reused and need no new space. Raises ConfigError if the folder is not writable, or if the
+    disk has too little space.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):

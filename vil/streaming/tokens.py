@@ -1,5 +1,6 @@
-"""Run the layers of a block that process each token independently on slices of the tokens. This
-limits the memory of the activations.
+"""Run the per-token layers of a block on slices of the tokens, to limit activation memory.
+
+Per-token layers process each token independently, such as linear layers and norms.
 
 Shapes: T tokens, C channels, F output features.
 """
@@ -18,7 +19,7 @@ PART_BYTES = 1 << 24  # of the activations of an MLP for a part of the tokens
 
 def part_size(channels: int, dtype: torch.dtype) -> int:
     """Return the maximum number of tokens for which the activations of an MLP fit into PART_BYTES.
-    The activations have about 9C values per token."""
+    The activations have about 9 * channels values per token."""
     return max(1, PART_BYTES // (9 * channels * dtype.itemsize))
 
 

@@ -63,8 +63,8 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
 
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
-            "DATA.NUM_CLASSES is auto, the number of classes of the training set, but this command "
-            "does not read the training set: set DATA.NUM_CLASSES to a number"
+            "DATA.NUM_CLASSES is auto, but this command cannot count the classes, because it does "
+            "not read the training set: set DATA.NUM_CLASSES to a number"
         )
     warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(task_entry(cfg)))
     return task_entry(cfg).load()(cfg, device)
@@ -96,7 +96,7 @@ def declared_keys(entry: Entry) -> list[str]:
 
 @as_config_error
 def with_num_classes(cfg: CfgNode) -> CfgNode:
-    """Replace DATA.NUM_CLASSES auto by the number of classes of the training set.
+    """If DATA.NUM_CLASSES is auto, replace it by the number of classes of the training set.
 
     Returns a changed copy of the config, or the config itself if DATA.NUM_CLASSES is a number.
     Raises ConfigError or DataError if the training set cannot be opened.
@@ -120,8 +120,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
             raise
         joint = "\n" if "\n" in str(error) else "; "  # new line if `error` has several lines
         raise DataError(
-            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of this data set: if you do "
-            "not have the data set, set DATA.NUM_CLASSES to a number"
+            f"{error}{joint}the data set is read to count its classes, because DATA.NUM_CLASSES is "
+            "auto: if you do not have this data set, set DATA.NUM_CLASSES to a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 

@@ -199,10 +199,9 @@ class Task:
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
-        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: "test"
-        for a set in DATA.TEST if DATA.VAL is not empty; otherwise "val". The returned dataset has
-        the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset is
-        invalid.
+        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: for a
+        test set, see `test_loaders`. The returned dataset has the methods `image` and `sample_name`
+        of `ImageDataset`. Raises DataError if the dataset is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset

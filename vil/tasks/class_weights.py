@@ -24,7 +24,7 @@ def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes
     if len(setting) != num_classes:
         raise ConfigError(
             f"LOSS.CLASS_WEIGHTS has {len(setting)} numbers, but there are {num_classes} classes: "
-            "set one number per class, or balanced"
+            'set it to one number per class, or to "balanced"'
         )
     return torch.tensor([float(text) for text in setting])
 

@@ -272,10 +272,10 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether a dataset is used only for evaluation, and can be a table without splits.
+        """Return whether all images of a dataset are used for evaluation if it has no splits.
 
-        If such a table has no splits, all of its images are used for evaluation. name: name of the
-        dataset.
+        This is the case for datasets with the argument `all_rows`, such as tables, that are not in
+        DATA.TRAIN.
         """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
 
@@ -331,9 +331,9 @@ def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
 
 
 def count_outputs(cfg: CfgNode) -> int:
-    """Return DATA.NUM_CLASSES, or 1 as a placeholder if it is auto.
+    """Return DATA.NUM_CLASSES, or 1 as a placeholder if it is "auto".
 
-    A task with DATA.NUM_CLASSES auto is used only to open datasets, not to build a model.
+    With "auto", the task is used only to open datasets, not to build a model.
     """
     return 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
 
@@ -342,7 +342,7 @@ def refuse_mixing(cfg: CfgNode) -> None:
     """Raise ConfigError if the config enables mixup or cutmix, which the task does not support."""
     if cfg.AUG.MIXUP_PROB > 0:
         raise ConfigError(
-            f"TASK {cfg.TASK} does not support mixup and cutmix: set AUG.MIXUP_PROB 0"
+            f"TASK {cfg.TASK} does not support mixup and cutmix: set AUG.MIXUP_PROB to 0"
         )
 
 

@@ -1,13 +1,12 @@
 """Metrics of predictions on a test set, as functions of numpy arrays, for all tasks.
 
 The definitions are those of scikit-learn, and the tests compare the results. scikit-learn is not
-called because a bootstrap evaluates the same images a thousand times with different weights. The
+called, because it is too slow for a bootstrap with a thousand resamples of the same images. The
 functions here sort the images only once per class. Each resample then needs only a cumulative sum.
 
 Shapes: N images, K classes, G distinct scores. weights (N,): number of times that each image is
 counted in a bootstrap resample; None: once. Metrics are in percent. All metrics of a class without
-images are NaN. If all images belong to one class, the AUROC of this class is NaN. `mean` ignores
-NaN.
+images are NaN. The AUROC is also NaN for a class to which all images belong. `mean` ignores NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,10 +27,10 @@ def mean(values: np.ndarray) -> float:
 
 
 class ClassCounts(NamedTuple):
-    """Image counts of each class, from which precision and recall are computed, as arrays (K,).
+    """Numbers of images of each class, as arrays (K,), for precision and recall.
 
-    images: number of images of the class. predicted: number of images for which the class is
-    predicted. correct: number of images of the class for which it is predicted.
+    images: images that belong to the class. predicted: images for which the class is predicted.
+    correct: images that belong to the class and for which this class is predicted.
     """
 
     images: np.ndarray
@@ -39,14 +38,16 @@ class ClassCounts(NamedTuple):
     correct: np.ndarray
 
     def precision(self) -> np.ndarray:
-        """Return the precision of each class, correct / predicted in percent, (K,).
+        """Return the precision of each class, (K,): the percentage of its predictions that are
+        correct.
 
-        It is 0 for a class that is never predicted, and NaN for a class without images.
+        It is NaN for a class without images, and 0 for any other class that is never predicted.
         """
         return self._share(self.correct, self.predicted)
 
     def recall(self) -> np.ndarray:
-        """Return the recall of each class, correct / images in percent, (K,).
+        """Return the recall of each class, (K,): the percentage of its images that are predicted
+        correctly.
 
         It is NaN for a class without images.
         """

@@ -21,9 +21,11 @@ def cache_dir() -> Path:
 
 
 def _temporary_dir() -> Path:
-    """Return the path of vil-<user id> in the system's folder for temporary files, such as /tmp. If
-    that path belongs to another user, return a path that cannot be written, because vil runs code
-    that it finds in the cache."""
+    """Return the path of vil-<user id> in the system's folder for temporary files, such as /tmp.
+
+    If that folder belongs to another user, return a path that cannot be written. Another user's
+    folder is unsafe as a cache folder, because vil runs code from its cache folder.
+    """
     with suppress(OSError):
         folder = Path(tempfile.gettempdir(), f"vil-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -34,10 +36,8 @@ def _temporary_dir() -> Path:
 
 @contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
-    """Context manager that holds a lock, so that only one process changes a folder at a time.
-
-    folder: the folder of the lock file. The operating system frees the lock if the process ends.
-    """
+    """Context manager that lets only one process at a time change `folder`. It holds a lock on a
+    file in this folder. The operating system frees the lock if the process ends."""
     with (folder / "lock").open("w") as file:
         with suppress(OSError):  # of a file system without locks: processes do not wait
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -76,8 +76,8 @@ class StandardStream:
 def standard_streams() -> Iterator[None]:
     """Replace sys.stdout and sys.stderr by `StandardStream`s in a `with` block.
 
-    A standard stream that the parent process closed becomes /dev/null. Otherwise, the next file to
-    be opened would get the same file descriptor and receive the printed text.
+    A standard stream that the parent process closed is replaced by /dev/null. If it stayed closed,
+    the next file to be opened would get its file descriptor and receive the printed text.
     """
     with suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) < 3:

@@ -1,9 +1,9 @@
-"""Time several functions alternately, so that a slow phase of the machine affects all of them.
+"""Time functions (candidates) alternately, so that a slow phase of the machine affects all of them.
 
-Each round runs every function once. The functions are called candidates. A warm-up drops candidates
-that are much too slow. A candidate that is slow in the first round skips most of the later rounds.
-Times include launch and execution of device kernels. torch.utils.benchmark.Timer is not used,
-because it repeats a single statement.
+A warm-up drops candidates that are much too slow. The first round runs each remaining candidate
+once. Candidates that are slow in this round run only in some of the later rounds. Times include
+launch and execution of device kernels. torch.utils.benchmark.Timer is not used, because it repeats
+a single statement.
 """
 
 import math
@@ -125,11 +125,11 @@ def warm_up(
     exempt: Iterable[str],
     limits: Limits,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Run each candidate once, and drop those that fail or are too slow.
+    """Run the candidates to warm up, and drop those that fail or are too slow.
 
-    Candidates run in ascending order of `Candidate.least`, a lower bound of their time. If this
-    bound is already above the limit `too_slow`, the candidate does not run. A candidate that is
-    too slow in its first call runs a second time, because the first call may compile.
+    Candidates run in ascending order of `Candidate.least`, a lower bound of their time. A candidate
+    whose lower bound is above the limit `too_slow` does not run. A candidate that is too slow in
+    its first call runs a second time, because the first call may compile.
 
     exempt, limits: see `time_interleaved`. Returns (first, dropped): {name: seconds} of the
     remaining candidates, and {name: reason} of all others.

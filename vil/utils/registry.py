@@ -115,11 +115,10 @@ class Registry(Mapping[str, Entry]):
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
-        """Add a component at run time. If `home` is the component itself and not its location, the
-        component is also checked.
+        """Add a component at run time. Raises ValueError if the name is taken or the check fails.
 
-        home, about: see `add`. declared: the arguments `keys` and `facts` of `add`. Raises
-        ValueError if the name is taken or the check fails.
+        home: the component, which is checked, or its location "module:attribute", which is not
+        checked. about, declared: further arguments of `add`.
         """
         self.add(name, home, about, **declared)
         if self.check is None or isinstance(home, str):

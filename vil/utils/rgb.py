@@ -24,8 +24,8 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     value_range: for a gray image with more than 8 bits, the values (low, high) that become 0 and
     255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
 
-    Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for images
-    of 32-bit integers (which have no default range), and for values outside of the default range.
+    Raises ValueRangeError if no pixel is finite. If `value_range` is not given, also raises it for
+    32-bit integers, which have no default range, and for values outside of the default range.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
@@ -54,21 +54,24 @@ def default_range(kind: str, least: float, most: float) -> tuple[float, float]:
     if the image's smallest value `least` or largest value `most` is outside of the range.
     """
     if kind not in FULL_RANGE:
-        raise ValueRangeError(f"images of {kind} integers need DATA.VALUE_RANGE [low, high]")
+        raise ValueRangeError(
+            f"images of {kind} integers have no default value range: set DATA.VALUE_RANGE to "
+            "[low, high]"
+        )
     low, high = FULL_RANGE[kind]
     if least < low or most > high:
         text = f"values from {least:g} to {most:g} are outside of {low:g} to {high:g}"
-        raise ValueRangeError(f"{text}: set DATA.VALUE_RANGE [low, high]")
+        raise ValueRangeError(f"{text}: set DATA.VALUE_RANGE to [low, high]")
     _warn(kind, bool(0 < most < FEW_VALUES * high))
     return low, high
 
 
 @cache
 def _warn(kind: str, is_dark: bool) -> None:
-    """Warn, once per process, which default range is used for images with more than 8 bits.
+    """Warn that an image is read with the default value range of its type.
 
-    kind: type of the values, a key of FULL_RANGE. is_dark: whether the image uses only a small part
-    of the range.
+    Warns once per process for the same arguments. kind: type of the values, a key of FULL_RANGE.
+    is_dark: whether the image uses only a small part of the range.
     """
     text = "%s images are read with the value range %g to %g; set DATA.VALUE_RANGE to change it"
     if is_dark:

@@ -18,7 +18,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def join_roots(root: str | Path, roots: str | Path | Iterable[str | Path]) -> list[str | Path]:
-    """Return [root, *roots]. A string or path `roots` is one folder, not a sequence."""
+    """Return [root, *roots] or, if `roots` is a single string or path, [root, roots]."""
     return [root, roots] if isinstance(roots, str | Path) else [root, *roots]
 
 
@@ -54,7 +54,7 @@ def check_run_folder(folder: Path) -> None:
         real = Path(os.path.realpath(path))
         if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
             raise RunFolderError(
-                f"{path} is a link to {real}: remove it, or replace it by a copy of the file"
+                f"{path} is a link to {real}: remove the link, or replace it by a copy of the file"
             )
         if real.exists() and not real.is_file():
             raise RunFolderError(f"{path} is not a regular file: remove it")

@@ -1,5 +1,5 @@
-"""Detect tracing for export, torch.func transforms and forward-mode AD, which the fused attention
-operators do not support.
+"""Detect what the fused attention operators do not support: torch.func transforms, forward-mode AD,
+and tracing for export.
 """
 
 from collections.abc import Callable

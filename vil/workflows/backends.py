@@ -26,7 +26,7 @@ from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):
-    """Report on which attention backend runs each local attention call of a model.
+    """A report that names the attention backend of each local attention call of a model.
 
     environment: lines of text with package versions, the device and the number of threads.
     verdicts: a pair (request, backends) for each attention call. The request describes the call.

@@ -62,8 +62,8 @@ class DeploySettings(NamedTuple):
     batches: batch sizes.
     rounds: number of measurements of each path at each batch size.
     images: number of test images on which each path is compared with eager mode.
-    least_agreement: percentage of these images. A path is not timed if it predicts the same class
-    as eager mode on fewer images.
+    least_agreement: minimum percentage of these images on which a path must predict the same class
+    as eager mode. Other paths are not timed.
     calibration: folder of images to calibrate static int8 quantization; None for training images.
     tune: whether to first find the fastest attention backends by timing.
     """
@@ -78,12 +78,12 @@ class DeploySettings(NamedTuple):
 
 
 class DeployBenchmark:
-    """Benchmark of the ways to run a config's model, and other models, for inference on the CPU.
+    """Benchmark of several ways to run models for inference on the CPU.
 
-    cfg: config of the model. If it sets no weights, the model has random weights, and only speed
-    and memory are measured. name: name of the model in the results. class_names: names of the
-    model's classes; by default those recorded with the weights. beside: other models to measure,
-    with random weights, as values of MODEL.ARCH. out: folder for the results. say: function that is
+    cfg: config of the main model. If it sets no weights, the model has random weights, and only
+    speed and memory are measured. name: name of this model in the results. class_names: names of
+    its classes; by default those recorded with the weights. beside: other models to measure, with
+    random weights, as values of MODEL.ARCH. out: folder for the results. say: function that is
     called with each line of progress.
 
     Raises ConfigError for an unknown name in `settings.paths`, and for unusable calibration images.

@@ -47,8 +47,8 @@ class ModelBenchmark:
     cfg: config of the model.
     name: name of the model in the results.
     ways: combinations of settings to run the model with, such as "bf16+nhwc".
-    backends: attention backends to compare, by default all. The config's model also runs once with
-    each of them, with the first of `ways`.
+    backends: attention backends to compare, by default all. With each backend, the config's model
+    is measured in the first of `ways`.
     beside: other models, as values of MODEL.ARCH. They run only with those `ways` that set nothing
     but a precision, such as "bf16".
     rounds: number of measurements.
@@ -89,10 +89,10 @@ class ModelBenchmark:
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model with each way (combination of settings).
+        """Profile a training step of the config's model in each of the ways without "compile".
 
-        Ways that compile the model are skipped. Call `run` first. Yields (way, trace file, costs).
-        `costs` is a list with an item per operator and module.
+        A way is a combination of settings, such as "bf16+nhwc". Call `run` first. Yields (way,
+        trace file, costs). `costs` is a list with an item per operator and module.
         """
         own = self.entries[0][0].model
         for row, one in self.entries:

@@ -13,11 +13,11 @@ from vil.workflows.configure import Overrides, make_config
 def build_model(
     config: CfgNode | str | Path, overrides: Overrides | None = None, *, pretrained: bool = True
 ) -> nn.Module:
-    """Build the model of a config on the CPU, with random weights drawn from the config's SEED.
+    """Build the model of a config on the CPU. Raises ConfigError if the config is invalid.
 
-    pretrained: if MODEL.PRETRAINED is set, load the published weights of a torchvision or timm
-    model. The weights in MODEL.MODEL_PATH are not loaded; for these, use `vil.load_for_inference`.
-    Raises ConfigError if the config is invalid.
+    The weights are random, with the seed SEED. A torchvision or timm model gets its published
+    weights instead if both `pretrained` and MODEL.PRETRAINED are set. The weights in
+    MODEL.MODEL_PATH are not loaded. To load them, use `vil.load_for_inference`.
     """
     cfg = make_config(config, overrides)
     return task_for(cfg, torch.device("cpu")).build_model(load_pretrained=pretrained)

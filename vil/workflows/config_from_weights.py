@@ -54,13 +54,14 @@ def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str
     sides = [sides] if isinstance(sides, int) else sides
     if len(set(sides)) > 1:
         raise ConfigError(
-            f"{file} is for images of {sides} pixels, but a config that is made from a weight file "
-            "supports only square images: give the config with --config-file"
+            f"{file} is for images of {sides} pixels, but INPUT.IMAGE_SIZE supports only square "
+            "images: choose a size in a config file, and pass this file with --config-file"
         )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
-            f"{file} needs the interpolation {transform['interpolation']!r}, but a config supports "
-            f"only {', '.join(INTERPOLATION)}: give the config with --config-file"
+            f"{file} uses the interpolation {transform['interpolation']!r}, but "
+            f"INPUT.INTERPOLATION supports only {' and '.join(INTERPOLATION)}: choose one of them "
+            "in a config file, and pass this file with --config-file"
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}

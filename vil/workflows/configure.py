@@ -186,9 +186,10 @@ def find_run_config(
 def source_config(
     source: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses:
-    """Return the config and the class names for trained weights, with MODEL.MODEL_PATH set to them.
+    """Return the config and the class names that belong to trained weights.
 
-    source: the folder of a run, or weights as in `weights_config`. options: changes to the config.
+    In the config, MODEL.MODEL_PATH is set to the path of the weights.
+    source: the folder of a run, or a value for MODEL.MODEL_PATH. options: changes to the config.
     checkpoint: for the folder of a run, "best" or "last".
     """
     if Path(source, "config.yaml").is_file():

@@ -70,7 +70,8 @@ def convert(
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
         raise ConfigError(
-            "FINETUNE.HEAD new would write a random head: set FINETUNE.HEAD to keep or rows:FILE"
+            "FINETUNE.HEAD is 'new', which would write a random head: set FINETUNE.HEAD to 'keep' "
+            "or 'rows:FILE'"
         )
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")

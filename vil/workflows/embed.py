@@ -39,7 +39,7 @@ COLUMNS = ("row", "file", "error")
 class FeatureBatch(NamedTuple):
     """Features of a batch of n images.
 
-    indices: index of each image in the collection. features: (n, D), NaN for images that cannot be
+    indices: index of each image among all images. features: (n, D), NaN for images that cannot be
     read. errors: for each image, the reason why it cannot be read, or "".
     """
 

@@ -109,9 +109,8 @@ def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None
 
 
 def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> None:
-    """Raise ConfigError if a model differs from the first one in the task, in the classes, or in
-    the value range or number of channels of its images. configs, classes: config and class names of
-    each model."""
+    """Raise ConfigError if the models differ in the task, in the classes, or in the value range or
+    number of channels of their images. configs, classes: config and class names of each model."""
     first = configs[0]
     for number, (cfg, names) in enumerate(zip(configs[1:], classes[1:]), start=2):
         where = f"model {number} ({cfg.MODEL.MODEL_PATH or cfg.MODEL.ARCH})"

@@ -89,9 +89,9 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the model's classes. num_worst: number of images to draw for each test
-    set, those with the most errors. part: "test" or "val", see `evaluate`. calibrate: whether to
-    first calibrate the model, see `vil.workflows.calibration`.
+    class_names: names of the model's classes. num_worst: for each test set, draw this number of
+    images with the most errors. part: "test" or "val", see `evaluate`. calibrate: whether to first
+    calibrate the model, see `vil.workflows.calibration`.
 
     Raises CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
     """
@@ -134,7 +134,8 @@ def evaluate_config(
 def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
     """Build the task's data loaders for the sets in DATA.TEST or DATA.VAL.
 
-    part: "test" for DATA.TEST, "val" for DATA.VAL. If DATA.VAL is empty, both select DATA.TEST.
+    part: "test" for DATA.TEST, or "val" for DATA.VAL. If DATA.VAL is empty, "val" also means
+    DATA.TEST.
     options: more arguments of `Task.test_loaders`.
     """
     # a task of a plug-in may not know the argument `part`

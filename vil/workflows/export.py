@@ -89,7 +89,7 @@ def export_config(
 @contextmanager
 def _as_config_error(out: Path) -> Iterator[None]:
     """Convert a ValueError, ImportError or OSError in a `with` block to ConfigError. out: the file
-    that the block writes; the message for an OSError includes the path."""
+    that the block writes, which the message for an OSError names."""
     try:
         with os_error_as(ConfigError, f"--out {out}"):
             yield

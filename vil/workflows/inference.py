@@ -107,8 +107,8 @@ def shipped_weights() -> tuple[str, list[str]]:
 
 
 def without_fast(cfg: CfgNode) -> CfgNode:
-    """Return a copy of a config with EVAL.FAST False. The model then keeps its original layers,
-    because it is not optimized for inference."""
+    """Return a copy of a config with EVAL.FAST False. A model of this copy is not optimized for
+    inference, and keeps its original layers."""
     return override(cfg, ["EVAL.FAST=False"])
 
 
@@ -221,5 +221,6 @@ def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
         )
     if needs_head and cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
-            "FINETUNE.HEAD new would use a random head: set FINETUNE.HEAD to keep or rows:FILE"
+            "FINETUNE.HEAD is 'new', which uses a random head: set FINETUNE.HEAD to 'keep' or "
+            "'rows:FILE'"
         )

@@ -74,7 +74,8 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
 
 
 def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[str]) -> Fold:
-    """Open the datasets of a run. names: names of the training datasets of all runs."""
+    """Open the datasets of a run. names: names of the training datasets of all runs. Test sets with
+    other names are left out."""
     if cfg.DATA.TARGETMAP:
         raise ConfigError(
             f"{run} sets DATA.TARGETMAP, so the classes of its test set differ from those of its "
@@ -85,8 +86,8 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
     held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
     if not held_out:
         raise ConfigError(
-            f"no run has any test set of {run} ({', '.join(cfg.DATA.TEST)}) in its DATA.TRAIN, so "
-            f"{run} is not a fold of the cross-validation: leave out this run"
+            f"the test sets of {run} ({', '.join(cfg.DATA.TEST)}) are not in DATA.TRAIN of any "
+            f"run, so {run} is not a fold of the cross-validation: leave out this run"
         )
     several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
@@ -102,10 +103,10 @@ def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
 
 
 def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
-    """Raise ConfigError unless all runs have the same number of folds (DATA.FOLDS), and there is
-    exactly one run for each fold number (DATA.FOLD).
+    """Check the fold numbers of the runs, if any run sets DATA.FOLDS.
 
-    If no run sets DATA.FOLDS, nothing is checked. configs: {folder of a run: its config}.
+    Raises ConfigError unless all runs have the same number of folds (DATA.FOLDS), and there is
+    exactly one run for each fold number (DATA.FOLD). configs: {folder of a run: its config}.
     """
     counts = {run: cfg.DATA.get("FOLDS", 0) for run, cfg in configs.items()}
     if not any(counts.values()):
@@ -146,8 +147,8 @@ def check_coverage(folds: Sequence[Fold]) -> None:
             )
         if twice := [name for name in names if name in run_of]:
             raise ConfigError(
-                f"{len(twice)} images are in the test sets of two runs, such as {min(twice)} in "
-                f"those of {run_of[min(twice)]} and {fold.run}: give one run for each fold"
+                f"{len(twice)} images are in the test sets of two runs, for example {min(twice)} "
+                f"in {run_of[min(twice)]} and in {fold.run}: give one run for each fold"
             )
         run_of |= dict.fromkeys(names, fold.run)
     trained_on = set().union(*(fold.trained_on for fold in folds))

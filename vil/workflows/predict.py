@@ -51,8 +51,8 @@ def predict(
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in the order of the images.
 
-    source: an InferenceModel, or a `source` of `vil.load_for_inference`. If `source` is a list, or
-    a pattern such as "runs/fold*" that matches several runs, the outputs of the models are
+    source: an InferenceModel, a `source` of `vil.load_for_inference`, a pattern such as
+    "runs/fold*" that matches several runs, or a list of these. The outputs of several models are
     averaged.
     images: one or several files, folders (all images below them), PIL images or uint8 arrays
     (H, W, 3). For a model whose images are neither gray nor RGB, arrays must have shape
@@ -197,7 +197,7 @@ def task_settings(
 
 class PredictionFolder:
     """Folder for copies of images on which predictions are drawn. The copies are PNG files with the
-    text MARK in their metadata. A later command may replace files with this text, but no others."""
+    text MARK in their metadata. A later command overwrites only files that have this text."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
         self.folder, self.used = make_folder(folder, "--output"), set()

@@ -85,8 +85,8 @@ def check_changes(cfg: CfgNode) -> list[str]:
         values = ", ".join(f"{key} {changed[key][1]!r} (now {changed[key][0]!r})" for key in fixed)
         raise CheckpointError(
             f"the run in {cfg.OUTPUT_DIR} was started with {values}: restore these values, "
-            "start a new run with MODEL.MODEL_PATH set to a checkpoint of the old run, or try "
-            "RUN.ALLOW_CHANGES True to resume with the new values"
+            "start a new run with MODEL.MODEL_PATH set to a checkpoint of the old run, or set "
+            "RUN.ALLOW_CHANGES to True to try to resume with the new values"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 
@@ -99,10 +99,9 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, some
-    keys are set to the model's values, which may differ from the config because they are read from
-    the initial weights. These keys are the LayerNorm epsilon and those in RULES, which may be
-    "auto" in the config.
+    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, the
+    LayerNorm epsilon and the keys in RULES are set to the values of the model. The values in the
+    config may differ, because the model can take them from its initial weights.
     """
     kept = cfg.clone()
     kept.defrost()

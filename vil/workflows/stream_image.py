@@ -60,8 +60,8 @@ class StreamSettings:
 
 
 class ImageStream:
-    """Prediction of one image, which passes through a trained model in parts, so that the memory is
-    bounded. Call `predict` to run the model.
+    """Prediction of one image in bounded memory. The image passes through the model in parts. Call
+    `predict` to run the model.
 
     source: the trained model. image: path of the image, or an array (H, W, c). settings: memory
     limit, scratch folder and feature maps to save. The constructor raises ConfigError or DataError
@@ -198,11 +198,12 @@ class ImageStream:
 
     @contextmanager
     def _folder(self) -> Iterator[tuple[Path, bool]]:
-        """Create a folder for intermediate files in a `with` block. Yields (folder, is_kept).
+        """Context manager that creates a folder for intermediate files. Yields (folder, is_kept).
 
-        The folder is removed at the end of a block without errors. After an error, it is kept if
-        `is_kept` is True, so that the next call can resume. It is also kept if a feature map in it
-        cannot be converted to the format of its target file.
+        The folder is removed after a block without errors. If a scratch folder is set, is_kept is
+        True: the folder is kept after an error, so that the next call can resume. Otherwise, it is
+        a temporary folder. This is kept only after a ConversionError, because it then has a feature
+        map that could not be converted.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:

@@ -135,9 +135,8 @@ def run_sweep(
 ) -> SweepResult:
     """Train the unfinished runs of a sweep, and write the table of results to the sweep's folder.
 
-    sizes: {name of a group of runs: size of the model}, see `check_models`. only: run to train,
-    while other processes train the other runs; None for all runs. jobs, num_processes, say: see
-    `sweep`.
+    sizes: result of `check_models`. only: the only run that this process trains, if other processes
+    train the other runs. None: train all runs. jobs, num_processes, say: see `sweep`.
     """
     if only is None:
         make_folder(plan.folder, "--output")
@@ -187,9 +186,10 @@ def train_runs(
 def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
     """Return the status and the exit code of a sweep. rows: a row for each run.
 
-    The exit code is that of the first failed run or, if no run failed, that of the first
-    interrupted run. It is 0 if all runs are finished. If none of these cases applies, it is the
-    exit code of ConfigError.
+    - If a run failed, the exit code is that of the first failed run.
+    - Otherwise, if a run was interrupted, it is that of the first interrupted run.
+    - Otherwise, if all runs are finished, it is 0.
+    - Otherwise, another process is training a run, and it is the exit code of ConfigError.
     """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:

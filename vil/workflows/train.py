@@ -306,8 +306,9 @@ def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
 
 
 def _check_folder(run: RunDir, resuming: bool) -> None:
-    """Raise RunInUseError on all ranks if another run has written checkpoints since this run
-    started. Log a warning if an earlier run in this folder ended without a checkpoint."""
+    """Raise RunInUseError on all ranks if another run has written checkpoints to this run's folder
+    since this run started. Log a warning if the folder has the log of an earlier run that ended
+    without a checkpoint."""
     if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
         raise RunInUseError(
             f"{run.folder} was written by another run in the meantime: choose another "
@@ -379,6 +380,6 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{key}: {value!r} is not UTF-8: rename the file or folder, or set PYTHONUTF8=1 if "
-                "only the locale is not UTF-8"
+                f"{key}: {value!r} cannot be encoded as UTF-8: rename the file or folder or, if "
+                "its name is in UTF-8, set PYTHONUTF8=1"
             ) from None

@@ -209,7 +209,10 @@ def grid_of(text: str) -> tuple[int, int]:
     an invalid grid."""
     found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
     if not found:
-        raise ConfigError(f"--grid {text}: expected rows and columns, such as 12x17 or 14")
+        raise ConfigError(
+            f"--grid {text}: expected rows and columns, such as 12x17, or the side of a square "
+            "grid, such as 14"
+        )
     grid = int(found[1]), int(found[2] or found[1])
     if not 1 <= min(grid) <= max(grid) <= MOST:
         raise ConfigError(f"--grid {text}: expected 1 to {MOST} tokens along a side")
@@ -221,7 +224,9 @@ def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
     outside of `size`. unit: unit of `size` for the message, "tokens" or "pixels"."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
     if not found:
-        raise ConfigError(f"--token {text}: expected a row and a column from 0, such as 3,4")
+        raise ConfigError(
+            f"--token {text}: expected a row and a column, counted from 0, such as 3,4"
+        )
     row, col = int(found[1]), int(found[2])
     if not (row < size[0] and col < size[1]):
         raise ConfigError(f"--token {text}: outside of {size[0]} x {size[1]} {unit}")
@@ -279,6 +284,6 @@ def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
 
 
 def _titled(title: str, keys: Sequence[tuple[int, int]], grid: tuple[int, int]) -> str:
-    """Return the title of a panel with a second line, the number of attended tokens. keys: (row,
-    col) of the attended tokens; a token may occur several times. grid: rows and columns."""
+    """Add a line with the number of attended tokens to the title of a panel. keys: (row, col) of
+    the attended tokens. A token may occur several times. grid: rows and columns of tokens."""
     return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, plus the global tokens"

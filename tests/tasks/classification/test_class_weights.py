@@ -112,7 +112,7 @@ def test_logit_adjustment_adds_log_frequencies():
 def test_losses_and_mixup_that_cannot_be_weighted_are_refused():
     with pytest.raises(ValueError, match="no argument `per_image`"):
         weighted(loss=lambda logits, targets, smoothing: logits.sum(), class_weights=torch.ones(4))
-    with pytest.raises(ValueError, match="set AUG.MIXUP_PROB 0"):
+    with pytest.raises(ValueError, match="set AUG.MIXUP_PROB to 0"):
         weighted(mix=lambda batch: batch, image_weights=torch.ones(4))
 
 
@@ -123,7 +123,7 @@ def test_losses_and_mixup_that_cannot_be_weighted_are_refused():
         ("LOSS.CLASS_WEIGHTS=ballanced", r"none, balanced, or a list.*; did you mean balanced\?$"),
         ("LOSS.CLASS_WEIGHTS=[0, 0]", "none, balanced, or a list"),
         ("DATALOADER.SAMPLER=balance", "did you mean balanced"),
-        ("LOSS.LOGIT_ADJUSTMENT=1 LOSS.LOSS=bce", "set LOSS.LOSS xentropy"),
+        ("LOSS.LOGIT_ADJUSTMENT=1 LOSS.LOSS=bce", "set LOSS.LOSS to xentropy"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(tmp_path, option, text):

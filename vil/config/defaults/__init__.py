@@ -1,9 +1,9 @@
-"""All config keys, in one file per topic. These files are the manual of the config.
+"""Config keys, in one file per topic. These files are the manual of the config.
 
 A key has a name, a default value, a meaning, and a rule for allowed values. The type of the default
 is the type of the key. All keys of the original 2021 code exist, so its YAML files and command
-lines work. Components such as tasks declare additional keys in their registry entries. `vil config
---docs docs/reference/config.md` writes a page with all keys.
+lines work. Components such as tasks declare additional keys elsewhere, in their registry entries.
+`vil config --docs docs/reference/config.md` writes a page with all keys.
 """
 
 import functools

@@ -195,6 +195,6 @@ DECLARED = (
     Conflict(
         ("LOSS.LOGIT_ADJUSTMENT", "LOSS.LOSS"),
         lambda factor, loss: factor > 0 and loss != "xentropy",
-        "logits are only adjusted for a softmax: set LOSS.LOSS xentropy",
+        "logits are only adjusted for a softmax: set LOSS.LOSS to xentropy",
     ),
 )

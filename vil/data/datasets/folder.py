@@ -41,18 +41,18 @@ or training images only, if DATA.VAL_FRACTION (and DATA.TEST_FRACTION) hold out 
 └── dog
     └── 2.jpg"""
 HELP = {
-    "val": "add it, or set DATA.VAL_FRACTION 0.2 to use a part of the training images",
-    "test": "add it, or set DATA.TEST_FRACTION 0.2 to use a part of the training images",
+    "val": "add it, or set DATA.VAL_FRACTION to 0.2 to use a part of the training images",
+    "test": "add it, or set DATA.TEST_FRACTION to 0.2 to use a part of the training images",
 }
 
 
 class Folder(ImageDataset):
-    """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
+    """A dataset in the folders train, val and test below root, with one subfolder per class.
 
-    If the root has none of the folders train, val and test, the root is itself the train folder. If
-    it has val or test but no train (evaluation only), the classes of each split are its subfolders.
-    Raises DataError for a missing or empty folder, and if val or test has a class that is missing
-    from train.
+    The classes of all splits are the sorted subfolders of train. If only val or test exists, for
+    evaluation, each split has the classes of its own folder. If none of the three folders exists,
+    the root itself is used as train. Raises DataError for a missing or empty folder, and if val or
+    test has a class that is missing from train.
     """
 
     splits = ("train", "val", "test")

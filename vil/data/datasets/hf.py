@@ -59,8 +59,8 @@ class HuggingFace(ImageDataset):
         extra_roots: Sequence[str] = (),
         channels: int = 3,
     ):
-        """Open a split of the saved dataset in root/folder, and read its labels, groups and
-        weights.
+        """Open a split of the saved dataset in root/folder, and read its labels, split groups and
+        sample weights.
 
         Args:
             image_column: name of the image column. Default: the only column of type Image.
@@ -74,8 +74,8 @@ class HuggingFace(ImageDataset):
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders, besides root, that may contain the dataset or its images. Images
-                that the dataset stores by path must be in these folders or the dataset's folder.
+            extra_roots: folders, besides root, in which the dataset is allowed to be. Images that
+                it stores by path must be in these folders or in the dataset's folder.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -195,7 +195,7 @@ def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: 
     names = [name for name in NAMES[split] if name in loaded]
     if "" in loaded and (split == "train" or all_rows):
         names = [""]
-    hint = "" if split == "train" else f": set DATA.{split.upper()}_FRACTION 0.2"
+    hint = "" if split == "train" else f": set DATA.{split.upper()}_FRACTION to 0.2"
     if not names and "" in loaded:
         problem = f"has no split {split}: it has no splits, so all rows are training images"
         raise DataError(f"{folder} {problem}{hint}")

@@ -1,11 +1,12 @@
-"""Images listed in a table, which is a CSV, TSV or Parquet file with one row per image.
+"""Images listed in a CSV, TSV or Parquet file with one row per image, for example:
 
 path,label,split,group,weight
 photos/1.jpg,cat,train,house 1,1
 photos/2.jpg,dog,val,house 2,0.5
 
-Only the first two columns are required. N is the number of images of a split, K the number of
-labels or numbers per image.
+Only the first two columns are required.
+
+Shapes: N images of a split, K labels or numbers per image.
 """
 
 import logging
@@ -30,11 +31,11 @@ OPTIONAL = ("split", "group", "weight")  # columns
 
 
 class Table(ImageDataset):
-    """A dataset of the images in the rows of the table `file`, a path below root.
+    """A dataset of images that a table lists, one per row. `file` is the table's path below root.
 
     The column `split`, if there is one, names the split of each row: train, val or test. Otherwise
     all rows are training images. Rows with the same text in the column `group` must be in the same
-    split. The column `weight` has the weights of the samples.
+    split. The column `weight` has the weight of each image in the training loss.
     """
 
     splits = ("train", "val", "test")
@@ -156,14 +157,14 @@ class Table(ImageDataset):
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)
             raise DataError(
-                f"{self.path} has no column split, so all of its rows are training images: add the "
-                f"column, or set DATA.{split.upper()}_FRACTION 0.2"
+                f"{self.path} has no column 'split', so all its rows are training images: add the "
+                f"column, or set DATA.{split.upper()}_FRACTION to 0.2"
             )
         unknown = [text not in SPLITS for text in splits]
         self.where.refuse(unknown, f"have a split other than {', '.join(SPLITS)}", splits)
         selected = np.array([text == split for text in splits])
         if not selected.any():
-            fraction = f", or set DATA.{split.upper()}_FRACTION 0.2" if split != "train" else ""
+            fraction = f", or set DATA.{split.upper()}_FRACTION to 0.2" if split != "train" else ""
             raise DataError(f"{self.path} has no rows of the split {split}: add some{fraction}")
         return selected
 

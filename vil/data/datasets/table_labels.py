@@ -91,7 +91,7 @@ def read_targets(
         if target_type == "class":
             where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
             problem = (
-                f"have several labels, separated by {separator} (set TASK multilabel?){IF_NAMES}"
+                f"have several labels, separated by {separator} (set TASK to multilabel?){IF_NAMES}"
             )
             where.refuse([len(labels) > 1 for labels in sets], problem, texts)
         if not classes:
@@ -114,9 +114,9 @@ def read_lists(
     """Return the classes and the targets of rows that each have a list of texts.
 
     items: the texts of each row: one text if target_type is "class", K texts if it is "numbers",
-    any number of texts if it is "labels". name: used for "numbers", as the name of the number. If
-    there are several numbers, their names are <name>_0, <name>_1, ... The other arguments and the
-    result are those of `read_targets`.
+    any number of texts if it is "labels". name: name of the number if target_type is "numbers". If
+    K > 1, the names of the numbers are <name>_0, <name>_1, ... The other arguments and the result
+    are those of `read_targets`.
     """
     own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
     shown = [", ".join(texts) for texts in items]
@@ -133,13 +133,13 @@ def read_lists(
 
 
 def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
-    """Return the weights (R,) float32 of all rows. Raises DataError if a text is not a number or is
-    negative, or if all weights are 0."""
+    """Parse the sample weights of R rows. Returns (R,) float32. Raises DataError if a weight is not
+    a number or is negative, or if all weights are 0."""
     weights = np.array([parse_number(text) for text in texts], np.float64)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
     if not weights.any():
-        raise DataError(f"{where.path}: all weights are 0")
+        raise DataError(f"{where.path}: all sample weights are 0")
     return weights.astype(np.float32)
 
 
@@ -151,7 +151,7 @@ def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> N
     if not counts or set(counts) in ({"text"}, {"integer"}):
         return
     rarest = min(counts, key=lambda kind: (counts[kind], kind))
-    problem = "have labels that are numbers with a fraction (set TASK regression?)"
+    problem = "have labels that are numbers with a fraction (set TASK to regression?)"
     if len(counts) > 1:
         others = " and ".join(sorted({*counts} - {rarest}))
         problem = f"have {rarest} labels, and the others have {others} labels"

@@ -63,8 +63,8 @@ class Archive:
             if rows.pop(name, None):
                 repeated.append(name)
             rows[name] = row
-        warn(path, "left out (links, absolute names or names with '..')", unsafe)
-        warn(path, "replaced by later ones of the same name", repeated)
+        warn(path, "left out: links, or members whose names are absolute or have '..'", unsafe)
+        warn(path, "replaced by later members of the same name", repeated)
         self.names = np.array([os.fsencode(name) for name in rows])
         self.fields = np.array(list(rows.values()), self.dtype)
 
@@ -78,8 +78,8 @@ class Archive:
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
         """Yield (name, size in bytes, is_plain, row) for each member of the archive.
 
-        is_plain is False for a member that must not be read, such as a link. row: the member's item
-        of `fields`, as a tuple. Raises DataError if the file is not a complete archive.
+        is_plain is False for a member that must not be read, such as a link. row: tuple of the
+        values that `read` needs. Raises DataError if the file is not a complete archive.
         """
         raise NotImplementedError
 
@@ -157,14 +157,15 @@ class TarArchive(Archive):
                 while (entry := archive.next()) is not None:
                     archive.members.clear()  # a million of them would take a gigabyte
                     if entry.size < 0:  # tarfile would seek back and list the members forever
-                        raise tarfile.ReadError(f"{entry.name} has {entry.size} bytes")
+                        raise tarfile.ReadError(f"{entry.name} has a negative size, {entry.size}")
                     name, size = entry.name.removeprefix("./"), entry.size
                     is_plain = entry.isreg() and not entry.issparse()
                     yield name, size, is_plain, (entry.offset_data, size)
                 end = archive.offset
         except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
             raise DataError(
-                f"{path} is not an uncompressed tar (decompress it first), or is truncated: {error}"
+                f"{path} is not a tar, is compressed, or is truncated ({error}): "
+                "if it is compressed, decompress it first"
             ) from error
         with open(path, "rb") as file:
             file.seek(end)
@@ -183,7 +184,7 @@ class HeaderFile(io.FileIO):
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER:
-            raise tarfile.ReadError(f"a header has {size} bytes, not 0 to {MAX_HEADER}")
+            raise tarfile.ReadError(f"expected a header of 0 to {MAX_HEADER} bytes, got {size}")
         return super().read(size)
 
 
@@ -212,6 +213,8 @@ def check_size(size: int) -> None:
 def warn(path: Path, problem: str, names: list[str]) -> None:
     """Log one warning about members of an archive. Does nothing if `names`, the names of these
     members, is empty. problem: what happened to them, such as "left out". The warning reads
-    "<count> members <problem>"."""
+    "<count> members were <problem>"."""
     if names:
-        logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])
+        logger.warning(
+            "%s: %d members were %s (the first: %s)", path, len(names), problem, names[0]
+        )

@@ -105,7 +105,10 @@ class ImageNetZip(ArchiveDataset):
         numbers = [labels.pop(os.fsdecode(name)) for name in self.archive.names]
         self.targets = np.array(numbers, np.int64)
         if not len(self.targets):
-            raise DataError(f"{map_file} names no image of {zip_file} ({' '.join(EXTENSIONS)})")
+            raise DataError(
+                f"{map_file} names no image of {zip_file}: "
+                f"expected file names that end in one of {' '.join(EXTENSIONS)}"
+            )
         if labels:
             text = "%s names %d images that are not in %s, the first: %s"
             logger.warning(text, map_file, len(labels), zip_file, next(iter(labels)))

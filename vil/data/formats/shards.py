@@ -97,8 +97,10 @@ class Shards(ArchiveDataset):
 
         Args:
             files: path of a tar, or of several: {000..003} is a range, and * and ? are wildcards.
-            image_member, label_member: file extensions of the image, such as jpg, and of the label,
-                such as cls. Required if samples have several images or labels.
+            image_member: file extension of the images, such as jpg. Required if a sample has
+                several images.
+            label_member: file extension of the labels. Default: the first extension in LABELS that
+                any sample has.
             labelmap: file below root with one class per line, see `read_labelmap`. Default:
                 classes.txt in the folder of the shards. If that file does not exist, the classes
                 are the sorted labels of the training samples.
@@ -107,11 +109,11 @@ class Shards(ArchiveDataset):
                 another class.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders, besides root, that may contain the files after links are resolved.
+            extra_roots: folders, besides root, to which links in the paths may lead.
             channels: see `read_image`.
 
-        Raises DataError for missing or invalid shards, and if a sample has no valid label, no
-        image, or several images.
+        Raises DataError for missing or invalid shards, and for a sample without a valid label or
+        without exactly one image.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
@@ -119,7 +121,8 @@ class Shards(ArchiveDataset):
         if not (is_split or all_rows or split == "train"):
             raise DataError(
                 f"all samples of {files} are training images: set DATA.{split.upper()}_FRACTION "
-                "0.2, or write separate shards for each split, with a path such as x-{split}-*.tar"
+                "to 0.2, or write separate shards for each split, with a path such as "
+                "x-{split}-*.tar"
             )
         source = files.replace("{split}", split)
         paths = find_shards(roots, source, HELP.get(split, ""))
@@ -211,8 +214,8 @@ def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: obje
     always names. There is also no warning if any label is not a class number, because then all
     labels are names.
 
-    own: the samples. field: name of the field with the label in a JSON object. classes: the class
-    names by number. files: the shards, for the warning.
+    own: the samples of the split. field: name of the field with the label in a JSON object.
+    classes: the class names by number. files: the shards, for the warning.
     """
     by_number = {str(number): name for number, name in enumerate(classes)}
     if {text for texts in own.texts for text in texts} - by_number.keys():
@@ -228,7 +231,7 @@ def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: obje
         logger.warning(
             "%s: %d labels, such as %s, are the name of one class and the number of another. They "
             "are read as names. If they are numbers, rename the classes to words. If they are "
-            "names, set DATA.KWARGS.text_labels True to turn off this warning.",
+            "names, set DATA.KWARGS.text_labels to True to turn off this warning.",
             files,
             len(found),
             found[0],
@@ -276,7 +279,7 @@ def read_samples(
     where.refuse([count > 1 for count in counts], several, shown)
     label = next((e for e in labels if any(e in sample for sample in samples)), None)
     problem = f"have no label, a member {label or ' or '.join(labels)}"
-    problem += "" if label else " (for a folder per class, set DATA.TRAIN tar)"
+    problem += "" if label else " (for a folder per class, set DATA.TRAIN to tar)"
     where.refuse([label not in sample for sample in samples], problem, shown)
     contents = []
     for archive, shard in zip(archives, shards):

@@ -51,7 +51,9 @@ def _read_csv(path: Path) -> Rows:
     lines = _read_records(path)
     number, header = next(lines, (0, []))
     if not header:
-        raise DataError(f"{path} is empty: its first line must name the columns, as in path,label")
+        raise DataError(
+            f'{path} is empty: its first line must name the columns, such as "path,label"'
+        )
     columns = [name.strip() for name in header]
 
     def cells() -> Iterator[tuple[int, list[str]]]:

@@ -61,9 +61,9 @@ class Tsv(ImageDataset):
         yaml: path of the yaml below root; default: {split}.yaml. extra_roots: folders, besides
         root, that may contain the files. channels: see `read_image`.
 
-        If num_classes is None and there is no labelmap, the number of classes is taken from the
-        dataset of train.yaml. If there is no train.yaml, or if `yaml` is given, the number is the
-        largest label of this split plus 1.
+        If num_classes is None, the labelmap (file of class names) defines the number of classes.
+        Without a labelmap, the dataset of train.yaml defines it, if `yaml` is None and train.yaml
+        exists. Otherwise, it is the largest label of this split plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
@@ -152,10 +152,10 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Open the files of a TSV dataset. Returns the files (images, labels, keys), some of which may
-    be the same file.
+    """Open the .tsv files with the images, the labels and the sample names of a dataset.
 
-    files: {key of the yaml: path}. Raises DataError if the numbers of rows differ.
+    Returns these three files in this order. Some of them may be the same file. files: the paths, as
+    returned by `read_yaml`. Raises DataError if the numbers of rows differ.
     """
     images = TsvFile(files["img"])
     labels = TsvFile(files["label"]) if "label" in files else images

@@ -1,7 +1,7 @@
 """Random access to the rows of a .tsv file.
 
-The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If that folder is not
-writable, the .lineidx file is stored in the folder `cache_dir`.
+The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If the folder of the
+.tsv is not writable, the .lineidx file is stored in the folder that `cache_dir` returns.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ def row_offsets(path: Path) -> np.ndarray:
                 # Do not rebuild it automatically: that would accept a .tsv from a failed copy.
                 raise DataError(
                     f"{index} is not the index of {path}: {problem}; "
-                    "if the file is complete, delete the index to rebuild it"
+                    f"if {path.name} is complete, delete the index to rebuild it"
                 )
             return np.append(offsets, size)
     offsets = find_rows(path)

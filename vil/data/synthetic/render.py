@@ -177,8 +177,11 @@ def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> N
 
 
 def contrasting_color(random: RandomState, under: np.ndarray) -> np.ndarray:
-    """Sample a color (3,) whose brightness differs visibly from that of the colors `under` (n, 3).
-    Takes the first of 12 samples with enough contrast, else the sample with the most contrast."""
+    """Return a random color (3,) that contrasts in brightness with the colors `under` (n, 3).
+
+    Samples 12 colors. Returns the first one with enough contrast or, if none has enough, the one
+    with the most contrast.
+    """
     mean = float((under @ LUMA).mean())
     colors = random.uniform(0, 1, (12, 3)).astype(np.float32)
     contrast = np.abs(colors @ LUMA - mean)

@@ -115,9 +115,9 @@ def write_scenes(
 ) -> None:
     """Render `train` training and `val` validation scenes into a new folder.
 
-    Sides are `low` to `high` pixels long. For given `low` and `high`, a scene depends only on the
-    seed, the split and its number in the split. The folder appears only when all scenes are
-    complete. Raises FileExistsError if it already exists.
+    Sides are `low` to `high` pixels long. A scene depends only on `low`, `high`, the seed, the
+    split, and the number of the scene in the split. The folder appears only when all scenes are
+    complete. Raises FileExistsError if the folder already exists.
     """
     if not 48 <= low <= high:
         raise ValueError(f"scenes need 48 <= low <= high (pixels), given low {low} and high {high}")

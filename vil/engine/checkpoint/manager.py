@@ -45,7 +45,8 @@ class CheckpointPolicy:
 
 
 class CheckpointManager:
-    """A writer of a run's checkpoints. It tolerates temporary failures and saves no state twice.
+    """A writer of a run's checkpoints. It tolerates temporary failures, and skips a state that is
+    already saved.
 
     state: the state from which the run starts.
     """

@@ -24,14 +24,14 @@ FORMAT = 2  # format 1 had no manifest.sha256
 def new_folder(
     final: Path, size: int, *, spare: Path | None = None, **metadata: object
 ) -> Iterator[Path]:
-    """Yield a temporary folder to write files to. On exit, it is renamed to `final`.
+    """Yield a temporary folder to write files to. On exit, rename it to `final` or, after an error,
+    remove it.
 
     Before the folder is renamed, its files are synced, and a manifest is written that also has the
-    entries of `metadata`. After an error, the temporary folder is removed.
+    entries of `metadata`.
 
     size: total size of the files in bytes. Raises OSError if the disk has less free space.
-    spare: path to which the folder `final` is renamed if it already exists. If None, an existing
-    folder is removed.
+    spare: path to which an older folder `final` is moved. If None, the older folder is removed.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)

@@ -88,8 +88,9 @@ class TrainState:
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best, and NaN never does. drop: whether a value that is not a
-        new best counts as one more drop of the learning rate (not for a NaN before the first best).
+        A better value becomes the new best. NaN never does. drop: whether a value that is not a new
+        best increases `drops`, which lowers the learning rate. A NaN increases it only if there is
+        a best value.
         min_delta: early stopping counts a value as an improvement only if the value is better than
         the last improvement by more than `min_delta`.
         """
@@ -229,8 +230,8 @@ def prune(
 ) -> None:
     """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    Checkpoints of steps after `step` are neither counted nor removed. They must be corrupt, because
-    otherwise the run would have resumed from one of them.
+    Checkpoints of steps after `step` are neither counted nor removed. They are corrupt, as the run
+    would otherwise have resumed from one of them.
 
     is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
     that logs a line, called for each checkpoint that cannot be removed.
@@ -254,17 +255,20 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def resolve_link(folder: Path, link: str) -> Path | None:
-    """Return the path of the checkpoint that a text file names, or None if there is no such file.
+    """Return the path of the checkpoint that a text file names. Returns None if the text file does
+    not exist.
 
-    link: name of the text file, `last` or `best`. Raises CheckpointError if the content of the file
-    is not the name of a checkpoint.
+    link: name of the text file, `last` or `best`. Raises CheckpointError if the content of the text
+    file is not the name of a checkpoint.
     """
     file = folder / link
     if not file.exists():
         return None
     name = file.read_text(errors="replace").strip()
     if not is_name(name):
-        raise CheckpointError(f"{file} does not name a checkpoint: delete it, and resume the run")
+        raise CheckpointError(
+            f"{file} does not name a checkpoint: delete this file, and resume the run"
+        )
     return folder / name
 
 
@@ -381,8 +385,8 @@ def resume(
         text = f"{checkpoint} was trained on {saved.data}, but this run has {fresh.data}"
         if not allow_changes:
             raise CheckpointError(
-                f"{text}: restore them, start a new run with MODEL.MODEL_PATH set "
-                "to this checkpoint, or set RUN.ALLOW_CHANGES True"
+                f"{text}: restore the training samples, start a new run with MODEL.MODEL_PATH set "
+                "to this checkpoint, or set RUN.ALLOW_CHANGES to True"
             )
         say(text)
     saved = reset_best(saved, fresh, say)

@@ -186,7 +186,7 @@ class Attention(nn.Module):
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the parameters that depend on the grid.
 
-        grid: rows and columns of the local tokens to resize for. rule: the interpolation, a key of
+        grid: the new rows and columns of the local tokens. rule: the interpolation, a key of
         `pos_embed.RULES`.
         """
 

@@ -68,11 +68,8 @@ def build_attention(
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return the constructor arguments that are specific to an attention class.
-
-    Arguments of every attention class, such as `dim`, and `rel_pos` are not included. Returns
-    {argument name: inspect.Parameter}.
-    """
+    """Return the constructor arguments of an attention class, except `rel_pos` and those that all
+    attention classes have, such as `dim`. Returns {argument name: inspect.Parameter}."""
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
 

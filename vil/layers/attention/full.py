@@ -111,8 +111,8 @@ class FullAttention(Attention):
         """Yield the `Case`s from which a backend is selected, see `Attention.backend_cases`.
 
         The cases describe only the local queries, although the backend computes the global queries
-        too. Yields nothing if the call always uses torch's attention. This is the case if the
-        device is not a CPU, if images are padded, and with a relative position bias or dropout.
+        too. Yields nothing for calls that always use torch's attention: those on other devices than
+        a CPU, with padded images, with a relative position bias, or with dropout.
         """
         if not padded and self.is_tunable(call["device"]):
             for needs_grad in (True, False) if training else (False,):
@@ -121,8 +121,9 @@ class FullAttention(Attention):
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
 
-        Queries and keys are G global, then L local tokens. If `valid_hw` (B, 2), the unpadded rows
-        and columns of each image, is given, the bias is resized for each image: (B, N, G+L, G+L).
+        Queries and keys are G global, then L local tokens. If `valid_hw` is given, the bias is
+        resized for each image: (B, N, G+L, G+L). valid_hw (B, 2): unpadded rows and columns of each
+        image.
         """
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -135,8 +136,8 @@ class FullAttention(Attention):
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the relative position bias (1, N, L, L) of N heads for pairs of L local tokens.
 
-        If `valid_hw` (B, 2), the unpadded rows and columns of each image, is given, the bias is
-        resized for each image: (B, N, L, L).
+        If `valid_hw` is given, the bias is resized for each image: (B, N, L, L). valid_hw (B, 2):
+        unpadded rows and columns of each image.
         """
         if valid_hw is None:
             return dense_bias(self.table(grid), grid)[None]
@@ -164,7 +165,10 @@ class FullAttention(Attention):
             self.table_size = table_size(grid)
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table. Ignores `entries`."""
+        """Return (rows, columns) of this module's relative position table.
+
+        entries: number of table entries. Other classes compute the result from it.
+        """
         return self.table_size
 
     @property

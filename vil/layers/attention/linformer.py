@@ -85,10 +85,10 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection resized to a grid, (T, f) for T = G+L tokens.
+        """Return a projection from T to f tokens, resized to a grid: (T, f).
 
-        table: the parameter proj_k or proj_v. If `valid_hw` (B, 2), the unpadded rows and columns
-        of each image, is given, the projection is resized for each image: (B, T, f).
+        table: the parameter proj_k or proj_v. valid_hw (B, 2): unpadded rows and columns of each
+        image. If it is given, the projection is resized for each image, to (B, T, f).
         """
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -145,11 +145,12 @@ class LinformerAttention(Attention):
 def resize_projection(
     table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
-    """Resize a projection of G global tokens and a grid of X x Y tokens, (G + X*Y, f).
+    """Resize a projection along the token axis to another grid of tokens.
 
-    The weights of global tokens do not change. Those of local tokens are interpolated as an image
-    from grid `old` to grid `new`, then scaled by old area / new area, so that sums over tokens keep
-    their magnitude.
+    table (G + X*Y, f): the projection from G global tokens and a grid of X x Y local tokens to f
+    tokens. The weights of global tokens do not change. The weights of local tokens are interpolated
+    as an image from grid `old` to grid `new`, then scaled by old area / new area, so that sums over
+    tokens keep their magnitude.
     num_global: G. rule: the interpolation, a key of `pos_embed.RULES`.
     """
     local = resize_table(table[num_global:], old, new, rule)
@@ -162,7 +163,7 @@ def resize_projections(
 ) -> Tensor:
     """Resize a projection to the unpadded size of each image.
 
-    table: the projection (tokens, f) of G global tokens, then of the tokens of grid `old`.
+    table (tokens, f): the projection from G global tokens and the tokens of grid `old` to f tokens.
     Returns (B, G+L, f), where L is the number of tokens of grid `new`. The result is undefined for
     padding tokens.
     valid_hw (B, 2): unpadded rows and columns of each image. num_global: G.

@@ -64,7 +64,7 @@ class LocalAttention(GlobalLocalAttention):
         """Return the attention output (B, G+L, C), before the output projection.
 
         qkv (B, G+L, 3C): queries, keys and values, concatenated along the channels. If the backend
-        is "native", a single operation computes local and global queries.
+        is "native", a single operation computes the attention of local and of global queries.
         """
         window = self.window(grid)
         if not self._is_native(qkv, window):
@@ -86,8 +86,8 @@ class LocalAttention(GlobalLocalAttention):
     def _is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
         """Return whether `vil.ops.qkv_attention` should compute a call of `attend_qkv`.
 
-        This requires that the backend is "native", and that the result is the same as that of the
-        methods which `vil.ops.qkv_attention` replaces.
+        This requires that the backend is "native", that `vil.ops.qkv_attention` supports the call,
+        and that a user has replaced none of the methods in REPLACED.
         """
         if torch.compiler.is_compiling() or is_exporting() or overrides(self, REPLACED):
             return False

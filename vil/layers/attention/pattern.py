@@ -83,7 +83,7 @@ class PatternAttention(LocalAttention):
         return self.max_reach is None and self.pattern.reach is None
 
     def window(self, grid: Grid) -> Layout:
-        """Return the layout of the pattern on a grid, which defines the keys of each query.
+        """Return the layout of the pattern on a grid. The layout defines the keys of each query.
 
         Raises ValueError if the pattern is not defined on this grid.
         """
@@ -93,8 +93,8 @@ class PatternAttention(LocalAttention):
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
         k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. If the
-        size of the bias table depends on the grid, the table is resized for each image to its
-        unpadded size `valid_hw`.
+        size of the bias table depends on the grid, each image uses a table that is resized for the
+        unpadded size of the image, `valid_hw`.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:
@@ -154,7 +154,8 @@ class PatternAttention(LocalAttention):
 
     @property
     def param_grid(self) -> Grid | None:
-        """The grid that the bias table is sized for; None if it does not depend on a grid."""
+        """The grid for which the bias table is sized. None if there is no table, or if the size of
+        the table does not depend on a grid."""
         if not (self.rel_pos and self.is_sized):
             return None
         rows, cols = self.table_size

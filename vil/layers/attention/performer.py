@@ -110,7 +110,7 @@ class PerformerAttention(Attention):
         return {"batch_max": True}
 
     def macs(self, grid: Grid) -> int:
-        """Count the multiply-accumulates for one image, in projections, features and attention."""
+        """Count the multiply-accumulates for one image: projections, random features, attention."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features
         return 4 * tokens * self.dim**2 + features * (4 * self.dim + self.num_heads)
@@ -119,10 +119,12 @@ class PerformerAttention(Attention):
 class RandomFeatureAttention(nn.Module):
     """Attention by random features, at a cost linear in the number of tokens.
 
-    All heads share one projection matrix (f, D), a buffer that is saved in the state dict.
-    num_features: f, the number of random features.
+    num_features: number of random features.
     batch_max: a maximum is subtracted from the exponents of keys, for numerical stability. True:
     the maximum of the batch. False: the maximum of each image.
+
+    All heads share one projection matrix (num_features, head_dim), a buffer that is saved in the
+    state dict.
     """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
@@ -171,10 +173,10 @@ class RandomFeatureAttention(nn.Module):
         return features if padding is None else features.masked_fill(padding, 0.0)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale x (B, N, T, D) by D^-1/4, and return (x @ projection^T, |x|^2 / 2) of scaled x.
+        """Return (x @ projection^T, |x|^2 / 2) for x (B, N, T, D), which is first scaled by D^-1/4.
 
-        The shapes are (B, N, T, f) and (B, N, T, 1). The paper's factor f^-1/2 is omitted, because
-        the normalization of attention cancels it.
+        The shapes are (B, N, T, f) and (B, N, T, 1). The factor f^-1/2 of the Performer paper is
+        omitted, because the normalization of attention cancels it.
         """
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection_matrix.to(x.dtype).mT, x.square().sum(-1, keepdim=True) / 2

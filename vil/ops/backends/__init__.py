@@ -61,7 +61,7 @@ class Implementation(Entry):
     supported, or the location of that function. By default, every case is supported.
     layouts: whether the layouts of patterns are supported. By default, only windows are supported.
     prepare: the location of a function that gets the backend ready to run, for example by compiling
-    it. The function returns the reasons if this fails. By default, no preparation is needed.
+    it. The function returns the reasons why this failed. By default, no preparation is needed.
     passes: the names (forward pass, backward pass) if the backend combines two passes. With this
     key, `home`, `unsupported` and `prepare` are locations of factories. A factory takes the two
     names and returns the function to use.
@@ -83,9 +83,10 @@ class Implementation(Entry):
 
     @cached_property
     def prepare(self) -> Callable[[], list[str]]:
-        """The function that gets the backend ready to run. It is called when a backend is selected.
+        """The function that gets the backend ready to run, for example by compiling it.
 
-        The function returns the reasons why the preparation failed, or an empty list.
+        It is called when the backend is selected. It returns the reasons why the preparation
+        failed, or an empty list.
         """
         return self._resolve(self.facts.get("prepare", always_ready))
 
@@ -93,7 +94,7 @@ class Implementation(Entry):
         """Return the reasons why the backend cannot compute a `Case`; an empty list if it can.
 
         If the case is supported, this method also prepares the backend, for example by compiling
-        it. The reasons then say why the preparation failed.
+        it. If the preparation fails, the reasons for this are returned.
         """
         return self.unsupported(case) or self.prepare()
 

@@ -76,9 +76,9 @@ class Part(NamedTuple):
 def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
-    Heads with different patterns are in different parts. A part has three limits: PART_BYTES for q,
-    BATCH_BYTES for the scores of one query chunk of each image and head, and BIAS_BYTES for the
-    bias. Only a part with a single image and head may exceed them.
+    Heads with different patterns are in different parts. In each part, q has at most PART_BYTES,
+    and the bias has at most BIAS_BYTES. The scores of one query chunk per image and head together
+    have at most BATCH_BYTES. Only a part with a single image and head may exceed these limits.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -122,7 +122,7 @@ def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] |
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
+    """Compute the output (B, N, L, D), and the log-sum-exp of each query's scores (B, N, L)."""
     q, layout, scratch = call.q, call.window, Scratch(call.q)
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q))
     least = torch.finfo(lse.dtype).min
@@ -199,8 +199,9 @@ def restore(x: Tensor, layout: Layout) -> Tensor:
 
 
 def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """Select chunks of W tokens from x (b, n, Q, W, D). Returns (len(rows), W, D).
+    """Select chunks from x (b, n, Q, W, D). Returns (len(rows), W, D).
 
+    x has Q chunks of W tokens, for each of b images and n heads.
     rows: indices of the chunks in the flattened first three dimensions of x.
     out: a tensor that the result is written to; None for new memory.
     """
@@ -303,7 +304,7 @@ class Scores:
     def new_rows(self) -> Tensor:
         """Return a tensor (b, n, Q, W, D) to which each batch writes its results.
 
-        Query chunks without keys are in no batch, so their results are already 0 in this tensor.
+        It is initialized with 0 if a query chunk has no keys, because such chunks are in no batch.
         """
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
@@ -331,12 +332,11 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias and mask of a group if all its query chunks share them, else None.
+        """Return the bias and mask (n, 1, W, T) that all query chunks of a group share.
 
-        They are shared if the key chunks of all query chunks have the same displacements and masks.
-        The result is (n, 1, W, T): n heads, W queries and T keys of a query chunk. Masked keys have
-        the most negative finite number instead of a bias.
-        Returns None without a bias.
+        Returns None if there is no bias, or if displacements or masks of the key chunks differ
+        between query chunks. Masked keys have the most negative finite number instead of a bias.
+        Shapes: n heads, W queries and T keys of a query chunk.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -361,7 +361,8 @@ class Scores:
             scores[..., self.num_global :].unflatten(4, tiles.shape[3:]).add_(tiles)
 
     def _padding(self) -> Tensor | None:
-        """Return a mask (b, Q, W) bool that is True for padding tokens; None without `valid_hw`."""
+        """Return a bool mask that is True for padding tokens; None without `valid_hw`. The mask is
+        (b, Q, W), for b images with Q chunks of W tokens each."""
         valid_hw, layout = self.part.call.valid_hw, self.part.call.window
         if valid_hw is None:
             return None

@@ -1,16 +1,18 @@
 """Local attention in batches of a few chunks, whose scores fit into the CPU cache.
 
 The forward pass saves its output and the log-sum-exp of the scores of each query. The backward pass
-recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chunk. A query chunk is
-multiplied only with key chunks inside the grid. Masks are needed only for padding and for the exact
-window. q, k and v keep their memory layout, and only the chunks of one batch are copied. In small
-calls, a halo of empty chunks is added around the grid. All chunks then have neighbors at the same
-offsets, so that one batch replaces up to nine.
+recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chunk. Masks are needed
+only for padding and for the exact window. q, k and v keep their memory layout, and only the chunks
+of one batch are copied.
+
+In a cyclic window and in small calls, a halo of extra chunks is added around the grid. All query
+chunks then have neighbors at the same offsets, so that one batch replaces up to nine. Without a
+halo, a query chunk is multiplied only with key chunks inside the grid.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
 w*w tokens, K offsets.
-In a batch (see chunk_groups.py): b images, n heads, p blocks (of M query chunks that share J key
-chunks), h = b*n*p blocks of all images and heads, T = G + J*W keys.
+A batch has b images and n heads. For each image and head, it has p blocks of M query chunks, which
+share J key chunks. In total, it has h = b*n*p blocks. T = G + J*W keys.
 """
 
 from collections.abc import Iterator
@@ -98,9 +100,9 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
     `lse` (log-sum-exp of the scores) is used only to find queries without keys. `out` is not used.
-    The attention weights are recomputed with a softmax instead of exp(scores - lse). The
-    exponential would scale all weights of a query by the rounding error of `lse`. It is also slower
-    for scores that are in the cache.
+    The attention weights are recomputed with a softmax. The alternative, exp(scores - lse), would
+    scale all weights of a query by the rounding error of `lse`, and would be slower for scores that
+    are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -292,12 +294,12 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias and mask (n or 1, M*W, T) of a group. All blocks of the group share them.
+        """Return the tensor (n or 1, M*W, T) that is added to the scores of a chunk group.
 
-        A block has M query chunks of W tokens, which share T keys. The first dimension is n heads,
-        or 1 if there is only a mask.
-        tile, first: the bias of local keys and the bias of global keys, as returned by `_bias`. In
-        an exact window, `tile` is the most negative finite number for keys outside the window.
+        It contains the bias and the mask of the exact window, which are the same for all blocks of
+        the group. A block has M query chunks of W tokens, which share T keys. The size of the first
+        dimension is the number of heads, or 1 without a bias.
+        tile, first: the results of `_bias`, for local keys and for global keys.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -373,7 +375,7 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of a batch's scores, summed over images and blocks.
+        """Sum the gradient of a batch's scores over images and blocks, and add it to the result.
 
         dscores (h, M*W, T): the gradient of the scores of h blocks. A block has M query chunks of W
         tokens, which share T keys.

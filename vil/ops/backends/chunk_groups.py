@@ -1,9 +1,9 @@
 """Divide query chunks into groups with the same key offsets, and divide groups into batches.
 
 A block is a small rectangle of query chunks that attend to the same key chunks. In most groups, a
-block is a single query chunk.
+block is a single query chunk. A batch is a part of a group, for some images and heads.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
+Shapes: B images, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
 In a group: P blocks of M query chunks and J key chunks each.
 In a batch: b images, n heads, p blocks.
 """
@@ -24,9 +24,10 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks, divided into blocks with key chunks at the same offsets.
+    """A rectangle of query chunks, divided into blocks.
 
-    A block is a smaller rectangle of query chunks that attend to the same key chunks.
+    A block is a smaller rectangle of query chunks that attend to the same key chunks. The offsets
+    from a block to its key chunks are the same for all blocks of the group.
     first: (row, column) of the first query chunk.
     count: (rows, columns) of blocks in the rectangle.
     side: (rows, columns) of query chunks in a block.
@@ -53,9 +54,9 @@ class ChunkGroup(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Query chunks that are computed together, for some images and heads.
+    """A part of a `ChunkGroup` that is computed at once, for some images and heads.
 
-    group: the query chunks, a rectangle of blocks within a larger `ChunkGroup`.
+    group: this part, as a smaller `ChunkGroup`.
     """
 
     group: ChunkGroup
@@ -68,9 +69,10 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
     The interior of the grid is one group. The chunks along each border and in each corner form
-    other groups. A grid with only two rows of chunks is different if the window has all nine
-    offsets: both rows attend to the same key chunks, so each block contains one query chunk of each
-    row. The same holds for a grid with only two columns of chunks.
+    other groups.
+
+    If the window has all nine offsets and the grid has only two rows of chunks, both rows attend to
+    the same key chunks. They are then computed together. Two columns are treated in the same way.
     halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
     has all neighbors, so there is only one group.
     """
@@ -96,9 +98,9 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 def halo_size(window: Window, lanes: int) -> int:
     """Return 1 if the grid is to be surrounded by extra chunks (a halo), else 0.
 
-    With a halo, all query chunks form one group. A cyclic window always has a halo. Any other
-    window has one if computing the scores of empty chunks takes less time than computing several
-    groups.
+    With a halo, all query chunks have all neighbors and are computed as one group. A cyclic window
+    always has a halo. Any other window has one if the scores of the extra chunks take less time
+    than the computation of several groups (see `chunk_groups`).
     lanes: number of images times number of heads.
     """
     if window.cyclic:
@@ -119,13 +121,14 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into runs of adjacent chunks.
+    """Divide the chunks along one axis of the grid into spans of adjacent chunks.
 
-    The chunks of a run have neighbors inside the grid at the same offsets.
+    All chunks of a span have neighbors inside the grid at the same offsets.
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
-    halo: 1 if the grid is surrounded by extra chunks, so that all offsets are allowed, else 0.
-    shared: whether the chunks of an axis with only two chunks form one block.
+    halo: 1 if the grid is surrounded by extra chunks, so that all neighbors exist, else 0.
+    shared: whether a window has all nine offsets. If so, the chunks of an axis with only two chunks
+    attend to the same key chunks and form one span.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -188,8 +191,8 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
     """View the queries of a batch as blocks of query chunks.
 
-    x (B, N, R, C, w, w, D): all queries, in chunks. The view is (b, n, block rows, block columns,
-    chunk rows in a block, chunk columns in a block, w, w, D).
+    x (B, N, R, C, w, w, D): all queries, in chunks. For b images and n heads in the batch, the view
+    is (b, n, block rows, block columns, chunk rows in a block, chunk columns in a block, w, w, D).
     """
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
@@ -198,10 +201,13 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return J views of x, one for each of the J key chunks of a block.
+    """Return one view of x for each key chunk of a block.
 
-    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. View j has key chunk j
-    of every block in the batch: (b, n, block rows, block columns, w, w, D).
+    A block is a rectangle of query chunks that attend to the same key chunks. View j has key chunk
+    j of every block in the batch, for b images and n heads: (b, n, block rows, block columns, w, w,
+    D).
+    x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
+    grid if `halo` is 1.
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
@@ -209,11 +215,13 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
     """Return the keys of a batch as one view of x if possible, else as one view per key chunk.
 
-    x (B, N, R, C, w, w, D): all keys, in chunks. R and C include the halo. A view is (b, n, block
-    rows, block columns, key chunk rows, key chunk columns, w, w, D).
     A block is a rectangle of query chunks that attend to the same key chunks. A single view is
     possible if these key chunks form a rectangle. Do not write to a view, because the key chunks of
     different blocks may overlap in memory.
+    For b images and n heads in the batch, a view is (b, n, block rows, block columns, key chunk
+    rows, key chunk columns, w, w, D).
+    x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
+    grid if `halo` is 1.
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
@@ -227,9 +235,10 @@ def _key_view(
 ) -> Tensor:
     """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
-    The view is (b, n, block rows, block columns, *size, w, w, D).
-    first: (row, column) of the rectangle's first chunk, relative to the first query chunk of the
-    block, plus the width of the halo in x.
+    For b images and n heads in the batch, the view is (b, n, block rows, block columns, *size, w,
+    w, D).
+    first: (rows, columns) from a block's first query chunk to the rectangle's first chunk. If x
+    includes extra chunks around the grid, add 1 to both numbers.
     size: (rows, columns) of the rectangle. For a single key chunk, it may be () to omit these two
     dimensions.
     """

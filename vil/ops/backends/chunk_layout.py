@@ -59,25 +59,25 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
     """Gather, for each of R x C chunks, the tokens of the chunks at the window's K offsets.
 
     x (B, N, L, D). Returns (B, N, R, C, K*W, D). Positions outside the grid have arbitrary tokens.
-    torch.export traces this function instead of code that pads and rolls x. A graph with padding
-    would be valid only for grids with the same remainder of X / w.
+    In an export, this replaces code that pads the grid to complete chunks. The amount of padding
+    would be a constant of the exported graph, so other grid sizes could fail.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """Return the position of each token of the grid in chunk order, chunk by chunk, (L,) int64."""
+    """Return, for each token of the grid, its index among the R*C*W tokens of all chunks, (L,)."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield x (B, N, R, C, ...) once per offset, with each chunk replaced by its neighbor.
+    """For each offset, yield x (B, N, R, C, ...) with each chunk replaced by the one at the offset.
 
-    The neighbor is the chunk at this offset. The R x C chunks are rolled with torch.roll, so they
-    wrap around. Consecutive offsets with the same row step reuse the rolled rows.
+    torch.roll is used, so neighbors wrap around the grid of R x C chunks. Consecutive offsets in
+    the same row share one roll of the rows.
     """
     rows, shifted = 0, x
     for dx, dy in offsets:

@@ -110,7 +110,10 @@ def run_unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
+    """Compute local attention with FlexAttention.
+
+    Returns the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
+    """
     with torch.no_grad():
         out, lse = _run(call, lse=True)
         # the operator promises the strides too
@@ -240,9 +243,10 @@ def _lanes(case: Case) -> tuple[int, int]:
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
+    """Compute local attention with FlexAttention.
 
-    The log-sum-exp is None if `lse` is False.
+    Returns the output (B, N, L, D), and the log-sum-exp (B, N, L) of each query's scores, or None
+    if `lse` is False.
     """
     q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size, lanes = block_size(window, case.device, case.needs_grad), _lanes(case)
@@ -299,10 +303,11 @@ def _flex(
     lse: bool,
     options: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with FlexAttention.
+    """Run FlexAttention on tokens in blocks of P: M blocks of queries, S blocks of global keys, and
+    M blocks of local keys.
 
-    h is images times heads. If patterns differ by head, q, k and v are (B, N, ..) instead of (h, 1,
-    ..). Tokens are in blocks of P: M query blocks, S blocks of global keys, M blocks of local keys.
+    q (h, 1, M*P, D), with h = images times heads. k, v (h, 1, (S+M)*P, D): the global keys come
+    first. If patterns differ by head, q, k and v are (B, N, ..) and not (h, 1, ..).
     added (h, S*P + T): the bias of each global key, followed by the bias table of T entries.
     blocks: the window or layout as tensors. lse: whether to return the log-sum-exp.
     options: FlexAttention's kernel options.
@@ -337,12 +342,12 @@ def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Ten
 
 
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
-    """Return the bias to global keys and the bias table in one tensor; None without a bias.
+    """Return one tensor with the bias to global keys and the bias table. Returns None without bias.
 
-    The tensor has a row for each image and head: the bias to each global key, zero-padded to length
-    sizes[0], then the head's table, zero-padded to length sizes[1]. Each image has its own copy of
-    the rows, so that the kernel does not sum gradients over images.
-    images: the number of images.
+    The tensor has a row for each image and head: the bias to each global key, followed by the
+    head's table. Each image has its own copy of the rows, so that the kernel does not sum gradients
+    over images.
+    sizes: lengths to which the two parts of a row are zero-padded. images: the number of images.
     """
     table, to_global = bias
     if table is None and to_global is None:

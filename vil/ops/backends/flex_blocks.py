@@ -1,7 +1,9 @@
 """Block lists, masks and bias of a window or a layout, in the form that FlexAttention needs.
 
-Shapes: as in flex.py. H is the number of heads if their block lists differ, else 1 (always 1 for a
-window). T' masks in `LayoutBlocks.tiles`.
+Shapes: B batch, N heads, h = B*N, L tokens, W = w*w tokens of a chunk, P tokens of a block, M query
+blocks, S key blocks of global tokens, T entries of the bias table, T' masks in
+`LayoutBlocks.tiles`. H is the number of heads if their block lists differ, else 1 (always 1 for a
+window).
 """
 
 import math
@@ -29,22 +31,23 @@ Lists = tuple[Tensor | None, ...]
 class WindowBlocks(NamedTuple):
     """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. h is images times heads. The biases are in a
-    separate tensor, `added` (h, S*P + T): the bias of each global key, followed by the bias table
-    of T entries. The bias of a query and a local key is added[:, base + code(query) - code(key)].
+    The first S key blocks have the global keys. The biases are in a separate tensor, `added`
+    (h, S*P + T), with a row for each image and head (h = images * heads). A row has the bias of
+    each global key, then the T entries of the bias table. The bias of a query and a local key is
+    added[:, base + code(query) - code(key)].
 
     base (M, S+M) int32: `base` in this formula, for each pair of a query block and a key block; -1
     if no query of the query block attends to the key block.
-    code (P) int32: `code` in this formula, for each position in a chunk. It is 4w-1 times the row
-    plus the column.
-    near (S*P + T) bool: the exact mask, with an entry for each entry of `added`. It is True for
-    global keys, and for displacements of at most w rows and columns. None if the window is not
-    exact.
+    code (P) int32: `code` in this formula, for each position in a chunk of w x w tokens. It is 4w-1
+    times the row plus the column.
+    near (S*P + T) bool: for each column of `added`, whether the exact mask lets a query attend. It
+    is True for global keys, and for displacements of at most w rows and w columns. None if the
+    window has another mask.
     real (h, (S+M)*P) bool: whether a key is not padding.
     lists: eight tensors for FlexAttention's BlockMask, as four pairs (counts, indices). The first
-    pair lists the key blocks that each query block attends to with a mask. The second lists those
-    that it attends to without a mask. The other two list the query blocks of each key block in the
-    same way, for the backward pass. Tensors that are not needed are None.
+    pair lists the key blocks that each query block attends to with a mask, and the second pair
+    lists the key blocks without a mask. The other two pairs list the query blocks of each key block
+    in the same way, for the backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -57,15 +60,16 @@ class WindowBlocks(NamedTuple):
 class LayoutBlocks(NamedTuple):
     """A layout as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. h is images times heads.
+    The first S key blocks have the global keys. H is 1 if all heads have the same pattern, else the
+    number of heads.
 
     masks (H, M, S+M) int32: the mask of each pair of a query block and a key block, as an index
-    into `tiles`, for H heads with different patterns (or H = 1).
-    tiles (T', W, W) bool: the distinct masks of the layout for chunks of W tokens, then one
-    all-True mask, then all-False masks up to the number T'.
+    into `tiles`.
+    tiles (T', W, W) bool: masks of pairs of chunks of W tokens. The distinct masks of the layout
+    come first, then an all-True mask, then all-False masks.
     rows, cols (M*P) int32: the position of each query in the grid.
     reach: the largest displacement (rows, columns) in the bias table.
-    real (h, (S+M)*P) bool: whether a key is not padding.
+    real (images * heads, (S+M)*P) bool: whether a key is not padding.
     lists: as in `WindowBlocks`, but with separate lists for each of the H heads.
     """
 
@@ -107,10 +111,10 @@ def num_first(num_global: int, block: int) -> int:
 
 
 def has_full(window: Window | Layout, block: int) -> bool:
-    """Return whether a query block may attend to all tokens of a key block, without a mask.
+    """Return whether some pairs of a query block and a key block can be computed without a mask.
 
-    block: number of tokens in a block. Returns False if chunks are padded to blocks, and for exact
-    windows.
+    All pairs get a mask if chunks are padded to blocks, and in windows with the exact mask.
+    block: number of tokens in a block.
     """
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
     return window.tile == block and not is_exact
@@ -296,8 +300,8 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
     """Return the field `lists` of a `WindowBlocks` or a `LayoutBlocks`.
 
-    seen (H, M, S+M) bool: the pairs of a query block and a key block to compute.
-    full (H, M, S+M) bool: the computed pairs that need no mask; None if all of them need one.
+    seen (H, M, S+M) bool: which of S+M key blocks to compute for each of M query blocks.
+    full (H, M, S+M) bool: which of these pairs need no mask; None if all pairs need one.
     backward: whether the lists of the backward pass are needed.
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
@@ -308,7 +312,7 @@ def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
 def _all_real(real: Tensor, count: int) -> Tensor:
     """Return which of `count` key blocks have no padding in any image, (count) bool.
 
-    real (h, tokens of all key blocks) bool: whether a key is not padding.
+    real (images * heads, tokens of all key blocks) bool: whether a key is not padding.
     """
     return real.unflatten(1, (count, -1)).all(2).all(0)
 
@@ -334,12 +338,12 @@ def score_functions(
 ) -> tuple[Callable, Callable]:
     """Return the functions mask_mod and score_mod that FlexAttention compiles into its kernel.
 
-    added: the biases, see `WindowBlocks`; None without a bias. If it is None, score_mod must not be
-    used.
+    blocks: the window or layout as tensors.
+    added: the bias tensor, see `WindowBlocks`. Without a bias, it is None, and score_mod must not
+    be used.
     size: number of tokens in a block.
     first: number of tokens in the blocks of global keys.
-    heads: size of q's second dimension. Index (b, n) of q's first two dimensions corresponds to row
-    b * heads + n of `added` and of `blocks.real`.
+    heads: q.shape[1]. Row b * heads + n of `added` and of `blocks.real` belongs to q[b, n].
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -356,13 +360,13 @@ def score_functions(
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a window.
 
-    visible: whether the query attends to the key. bias_index: the column of `added` that has the
-    bias of the query and the key.
+    `visible` returns whether the query attends to the key. `bias_index` returns the index of their
+    bias in a row of the bias tensor, which is described in `WindowBlocks`.
     size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the column of `added` that has the bias of a query and a visible key."""
+        """Return the index of the bias of a query and a visible key in a row of the bias tensor."""
         start = blocks.base[query // size, key // size]
         local = start + blocks.code[query % size] - blocks.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
@@ -377,14 +381,14 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a layout.
 
-    visible: whether the query attends to the key. bias_index: the column of `added` that has the
-    bias of the query and the key.
+    `visible` returns whether the query attends to the key. `bias_index` returns the index of their
+    bias in a row of the bias tensor, which is described in `WindowBlocks`.
     size: number of tokens in a block. first: number of tokens in the blocks of global keys.
     """
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the column of `added` that has the bias of a query and a key."""
+        """Return the index of the bias of a query and a key in a row of the bias tensor."""
         local = (key - first).clamp(min=0)
         rows = (blocks.rows[query] - blocks.rows[local]).clamp(-top, top) + top
         cols = (blocks.cols[query] - blocks.cols[local]).clamp(-left, left) + left

@@ -1,8 +1,8 @@
 """Divide the query chunks of a layout into groups that can be computed together.
 
-Query chunks with the same number of key chunks form a group. At least MIN_EQUAL query chunks whose
-key chunks also have the same displacements and masks form a separate group, which has one bias and
-one mask for all of them. This is the case in the interior of a local pattern.
+The query chunks of a group have the same number of key chunks. If MIN_EQUAL or more query chunks
+also have key chunks with the same displacements and masks, they form a separate group, with one
+bias and one mask for all of them. An example is the interior of a local pattern.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
 J key chunks each.
@@ -22,7 +22,7 @@ MIN_EQUAL = 4  # fewest query chunks with equal lists that form a separate group
 
 
 class ListGroup(NamedTuple):
-    """P query chunks with J key chunks each, which are computed together.
+    """P query chunks with J key chunks each, which are computed together. A chunk has W tokens.
 
     head: the head that this group belongs to; None if all heads have the same pattern.
     queries (P,): indices of the query chunks. keys (P, J): indices of their key chunks.
@@ -77,10 +77,11 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return `ListGroup.hidden` (P, W, J*W) bool for P query chunks; None if nothing is masked.
+    """Return `ListGroup.hidden` for P query chunks with J key chunks each.
 
-    It is True where a query token must not attend to a key token.
-    pairs (P, J): the pairs (query chunk, key chunk) of each query chunk, as indices into `lists`.
+    The result is a bool tensor (P, W, J*W) for chunks of W tokens. It is True where a query token
+    must not attend to a key token. Returns None if nothing is masked.
+    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): indices into `lists`.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():

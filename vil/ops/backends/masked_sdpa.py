@@ -1,7 +1,7 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
-This backend computes the layouts of patterns, and windows in which every token attends to every
-token. Such windows need a mask only for padding or a bias. The fused kernels store no scores, but a
+This backend supports attention patterns, and windows in which every token attends to every token.
+Such windows need a mask only for padding or a bias. The fused kernels store no scores, but a
 mask has an entry for each pair of tokens, so the grid size is limited as in dense_masked.py.
 Training with a bias is not supported, because the fused kernels do not compute the gradient of the
 bias.
@@ -63,12 +63,14 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the argument attn_mask of scaled_dot_product_attention.
+    """Return the argument attn_mask of scaled_dot_product_attention, for L local tokens that attend
+    to G global and L local tokens.
 
-    visible (B or 1, H, L, G+L): whether the query attends to the key. index (L, L): index of each
-    pair of local tokens into the bias table.
-    Without a bias, returns `visible`. With a bias, returns the bias of each pair, and -inf for
-    masked pairs.
+    Without a bias, returns `visible`. With a bias, returns the bias of each query and key, and -inf
+    where the query must not attend to the key.
+
+    visible (images or 1, heads or 1, L, G+L): True where a query attends to a key. index (L, L):
+    index of each pair of local tokens into the bias table.
     """
     table, to_global = bias
     if table is None and to_global is None:

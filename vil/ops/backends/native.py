@@ -89,7 +89,7 @@ class _Tokens(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """The C structure `Call` of window.h: the arguments of a pass of the native library."""
+    """The C structure `Call` of window.h, the arguments of the C++ forward and backward pass."""
 
     _fields_ = [
         *((name, _Tokens) for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")),
@@ -113,10 +113,10 @@ def run(
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
 
-    The arguments `tokens` and `others` map field names of the structure `_Call` to tensors.
-    tokens: inputs and results (B, N, tokens, D), except q, k and v, which are read from `call`.
-    others: other inputs and results, except the bias, which is read from `call`. Each is a
-    contiguous float32 tensor or None.
+    `tokens` and `others` map field names of the structure `_Call` to inputs and results. They do
+    not have q, k, v and the bias, which are read from `call`.
+    tokens: tensors of shape (images, heads, tokens, channels). others: all other tensors, each
+    contiguous and float32, or None.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -140,10 +140,7 @@ def run(
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` that describe a window, as two dictionaries: numbers, tensors.
-
-    The second is empty, because a window needs no tensors.
-    """
+    """Return (numbers, {}): the fields of `_Call` that describe a window. It needs no tensors."""
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
@@ -155,7 +152,7 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of `_Call` that describe a layout, as two dictionaries: numbers, tensors.
+    """Return (numbers, tensors): two dicts of the fields of `_Call` that describe a layout.
 
     The field num_offsets is the largest number of key chunks of a query chunk. The field masks has
     one bit per key for each query, followed by four unused bytes, because the library reads four

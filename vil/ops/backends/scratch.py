@@ -53,7 +53,10 @@ class Scratch:
         return self.buffers[key][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the batched matmul a @ b in a reused buffer, in float32 (float64 for float64)."""
+        """Return the batched matmul a @ b in a reused buffer.
+
+        The result is float64 if a and b are float64, else float32.
+        """
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")

@@ -5,8 +5,8 @@ Neighbors are aligned with their chunk by rolling the tensor of all chunks.
 `chunk_handgrad` has a hand-written backward pass, which stores only the inputs of each matmul, and
 rolls k and v again.
 
-Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
-channels.
+Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K neighbors of a chunk (including the
+chunk itself), G global tokens, D channels.
 """
 
 from collections.abc import Callable
@@ -31,17 +31,19 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """Multiply the queries of each chunk with the keys of the chunks at the K offsets.
+    """Multiply the queries of each chunk with the keys of its K neighbor chunks.
 
-    q and k are (B, N, R, C, W, D): R x C chunks of W tokens. Returns (B, N, R, C, W, K*W).
+    q and k are (B, N, R, C, W, D): R x C chunks of W tokens. offsets: K displacements (rows,
+    columns) from a chunk to its neighbors, in chunks. Returns (B, N, R, C, W, K*W).
     """
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
-    """Multiply weights (B, N, R, C, W, K*W) with the values of the chunks at the K offsets.
+    """Multiply attention weights (B, N, R, C, W, K*W) with the values of K neighbor chunks.
 
-    v and the result are (B, N, R, C, W, D): R x C chunks of W tokens.
+    v and the result are (B, N, R, C, W, D): R x C chunks of W tokens. offsets: K displacements
+    (rows, columns) from a chunk to its neighbors, in chunks.
     """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))

@@ -1,8 +1,8 @@
-"""Local attention in the exact window: copy the neighbors of every token, then use plain matmuls.
+"""Attention of each token to its (2w+1)**2 neighbors: copy all neighbors, then use plain matmuls.
 
 This is a simple implementation for comparisons. It stores (2w+1)**2 copies of k and of v.
-`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Both can be
-differentiated twice.
+`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Both functions
+can be differentiated twice.
 
 Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window size, K =
 (2w+1)**2 neighbors of a token, or fewer if the window is larger than the grid.
@@ -23,8 +23,8 @@ from vil.ops.window import Mask, Window
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
     """Gather each token's K neighbors, with 0 outside the grid.
 
-    x (B, N, X, Y, D). Returns (B, N, L, D, K). reach: rows and columns of neighbors on each side of
-    a token.
+    x (batch, heads, rows, columns, channels). Returns (batch, heads, tokens, channels, K). reach:
+    rows and columns of neighbors on each side of a token.
     """
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
@@ -35,8 +35,8 @@ def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
 def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
     """Gather each token's K neighbors like `unfold_nnf`, but with Tensor.unfold.
 
-    x (B, N, X, Y, D). Returns (B, N, L, D, K). reach: rows and columns of neighbors on each side of
-    a token.
+    x (batch, heads, rows, columns, channels). Returns (batch, heads, tokens, channels, K). reach:
+    rows and columns of neighbors on each side of a token.
     """
     rows, cols = reach
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
@@ -92,7 +92,7 @@ def _steps(reach: int, device: torch.device) -> Tensor:
 
 
 def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Tensor:
-    """Return the bias of each head for the K neighbors of a query, (N, K)."""
+    """Return the bias of a query's K neighbors in each of N heads, (N, K)."""
     # the table is indexed by query position minus key position
     row, col = (2 * window.size - 1 - _steps(n, table.device) for n in reach)
     index = row[:, None] * (4 * window.size - 1) + col

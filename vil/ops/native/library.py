@@ -3,8 +3,8 @@
 The library is compiled at first use, in about ten seconds, and is stored in $VIL_CACHE/native (see
 `vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy.
 
-The sources do not use torch's headers. Of torch's libraries, the native library is linked only to
-OpenMP, because all libraries of a process must share one copy of OpenMP.
+The native library is linked to torch's copy of OpenMP, because a process must have only one copy.
+It uses no other library of torch, and no headers of torch.
 """
 
 import ctypes
@@ -133,7 +133,7 @@ def _prepare() -> list[str]:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library. Compiles it first if needed.
+    """Load and return the native library. Compiles it first if needed.
 
     Raises RuntimeError if the library cannot be compiled, and OSError if it cannot be loaded.
     """
@@ -159,10 +159,10 @@ def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
 
 @contextmanager
 def _built() -> Iterator[Path]:
-    """Context manager that returns the path of the library, compiling it first if needed.
+    """Context manager that returns the path of the native library, compiling it first if needed.
 
-    The library is in the cache or, if the cache cannot be written, in a temporary folder that is
-    deleted at exit.
+    The library is in the cache. If the cache cannot be written, it is in a temporary folder, which
+    is deleted at the end of the `with` block.
     """
     file = path()
     try:

@@ -68,7 +68,10 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of_tokens(cls, grid: Grid, query: Tensor, key: Tensor) -> Pairs:
-        """Return the pairs of the tokens with row-major indices `query` and `key`, elementwise."""
+        """Return the pairs of the tokens whose row-major indices are `query` and `key`.
+
+        The two tensors broadcast to the shape of the pairs.
+        """
         cols = grid[1]
         return cls(grid, query // cols, query % cols, key // cols, key % cols)
 
@@ -123,11 +126,11 @@ class Pattern:
         raise NotImplementedError
 
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
-        """Return whether each query chunk may attend to each key chunk, (H or 1, Q, Q) bool.
+        """Return whether each of Q query chunks may attend to each of Q key chunks, as bool.
 
-        The entry of a query chunk and a key chunk must be True if any query of the one attends to
-        any key of the other. It may be True if none does, but that costs time. chunk: side of a
-        chunk in tokens.
+        The result is (heads, Q, Q), or (1, Q, Q) if it is valid for all heads. An entry must be
+        True if any query of the query chunk attends to any key of the key chunk. Other entries may
+        also be True, but this costs time. chunk: side of a chunk in tokens.
         """
         rows, cols = chunk_distances(grid, chunk)
         if self.reach is None:

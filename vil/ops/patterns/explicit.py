@@ -1,4 +1,4 @@
-"""Patterns given by a list of tokens or by a mask.
+"""Attention patterns given by a list of tokens or by a mask.
 
 Shapes: L tokens of a grid, H heads, Q chunks of a grid.
 """
@@ -45,7 +45,7 @@ class GlobalTokens(Pattern):
         if not positions or min(map(min, positions)) < 0:
             raise ValueError(
                 "global_tokens: expected a number of tokens, or a list of (row, column) positions "
-                f"of at least 0, got {self.tokens!r}"
+                f"without negative numbers, got {self.tokens!r}"
             )
         object.__setattr__(self, "tokens", positions)
 

@@ -78,7 +78,7 @@ class _Parser:
     def parse(self) -> Pattern:
         pattern = self._expression(1)
         if self._next().text != END:
-            raise self._error("expected |, & or -")
+            raise self._error("expected '|', '&' or '-'")
         return pattern
 
     def _tokenize(self) -> list[Token]:
@@ -94,7 +94,7 @@ class _Parser:
         return [*tokens, Token("sign", END, len(self.text) + 1)]
 
     def _expression(self, precedence: int) -> Pattern:
-        """Parse terms joined by operators of at least this precedence, left to right."""
+        """Parse terms joined by operators of precedence `precedence` or higher, left to right."""
         left = self._term()
         while (sign := self._next()).text in OPERATORS:
             strength = OPERATORS[sign.text].precedence

@@ -127,9 +127,9 @@ class ChunkWindow(Pattern):
     sw_exact: 1 for keys at most w rows and columns away, 0 for all keys of the attended chunks.
     mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for other values, and for mode -1 with sw_exact 1. A cyclic window (sw_exact
-    -1) is rejected, because its queries may attend to a key twice, with different biases, which a
-    pattern cannot express.
+    Raises ValueError for other values, and for mode -1 with sw_exact 1. Cyclic windows (sw_exact
+    -1) are not supported: their queries may attend to a key twice, with different biases. A pattern
+    cannot express this.
     """
 
     size: int

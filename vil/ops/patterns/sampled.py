@@ -199,10 +199,11 @@ def _bins(time: Tensor) -> Tensor:
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     """Return the time up to which a fraction `density` of all pairs is expected to arrive.
 
-    See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the weights
-    of some queries. This fraction is a concave function of time, so Newton's method does not
-    overshoot if it starts from a time that is too early. If the weights differ by many orders of
-    magnitude, Newton's method may not converge in NEWTON_STEPS. Then bisection finds the time.
+    See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the
+    sampling weights of the pairs of some queries. This fraction is a concave function of time, so
+    Newton's method does not overshoot if it starts from a time that is too early. If the sampling
+    weights differ by many orders of magnitude, Newton's method may not converge in NEWTON_STEPS. In
+    this case, bisection finds the time.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])

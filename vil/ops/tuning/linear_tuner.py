@@ -37,17 +37,21 @@ LINEARS = {"torch": linear_torch, "native": linear_native}
 
 
 def backends(case: LinearCase) -> dict[str, Compute]:
-    """Return {backend: function (x, {name: weight}) -> output that computes the case}."""
+    """Return {backend: function} for the layers of a case.
+
+    Each function takes x and {name: weight}, and returns the output.
+    """
     if case.kind == MLP:
         return {name: partial(_run_mlp, compute) for name, compute in MLPS.items()}
     return {name: partial(_run_linear, compute) for name, compute in LINEARS.items()}
 
 
 def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
-    """Return {backend: function (x, {name: weight}) -> output}, for packed weights.
+    """Return {backend: function} as `backends` does, but for packed weights.
 
-    The functions use a packed copy of `weights`. "native" is the C++ backend. "torch" uses oneDNN,
-    as in a model optimized for inference. case: a norm and a linear layer, or an MLP.
+    This call packs `weights`. The functions use the packed weights and ignore their own argument
+    `weights`. "native" is the C++ backend. "torch" uses oneDNN, as in a model optimized for
+    inference. case: a norm and a linear layer, or an MLP.
     """
     half, w = case.dtype == torch.bfloat16, weights
     norm = Norm(w["gain"], w["shift"], EPS)
@@ -106,11 +110,12 @@ def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
 
 
 def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
-    """Measure the backends on a case, and store the fastest one in CHOICES.
+    """Measure the backends on a case, and store the best one in CHOICES.
 
-    For a norm and a linear layer with packed weights, "native" is stored even if it is up to 5 %
-    slower than "torch". rounds: how often each backend is timed. Returns usable backends, the best
-    first, then rejected backends with the reason.
+    The best one is the fastest, with one exception: for a norm and a linear layer with packed
+    weights, "native" is preferred if it is at most 5 % slower than "torch". rounds: how often each
+    backend is timed. Returns usable backends, the best first, then rejected backends with the
+    reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
@@ -153,9 +158,9 @@ def reason_against_native(case: LinearCase) -> str:
 def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
-    If the weights are packed, x and the weights have the dtype of the matmuls. Otherwise, they are
-    float32, as in a model under autocast, except x of a linear layer without a norm. It has the
-    dtype of the matmuls, as the output of attention under autocast. The gradient is float32.
+    Packed weights have the dtype of the matmuls, and other weights are float32. x is float32 if the
+    weights are not packed and a norm comes first. In all other cases, x has the dtype of the
+    matmuls, like the output of attention under autocast. The gradient is float32.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -217,7 +222,7 @@ def _find_mismatch(case: LinearCase) -> str:
 
 
 def _find_packed_mismatch(case: LinearCase) -> str:
-    """Check the output of the C++ backend with packed weights, as `_find_mismatch` does."""
+    """Describe a wrong output of the C++ backend with packed weights; "" if it is correct."""
     x, weights, _ = make_tensors(replace(case, device="cpu"))
     doubles = {name: weight.double() for name, weight in weights.items()}
     wanted = backends(case)["torch"](x.double(), doubles)

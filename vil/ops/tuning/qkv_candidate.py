@@ -1,4 +1,4 @@
-"""Functions to time for an attention case on a CPU, with the copies of an attention module.
+"""Functions that are timed to compare attention backends on a CPU, including copies of tensors.
 
 In an attention module, queries, keys and values are views of one qkv tensor. Their gradients are
 copied to one tensor, and so are the outputs of global and local queries. Some backends avoid some
@@ -53,10 +53,10 @@ def is_full(case: Case) -> bool:
 
 
 def attend_separately(name: str, case: Case, leaves: Leaves) -> Tensor:
-    """Return the attention output (B, G+L, C), computed separately for global and local queries.
+    """Return the attention output (B, G+L, C), computed from separate tensors q, k and v.
 
-    Local queries use the backend `name`, and global queries use torch's attention. If `is_full` and
-    the backend is SDPA, one call of torch's attention computes all queries.
+    Local queries use the backend `name`, and global queries use torch's attention. Exception: if
+    `name` is SDPA and `is_full(case)` is True, one call of torch's attention computes all queries.
     """
     qkv = leaves["qkv"].unflatten(2, (3, case.heads, case.head_dim))
     q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
@@ -89,11 +89,11 @@ def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
 
 
 def find_joined_mismatch(case: Case) -> str:
-    """Compare `vil.ops.qkv_attention` with separate operations in float64.
+    """Check the output and the gradients of `vil.ops.qkv_attention`.
 
-    Describes the first tensor (the output or a gradient) that is wrong, or returns "" if none is. A
-    tensor is wrong if its error is larger than a small multiple of the error of separate operations
-    in the case's dtype.
+    Returns a text that describes the first wrong tensor, or "" if all are correct. The reference
+    computes the same attention with separate PyTorch operations in float64. A tensor is wrong if
+    its error is much larger than that of the separate operations in the dtype of `case`.
     """
     case = replace(case, needs_grad=True)
     leaves, cotangent = make_leaves(case)

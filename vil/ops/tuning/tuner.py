@@ -1,11 +1,10 @@
-"""Find the fastest backend for a case by measuring all of them.
+"""Find the fastest backend for an attention call by measuring all backends.
 
 Forward and backward passes of all backends are timed in turn, on the actual shape. A backend is
-rejected, with a reason, if it does not support the case, if it needs too much memory, or if its
+rejected, with a reason, if it does not support the call, if it needs too much memory, or if its
 output or a gradient is wrong. Results are compared with the reference on a small grid, and with a
 simple backend on the full grid. Backends are measured only by the command `vil tune` and, with the
-config key TUNE, at the start of a run, never during a forward pass. Theano's meta-optimizer of
-convolutions worked in the same way.
+config key TUNE, at the start of a run, never during a forward pass.
 """
 
 import math
@@ -70,8 +69,9 @@ def tune(
     rounds: int = ROUNDS,
     max_bytes: float | None = None,
 ) -> list[Trial]:
-    """Measure backends on a case, and store the fastest in CHOICES.
+    """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
+    case: properties of the attention call, such as its shapes and dtype.
     names: keys of BACKENDS, all by default.
     rounds: how often each backend is timed.
     max_bytes: memory limit for each backend, by default half of the free memory.
@@ -129,7 +129,7 @@ def timed_batch(case: Case) -> int:
 
 @contextmanager
 def full_precision_matmuls() -> Iterator[None]:
-    """Context manager that disables TF32, because its rounding error exceeds the error bounds."""
+    """Context manager that disables TF32, whose rounding would make correct backends look wrong."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -159,8 +159,8 @@ def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
     The passes run on fake tensors. Returns 0 if the memory is unknown, because the backend compiles
-    its code with torch.compile or does not support fake tensors. If the backend then needs too much
-    memory, it fails later, when it is timed.
+    its code with torch.compile or does not support fake tensors. A backend of unknown memory that
+    needs too much fails later, when it is timed.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0

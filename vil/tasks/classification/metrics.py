@@ -45,7 +45,7 @@ class ClassificationMetrics:
             self.rankings = [rank(scores[:, k], is_class[:, k]) for k in range(num_classes)]
 
     def averages(self) -> dict[str, Any]:
-        """Return {name: value} of the whole test set, in the order of `metric_names`."""
+        """Return the metrics of the test set as {name: value}, in the order of `metric_names`."""
         values = {**self.image_metrics(), **self.rank_metrics()}
         values |= {"loss": self.predictions.mean_loss(), "count": len(self.predictions.indices)}
         names = metric_names(self.num_classes, is_mapped=self.is_mapped)

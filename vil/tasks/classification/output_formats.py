@@ -1,7 +1,7 @@
-"""Output formats of `vil predict`: a table, JSON, CSV, and a CSV table of all probabilities.
+"""Output formats of `vil predict`: aligned table, JSON, CSV, and CSV with all probabilities.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. The table is yielded after the last image, and the other formats are streamed.
+pieces of text. The aligned table is yielded after the last image. The other formats are streamed.
 Ground-truth classes are written if the first prediction has a ground-truth class.
 """
 

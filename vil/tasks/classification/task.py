@@ -1,7 +1,8 @@
 """The classification task: loss, evaluation, inference.
 
-Shapes: B images, K classes of the model, C classes of a test set. A `Batch` has `images`
-(B, c, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
+Shapes: B images of c channels and H x W pixels, K classes of the model, C classes of a test set.
+A `Batch` has `images` (B, c, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K)
+float.
 """
 
 import itertools
@@ -125,7 +126,9 @@ class ClassificationTask(ImageTask):
                 "argument `per_image`: use another loss, or remove the weights"
             )
         if self.image_weights is not None and self.mix is not None:
-            raise ValueError("mixup and cutmix do not support sample weights: set AUG.MIXUP_PROB 0")
+            raise ValueError(
+                "mixup and cutmix do not support sample weights: set AUG.MIXUP_PROB to 0"
+            )
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the top-1 accuracy in percent as a metric.
@@ -148,9 +151,10 @@ class ClassificationTask(ImageTask):
         return loss._replace(metrics={"top1": 100 * correct.float().mean()})
 
     def weigh(self, batch: Batch) -> Tensor | None:
-        """Return the weight of each image in the loss (B,); None if all weights are 1.
+        """Return the weight of each image in the loss, (B,).
 
-        The weight is the product of the image's sample weight and its class weight.
+        The weight is the product of the image's sample weight and its class weight. Returns None if
+        neither sample weights nor class weights are set.
         """
         parts = []
         if self.class_weights is not None:

@@ -194,8 +194,8 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
     if cropped and needed > cfg.INPUT.IMAGE_SIZE:
         raise ConfigError(
             f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE} is too small: for images of "
-            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, set INPUT.IMAGE_SIZE to at least {needed} "
-            "or MODEL.VIT.POS_RESIZE to interpolate"
+            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, set INPUT.IMAGE_SIZE to at least "
+            f"{needed}, or set MODEL.VIT.POS_RESIZE to 'interpolate'"
         )
 
 
@@ -212,10 +212,11 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config whose synthetic datasets are small and are written to `folder`.
+    """Return a copy of a config that renders few synthetic images, to `folder`. If any dataset of
+    the config is not synthetic, returns `cfg` itself.
 
-    In the copy, the dataset `scenes` has only the images of one training step, and one validation
-    image. If any dataset of the config is not synthetic, `cfg` itself is returned.
+    In the copy, the dataset `scenes` has at most the training images of one step and a single
+    validation image.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

@@ -32,8 +32,8 @@ def to_results(
     """Convert the detections of one image to COCO's results format, a list of dicts.
 
     Each dict is {image_id, category_id, bbox: [x, y, w, h], score} and, if there are masks,
-    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: category id of each
-    label, from label 1.
+    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: label n has the
+    id category_ids[n - 1].
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))

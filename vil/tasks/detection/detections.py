@@ -101,9 +101,9 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Crop masks (n, H, W) bool to their boxes (n, 4), and copy them to the CPU.
+    """Crop masks (n, H, W) bool to their boxes (n, 4) plus MARGIN pixels on each side.
 
-    Each crop is larger than the box by MARGIN pixels on each side.
+    The crops are on the CPU.
     """
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)

@@ -61,10 +61,10 @@ def draw_worst(
 
 
 def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
-    """Count the missed objects and false positives of each image: {image id: count}.
+    """Count the errors in each image: missed objects plus false positives.
 
-    truth: output of `coco_eval.load_truth`. rows: detected boxes in COCO's results format, sorted
-    by `coco_eval.sort_results`.
+    Returns {image id: count}. truth: output of `coco_eval.load_truth`. rows: detected boxes in
+    COCO's results format, sorted by `coco_eval.sort_results`.
     """
     limits = dict(iouThrs=[MIN_IOU], areaRng=[[0, 1e10]], maxDets=[max(len(rows), 1)])
     matches = coco_eval.run_coco_eval(truth, rows, "bbox", **limits)
@@ -76,7 +76,7 @@ def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
 def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
     """Convert one image's results in COCO's format back to detections.
 
-    rows: output of `coco_eval.to_results`. category_ids: category id of each label, from label 1.
+    rows: output of `coco_eval.to_results`. category_ids: label n has the id category_ids[n - 1].
     """
     boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:

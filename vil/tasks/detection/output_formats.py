@@ -29,8 +29,8 @@ class Prediction(NamedTuple):
 def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as text, with one line per image, each followed by a line per object.
 
-    The line of an object has its class, its score, and its box x1 y1 x2 y2 in pixels. names: class
-    names, from label 1.
+    The line of an object has its class, its score, and its box x1 y1 x2 y2 in pixels. names: label
+    n has the class name names[n - 1].
     """
     width = max(len(printable(name)) for name in names)
     for prediction in predictions:
@@ -54,7 +54,7 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert a prediction to {file, width, height, objects: [{class, label, score, box}]}.
 
     A box is [x1, y1, x2, y2] in pixels. For an unreadable image, the result is {file, error,
-    objects: []}. names: class names, from label 1.
+    objects: []}. names: label n has the class name names[n - 1].
     """
     file, (height, width), detections, error = prediction
     if detections is None:
@@ -71,7 +71,7 @@ def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
     The id of an image is the position of its prediction, counted from 1. Unreadable images are
-    omitted. The category ids are the labels. names: class names, from label 1.
+    omitted. The category ids are the labels. names: label n has the class name names[n - 1].
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

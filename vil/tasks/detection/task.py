@@ -74,7 +74,7 @@ class DetectionTask(Task):
         self.print_classes = print_classes
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Return the sum of the model's losses in float32, with each loss as a metric."""
+        """Return the sum of the model's losses in float32, and each of these losses as a metric."""
         losses = {name: loss.float() for name, loss in model(batch.images, batch.targets).items()}
         metrics = {name: loss.detach() for name, loss in losses.items()}
         return Loss(sum(losses.values()), metrics=metrics)

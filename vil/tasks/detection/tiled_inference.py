@@ -11,9 +11,9 @@ of the other tile, because the other tile then shows more of the object. As a re
 is not larger than the overlap is detected once, with a box that covers all of it.
 
 Boxes that touch an inner border, but are not dropped, take part in non-maximum suppression per
-class. There, they rank below all boxes that touch no inner border, and are ranked among each other
-by size, largest first. For an object that is larger than the overlap, several boxes may remain.
-Choose an overlap as large as the largest objects of interest.
+class. It ranks all boxes that touch no inner border by score, followed by the boxes that touch one,
+ranked by size, largest first. For an object that is larger than the overlap, several boxes may
+remain. Choose an overlap as large as the largest objects of interest.
 """
 
 import torch
@@ -84,11 +84,11 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 
 
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
+    """Return whether each box (n, 4) of tile `index` also lies inside another tile, and touches no
+    inner border of that tile: (n,) bool.
 
-    The box must not touch an inner border of the other tile, see `touches_inner_border`. index:
-    index of the tile in which the boxes were detected. tiles (T, 4): x1 y1 x2 y2 of all tiles.
-    size: (H, W) of the image.
+    For inner borders, see `touches_inner_border`. tiles (T, 4): x1 y1 x2 y2 of all tiles. size:
+    (H, W) of the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])

@@ -32,8 +32,8 @@ def draw(
 ) -> Image.Image:
     """Draw detections onto a copy of the image, with the highest scores on top.
 
-    classes: class names, from label 1. scores: whether to write the scores next to the classes. A
-    small image is first enlarged by an integer factor.
+    classes: class names; the first one belongs to label 1. scores: whether to write the scores next
+    to the classes. A small image is first enlarged by an integer factor.
     """
     canvas, factor = enlarge(image)
     labels = detections.labels.tolist()

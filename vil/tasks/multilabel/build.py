@@ -1,4 +1,4 @@
-"""Build the multilabel task from a config: model, datasets, loss, positive weights."""
+"""Build the multilabel task from a config: model, datasets, loss, weights of positive labels."""
 
 from collections.abc import Sequence
 

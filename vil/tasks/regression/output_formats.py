@@ -23,7 +23,8 @@ class Prediction(NamedTuple):
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a table with aligned columns, with one line per image.
 
-    The second column has the true numbers if they are known. names: names of the predicted numbers.
+    If the true numbers are known, the second column, "target", has the true numbers of the image.
+    names: names of the predicted numbers.
     """
     has_target, predictions = peek_target(predictions)
     rows = (

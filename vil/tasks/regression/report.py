@@ -18,7 +18,8 @@ MAX_PLOTS = 6  # maximum number of predicted numbers that are plotted
 def report_test_set(
     task: RegressionTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
 ) -> TaskReport:
-    """Evaluate a model on the first test set, and return cards and sections of the run report.
+    """Evaluate a regression model on the first test set. Returns cards and sections for the run
+    report.
 
     class_names: the names of the predicted numbers. checkpoint: description of the checkpoint,
     which is shown on a card.

@@ -125,9 +125,9 @@ class RegressionTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return one line of text for each of the K predicted numbers, with its errors.
+        """Return a line of text for each predicted number, with its errors; [] for a single number.
 
-        Returns [] if K is 1. name: name of the test set. metrics: result of `measure`.
+        name: name of the test set. metrics: result of `measure`.
         """
         names, each = self.test_sets[name].classes, metrics["per_number"]
         if len(names) < 2:

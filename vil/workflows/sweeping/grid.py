@@ -137,7 +137,7 @@ def with_fixed(grid: Grid, setting: Setting) -> Grid:
 
 def with_axis(grid: Grid, setting: Setting) -> Grid:
     """Return a copy of the grid with an additional axis. A fixed setting of the same config key is
-    removed. setting: its key is the config key of the axis, and its value is the list of values."""
+    removed. setting: the config key of the axis, with a list of values."""
     key, values, where = setting
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}: {key}: expected a list of values, got {values!r:.80}")
@@ -158,8 +158,8 @@ def check_grid(grid: Grid) -> None:
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):
             raise ConfigError(
-                f"variant {variant.name!r}: expected a name of letters, digits and the "
-                "characters _ , + -"
+                f"variant {variant.name!r}: expected a name of letters, digits, '_', ',', '+' "
+                "and '-' that starts with a letter or digit"
             )
         for setting in variant.settings:
             if setting.key in grid.axes:
@@ -203,8 +203,8 @@ def plain(value: Any) -> str:
 
 
 def slug(value: Any) -> str:
-    """Convert a value to text for a folder's name. Characters other than letters, digits and . + -
-    become _. A long text is cut and gets a digest of the full text at its end."""
+    """Convert a value to text for a folder's name. Characters other than letters, digits, ".", "+"
+    and "-" are replaced by "_". A long text is cut, and a digest of the full text is appended."""
     text = re.sub(r"[^A-Za-z0-9.+-]+", "_", plain(value)).strip("_") or "none"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 5]}-{digest(plain(value))}"
 

@@ -1,6 +1,6 @@
 """Plan the runs of a sweep, and record them in the sweep's folder.
 
-    <sweep>/sweep.json            the runs, in order: name, variant, and value of each axis
+    <sweep>/sweep.json            the runs, in order: name, variant, and values of swept keys
             base.yaml             the config that all runs share
             configs/<run>.yaml    the complete config of a run
             runs/<run>/           the folder of a run, as `vil train` writes it
@@ -124,7 +124,7 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
         if not planned:
             raise ConfigError(
                 f"{folder} has no sweep yet, and there is nothing to sweep over: give "
-                '"KEY=[a, b]" or a file with --grid'
+                '"KEY=[a, b]" or --grid FILE'
             )
         return SweepPlan(folder, base, merge([], planned, []))
     check_base(known, base, planned, grid)
@@ -134,8 +134,8 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
 
 
 def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
-    """Make the run of one combination of settings (cell) in a grid. folder: the sweep's folder.
-    Raises ConfigError if the config of the run is invalid."""
+    """Plan the run of one cell of a grid. A cell is a combination of settings. folder: the sweep's
+    folder. Raises ConfigError if the config of the run is invalid."""
     name = grid.name(cell)
     try:
         cfg = grid.resolve(cell)
@@ -149,7 +149,7 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
     """Raise ConfigError if the base config of a grid differs from the one in the sweep's folder.
 
-    Keys that an axis or a variant sets, and LOCAL keys (paths, logging, checkpoints), may differ.
+    Keys that the sweep varies, and LOCAL keys (paths, logging, checkpoints), may differ.
     known: the plan read from the folder. base, planned: base config and runs of the new grid.
     """
     own = {*LOCAL, *known.keys, *(key for run in planned for key in run.settings)}
@@ -157,9 +157,8 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
     for key, (was, now) in diff(known.base, base).items():
         if key not in own:
             raise ConfigError(
-                f"the sweep in {known.folder} was planned with {key} {was!r}, and cannot be "
-                f"continued with {now!r}: choose another --output, or sweep over the values with "
-                f"{key}=[...]"
+                f"{key} is {was!r} in the sweep in {known.folder}, and cannot be changed to "
+                f"{now!r}: choose another --output, or sweep over the values with {key}=[...]"
             )
 
 
@@ -198,9 +197,8 @@ def merge(
 def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
     """Return the run, renamed if another run has the same name.
 
-    taken: {name: run} for the other runs. Raises ConfigError if the run with the same name also has
-    the same variant and the same values on all axes. The two runs then differ only in settings that
-    are not swept over.
+    taken: {name: run} for the other runs. Raises ConfigError if the other run also has the same
+    variant, and the same values of the keys that the sweep varies.
     """
     other = taken.get(run.name)
     if other is None:
@@ -210,7 +208,7 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
         changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in ignored}
         key, (was, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"the sweep in {run.sweep} already has a run {run.name}, with {key} {was!r} instead of "
+            f"the sweep in {run.sweep} already has a run {run.name}, where {key} is {was!r}, not "
             f"{now!r}: choose another --output, or rename the variant"
         )
     mark = digest(plain([run.variant, *map(plain, run.settings.values())]))
@@ -218,10 +216,10 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
 
 
 def identify(run: SweepRun, *without: str) -> str:
-    """Return a text that identifies a run's config.
+    """Return a text that is equal for runs with the same config.
 
-    Configs have the same text if they differ only in LOCAL keys (paths, logging, checkpoints). A
-    LOCAL key that the sweep varies is not ignored. without: more keys to ignore.
+    LOCAL keys (paths, logging, checkpoints) are ignored, except those that the sweep varies.
+    without: more keys to ignore.
     """
     ignored = LOCAL.difference(run.settings).union(without)
     return repr(sorted(item for item in leaves(run.cfg).items() if item[0] not in ignored))
@@ -250,8 +248,8 @@ def read_plan(folder: Path) -> SweepPlan | None:
         raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not valid:
         raise ConfigError(
-            f"{file} cannot be read: each run needs settings, and a name of letters, digits and"
-            " the characters _ . + -"
+            f"{file} is not valid: each run needs settings, and a name of letters, digits and the "
+            "characters _ . + -"
         )
     runs = [replace(run, cfg=get_config(run.config_file)) for run in found]
     return SweepPlan(folder, get_config(folder / "base.yaml"), runs)

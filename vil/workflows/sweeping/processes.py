@@ -146,8 +146,8 @@ class RunPool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Forward the signals in SIGNALS to the active runs in a `with` block. Outside the main
-        thread, do nothing, because Python allows no signal handlers in other threads."""
+        """Context manager that forwards the signals in SIGNALS to the active runs. Outside the main
+        thread, it does nothing, because Python allows no signal handlers in other threads."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._forward) for number in SIGNALS}

@@ -41,13 +41,13 @@ def make_grid(
     """Make a grid from Python values and a file.
 
     config: the base config.
-    overrides: settings of all runs. A key that is set to several values becomes an axis, a key to
-    sweep over. Write several values as a list. If each value is a list itself, write a list of
-    lists.
+    overrides: settings of all runs. A key with a list of values becomes an axis: the sweep tries
+    each value. For a config key whose value is a list itself, pass a list of lists.
     file: YAML file, see `read_grid`; the other arguments override its settings.
     axes: {config key: values to sweep over}.
     variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
-    flags: {config key: value}, which override all other settings and axes. None is ignored.
+    flags: {config key: value}, which override all other settings and axes. Flags with the value
+    None are ignored.
     imports: Python files to run first.
 
     Raises ConfigError for invalid or contradictory settings.
@@ -75,7 +75,8 @@ def make_grid(
 
 
 def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
-    """Make a variant of a sweep from {config key: value}. The key _BASE_ sets its base config."""
+    """Make a variant of a sweep from {config key: value}. The key _BASE_ sets the base config of
+    the variant."""
     base = settings.get("_BASE_", "")
     keys = {key: value for key, value in settings.items() if key != "_BASE_"}
     return Variant(name, tuple(from_mapping(keys, "grid")), str(base))
@@ -113,8 +114,9 @@ def read_grid(file: str | Path) -> Grid:
             grid = with_axis(grid, inner) if part == "grid" else with_fixed(grid, inner)
         elif setting.value not in ("", EMPTY):
             raise ConfigError(
-                f"{setting.where}: {part}: expected a mapping of keys to values (for `base`, a "
-                f"config file), got {setting.value!r:.80}"
+                f"{setting.where}: {part}: expected "
+                f"{'a config file' if part == 'base' else 'a mapping of keys to values'}, "
+                f"got {setting.value!r:.80}"
             )
     return replace(grid, variants=tuple(_variant(path, *item) for item in variants.items()))
 

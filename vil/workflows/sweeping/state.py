@@ -92,8 +92,8 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
 
 
 def last_error(file: Path) -> str:
-    """Return the last error message in a file with the output of a command or, if it has no error
-    message, its last line."""
+    """Return the last error message in the output of a command. Returns the last line if the output
+    has no error message. file: the file with the output."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL))

@@ -4,7 +4,7 @@ They recompute the attention weights P from the scores and the log-sum-exp of th
 result is summed by one program in a fixed order, or by a few programs whose partial sums are added
 afterwards. There are no atomics, so repeated runs give bitwise equal results. The gradient of the
 scores is E = P * (dout @ values^T - delta), where delta is the sum of out * dout over the channels.
-The kernels compute (dq and dk also have the factor `scale`):
+The kernels compute the following results, where dq and dk are also multiplied by `scale`:
 
     query_kernel     dq = E @ keys for a block of queries; also delta, which the other kernels read
     key_kernel       dk = E^T @ queries and dv = P^T @ dout for a block of keys of a chunk, over the
@@ -15,8 +15,8 @@ The kernels compute (dq and dk also have the factor `scale`):
     table_kernel     the gradient of the bias table: the result of tile_kernel, summed by the
                      displacement between query and key
 
-tile_kernel and table_kernel are for windows. The gradient of a layout's bias table is in
-layout_bias.py.
+tile_kernel and table_kernel are for windows. For the layout of an attention pattern, the gradient
+of the bias table is computed in layout_bias.py.
 
 Shapes: see forward.py.
 """
@@ -114,10 +114,10 @@ def query_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq and DELTA (B, N, L) of one block of queries.
+    """Compute dq and DELTA (B, N, L) of one block of queries. The other kernels read DELTA.
 
-    DELTA is the sum of out * dout over the channels of each query, which the other kernels read.
-    This kernel loops over the same keys as the forward kernel.
+    DELTA is the sum of out * dout over the channels of each query, corrected for the rounding of
+    `out`, see `grad_step`. This kernel loops over the same keys as the forward kernel.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -189,9 +189,10 @@ def key_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed, (keys, queries).
 
-    RECTS and lists are mirrored: they describe the queries of all chunks that attend to this chunk.
-    The scores of keys that are padding need no mask, because they do not affect the gradients of
-    other keys. The gradients of these keys are set to 0 at the end.
+    RECTS (for a window) or `lists` (for a layout) describe the queries of all chunks that attend to
+    this chunk. In query_kernel, they describe keys.
+    Keys that are padding need no mask, because they do not affect the gradients of other keys.
+    Their own gradients are set to 0 at the end.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)

@@ -60,7 +60,7 @@ def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def _of_window(launcher: Launcher, tensors: tuple) -> Tensor:
-    """Return the gradient of a window's bias table (N, (4w-1)**2) float32."""
+    """Return the gradient of a window's bias table, (heads, entries) float32."""
     window, heads = launcher.window, launcher.heads
     options = launcher.options("tile", "queries")
     side = 4 * window.size - 1
@@ -89,7 +89,7 @@ def _of_window(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
-    """Return the gradient of a layout's bias table (N, entries) float32."""
+    """Return the gradient of a layout's bias table, (heads, entries) float32."""
     layout, heads = launcher.window, launcher.heads
     steps = make_steps(layout, launcher.device)
     options = launcher.options("step", "queries")
@@ -119,10 +119,11 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis that has the displacements -n to n, so that it has -reach to reach.
+    """Resize an axis of `sums`, which has a gradient for each displacement between two tokens.
 
-    Sums for displacements beyond `reach` are added to the outermost entries, because the bias table
-    clamps displacements. If n is smaller than `reach`, the new entries are 0.
+    The axis has the displacements -n to n, and that of the result has -reach to reach. Gradients
+    beyond `reach` are added to the outermost entries, because the bias table clamps displacements.
+    If n is smaller than `reach`, the new entries are 0.
     """
     far = sums.shape[axis] // 2 - reach
     if far <= 0:

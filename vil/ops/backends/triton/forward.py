@@ -1,12 +1,12 @@
 """The forward kernel of fused local attention, and functions shared with the backward kernels.
 
-A program computes a block of queries of one chunk. The keys of a chunk fill a few rectangles of
-tokens (all nine chunks together are one rectangle), which are clipped to the grid. The kernel reads
-the tokens of a rectangle row by row in blocks of any width, directly in the row-major layout.
-Clipping excludes absent neighbors and padding, so masks are needed only at the end of a rectangle
-and for the exact window. In a cyclic window, rectangles are wrapped instead of clipped, and padding
-is masked. In the layout of a pattern, keys are in listed chunks instead of rectangles (lists.py).
-The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
+A program computes the output for a block of queries of one chunk. The keys of a chunk fill a few
+rectangles of tokens (all nine chunks together are one rectangle), which are clipped to the grid.
+The kernel reads the tokens of a rectangle row by row in blocks of any width, without reordering
+them. Clipping excludes absent neighbors and padding, so masks are needed only at the end of a
+rectangle and for the exact window. In a cyclic window, rectangles are wrapped instead of clipped,
+and padding is masked. For the `Layout` of a pattern, keys are in listed chunks instead of
+rectangles (lists.py). The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
 exponential is a single exp2. LSE, which other backends read, is in base e.
@@ -19,9 +19,9 @@ Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, 
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
 Window.mask: 1 exact, 0 chunks, -1 cyclic.
 Arguments q, k, v, out, .. are `Tokens` of launch.py: pointer and strides. For a window, `lists` is
-None. For a layout, RECTS and num_rects are None. TABLE (N, 2*reach_rows + 1, 2*reach_cols + 1) and
-TO_GLOBAL (N, G) are float32 biases in base 2. The displacement (0, 0) is in the middle of the
-table.
+None. For a `Layout`, RECTS and num_rects are None.
+TABLE (N, 2*reach_rows + 1, 2*reach_cols + 1) and TO_GLOBAL (N, G) are float32 biases in base 2. The
+displacement (0, 0) is in the middle of the table.
 """
 
 import triton
@@ -61,8 +61,8 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
     """Load the channels of some tokens of an image and a head, (len(token), D_PAD).
 
-    tokens: the tensor to read, as a `Tokens` tuple. token: the indices of the tokens. Channels
-    beyond D are 0.
+    tokens: the tensor to read, as a `Tokens` tuple. token: the indices of the tokens. D_PAD: the
+    number of channels D, rounded up to a power of two. The added channels are 0.
     """
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
@@ -92,12 +92,13 @@ def real_size(VALID_HW, image, X, Y):
 
 @triton.jit
 def own_chunk(parts, N, X, Y, w):
-    """Return the block of queries (or keys) that this program computes, and the chunk it is in.
+    """Return (image, head, part, x0, y0, height, width): the block of tokens of this program.
 
-    Returns (image, head, part, x0, y0, height, width). part: index of the block in the chunk, from
-    0 to `parts` - 1. x0, y0: first row and column of the chunk. height, width: size of the chunk,
-    which may be smaller than w at the end of the grid. Consecutive programs compute neighboring
-    chunks, so that the keys that they share are in the cache.
+    The tokens are queries or, if the kernel computes the gradients of keys and values, keys. part:
+    index of the block in its chunk, from 0 to `parts` - 1. x0, y0: first row and column of the
+    chunk. height, width: size of the chunk, which may be smaller than w x w at the bottom and
+    right of the grid. Consecutive programs compute neighboring chunks, so that the keys that they
+    share are in the cache.
     """
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
@@ -123,11 +124,12 @@ def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
 def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr):
     """Return (first row, first column, width, number of tokens) of a rectangle of tokens.
 
-    RECTS (.., 4) int32: first row, end row, first column and end column of all rectangles, relative
-    to the chunk's first token (x0, y0). number: index of the rectangle to return.
-    The rectangle is clipped to a grid of rows x cols. In an exact window, the rectangle is also
-    clipped to w rows and columns around the tokens of the program's block, which are at (row, col).
-    In a cyclic window, the rectangle is not clipped, because `resolve_token` wraps its tokens.
+    RECTS (.., 4) int32: first row, end row, first column and end column of each rectangle, relative
+    to the first token (x0, y0) of the program's chunk. number: index of the rectangle to return.
+    row, col: positions of the program's block of tokens. w: side of a chunk.
+    The rectangle is clipped to a grid of rows x cols. In an exact window, it is also clipped to
+    distances of at most w from the program's block. In a cyclic window, it is not clipped, because
+    `resolve_token` wraps its tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -198,10 +200,10 @@ def window_bias(
 
 @triton.jit
 def global_scores(score, TO_GLOBAL, lane, G):
-    """Add the bias of global keys to their scores, and set the scores of padding lanes to -inf.
+    """Add the bias of the G global keys to their scores.
 
-    lane: the index of each key, along either dimension of the scores. Indices of G or more are
-    padding.
+    lane: the index of each key, (1, keys) for scores (queries, keys), or (keys, 1) for the
+    transpose. Keys with an index of G or more do not exist, and their scores become -inf.
     """
     if TO_GLOBAL is not None:
         score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
@@ -232,12 +234,12 @@ def listed_scores(
     rows, cols, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores, keys, values) of one block of K keys in the key chunks of a layout.
+    """Return (scores, keys, values) for Q queries of a chunk, and K keys of its listed key chunks.
 
     The scores (Q, K) include bias and mask.
-    number: index of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
-    row, col: positions of the queries in the grid. place: the row-major index of each query in its
-    chunk.
+    number: index of the block of K keys, in the range that `list_blocks` returns. blocks: blocks
+    per chunk. row, col: positions of the queries in the grid. place: the row-major index of each
+    query in its chunk.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -260,12 +262,12 @@ def rectangle_scores(
     X, Y, rows, cols, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores, keys, values) of one block of K keys in a rectangle of a window.
+    """Return (scores, keys, values) for Q queries and a block of K keys in a rectangle of tokens.
 
     The scores (Q, K) include bias and mask.
-    first: index of the block's first token in the rectangle. count, across: numbers of tokens and
-    of columns of the rectangle, which begins at (first_row, first_col). row, col: positions of the
-    queries.
+    row, col: positions of the queries. first_row, first_col: first row and column of the rectangle.
+    count: number of its tokens. across: number of its columns. first: index in the rectangle of the
+    block's first token.
     """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)

@@ -24,12 +24,13 @@ def step_kernel(
     part, first_step, num_steps, splits, B, N, X, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Sum gradients of scores by step into TILE (splits, num_steps, N, Q, W) float32.
+    """For each step, sum the gradient of the scores over images and chunk pairs.
 
-    A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
-    steps beginning with index `first_step`, and Q queries of each chunk beginning with index
-    part*Q. The images and chunk pairs of a step are divided among `splits` programs. Tokens outside
-    the grid contribute nothing.
+    A step is a displacement between a query chunk and a key chunk of w x w tokens. A launch
+    computes `num_steps` steps beginning with index `first_step`, and Q queries of each chunk
+    beginning with index part*Q. The images and chunk pairs of a step are divided among `splits`
+    programs. Tokens outside the grid contribute nothing.
+    TILE (splits, num_steps, N, Q, w*w) float32: the sums, for N heads.
     lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunk of
     each of these E pairs.
     """
@@ -88,9 +89,10 @@ def displacement_kernel(
 ):  # fmt: skip
     """Sum TILE over splits and by displacement of tokens, and add the sums to DTABLE.
 
+    Chunks have w x w tokens. span_rows, span_cols: largest step plus one, in chunks.
     TILE: the result of `step_kernel` for the same steps and queries.
     DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias for each
-    displacement between two tokens, with (0, 0) in the middle.
+    head and displacement between two tokens, with the displacement (0, 0) in the middle.
     STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step (displacement between
     two chunks), with the step (0, 0) in the middle; -1 if no pair of chunks has this step.
     A displacement of tokens occurs in up to four steps.

@@ -3,8 +3,7 @@
 The tensors are built once for each layout and device. They are cached, because a copy to the device
 synchronizes, and a CUDA graph cannot capture the copy.
 
-Shapes: N heads, H heads if their patterns differ, else 1, W = w*w tokens of a chunk, E pairs of
-chunks, T masks, S steps (displacements between two chunks of a pair).
+Shapes: w chunk side, W = w*w tokens of a chunk, E pairs of chunks, T masks.
 """
 
 from functools import lru_cache
@@ -20,14 +19,13 @@ from vil.utils.transforms import untraced
 
 
 class Lists(NamedTuple):
-    """Lists of chunks, concatenated in tensors, with one element for each of E pairs of chunks.
+    """Lists of chunks. All lists are concatenated in the tensor `chunks`.
 
     There are three kinds: the key chunks of each query chunk, the query chunks of each key chunk
     ("mirrored"), or the query chunks of each step (displacement between the chunks of a pair).
-    starts: list i of head h begins at element starts[h * stride + i] and ends before element
-    starts[h * stride + i + 1].
+    starts: list i of head h is chunks[starts[h * stride + i] : starts[h * stride + i + 1]].
     stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
-    chunks (E,): the indices of the chunks.
+    chunks (E,): the chunk indices of all lists, one for each of E pairs of chunks.
     masks (E,): the mask of each pair, as an index into `tiles`; negative if the pair needs no mask.
     tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
     for each key token. In mirrored lists, each key token has a bit for each query token instead.
@@ -46,7 +44,7 @@ class Steps(NamedTuple):
     """The E pairs of chunks of a layout, sorted by their step (query chunk minus key chunk).
 
     lists: the query chunks of each step.
-    keys (E,) int32: the key chunk of each pair, in the same order.
+    keys (E,) int32: the key chunk of each pair, in the order of the query chunks in `lists`.
     count: the number of different steps.
     span: the largest step plus one, in (rows, columns) of chunks.
     numbers (2*rows - 1, 2*cols - 1) int32, for rows, cols = span: the index of each step in
@@ -90,12 +88,14 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
-    """Return (index, reach), to expand a layout's bias table to all displacements of tokens.
+    """Return (index, reach), to expand the bias table of a layout.
 
-    reach: (rows, cols), the largest displacement of tokens in the layout's pairs of chunks. The
-    expanded table has 2*rows + 1 rows and 2*cols + 1 columns, so that kernels need not clamp
-    displacements.
+    Displacements beyond the bias table use its outermost entries. The expanded table repeats these
+    entries, so that kernels need not clamp displacements.
+
     index: the index into the bias table for each entry of the expanded table, row-major.
+    reach: (rows, cols), the largest displacement between tokens in the layout's pairs of chunks.
+    The expanded table has 2*rows + 1 rows and 2*cols + 1 columns.
     """
     steps, w = layout.steps()[0], layout.size
     span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)
@@ -119,10 +119,11 @@ def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
-    """Sort the pairs of chunks of a layout by head and by list. Returns (order, starts, stride).
+    """Sort the pairs of chunks of a layout by head, and the pairs of a head by list.
 
-    lines: the index of the list that each pair belongs to. count: the number of lists per head.
-    order: the permutation that sorts the pairs. starts, stride: the fields of `Lists`.
+    lines: for each pair, the index of its list, such as the index of its query chunk. count: the
+    number of lists per head. Returns (order, starts, stride): the permutation that sorts the pairs,
+    and two fields of `Lists`.
     """
     lines = layout.lists.head * count + lines
     sizes = lines.bincount(minlength=layout.heads * count)

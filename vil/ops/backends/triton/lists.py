@@ -1,11 +1,12 @@
-"""Layouts of patterns in kernels: lists of chunks, the masks of chunk pairs, and their bias.
+"""Functions of the kernels for a pattern's layout: find the listed tokens, add bias and masks.
 
 A layout gives each query chunk a list of key chunks, of any length (vil/ops/layout.py). A program
 processes its list as one sequence of blocks of tokens, so that the loads of a chunk can overlap
-with the matmuls of the previous chunk.
+with the matmuls of the previous chunk. The argument `lists` (a `Lists` of layouts.py) has the lists
+of all chunks.
 
 Shapes: N heads, X rows and Y columns of the grid, w chunk side, W = w*w tokens of a chunk, Q and K
-tokens of a block of queries and of keys, T masks. `lists` is a `Lists` of layouts.py.
+tokens of a block of queries and of keys, T masks.
 """
 
 import triton
@@ -26,11 +27,11 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks): the range of token blocks in one list of chunks of a head.
+    """Return (first, end, blocks): which blocks of tokens are in one list of chunks.
 
-    line: the index of the list. Blocks of BLOCK tokens are numbered consecutively over all lists of
-    all heads. This list has the blocks from `first` to `end` - 1. blocks: the number of blocks per
-    chunk.
+    Each chunk is divided into `blocks` blocks of BLOCK tokens, which are numbered consecutively
+    over all lists of all heads. The requested list has the numbers from `first` to `end` - 1.
+    line: index of this list among the lists of the head.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -39,13 +40,14 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, beginning at `first`.
+    """Return (row, col, place, token, exists) of BLOCK consecutive tokens of a chunk.
 
+    first: the row-major index in the chunk of the first of these tokens.
     row, col: the row and column of each token in the grid.
-    place: the row-major index of each token in the chunk. `first` is such an index.
-    token: the row-major index of each token in the grid; 0 for tokens that do not exist.
-    exists: False for lanes beyond the end of the chunk, and for tokens outside of rows x cols.
-    Lanes beyond the end of the chunk have the position of the chunk's first token.
+    place: the row-major index of each token in the chunk.
+    token: the row-major index of each token in the grid; 0 where `exists` is False.
+    exists: False beyond the end of the chunk, and for tokens outside of rows x cols.
+    Beyond the end of the chunk, row, col and place are those of the chunk's first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -58,13 +60,14 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, first, token, exists, mask) of one block of BLOCK tokens in listed chunks.
+    """Return (row, col, first, token, exists, mask) of a block of BLOCK tokens of a listed chunk.
 
     number: index of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
     row, col: the row and column of each token in the grid. first: the row-major index of the
     block's first token in its chunk. token: the row-major index of each token in the grid. exists:
-    False for padding. mask: the mask of the chunk pair, as an index into `lists.tiles`; negative if
-    the pair needs no mask.
+    False for padding.
+    A listed chunk belongs to a pair of a query chunk and a key chunk. mask: index of the pair's
+    mask in `lists.tiles`; negative if the pair needs no mask.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -94,13 +97,14 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
 
 @triton.jit
 def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
-    """Set scores to -inf where the mask of a pair of chunks is False.
+    """Apply a mask to the scores between two chunks A and B: masked scores become -inf.
 
-    score (len(place), BLOCK): scores between tokens of a chunk A and BLOCK tokens of a chunk B.
-    A has the queries and B the keys, or the reverse. place: the row-major index of each token in A.
-    first: the row-major index of the first of the BLOCK tokens in B. BLOCK divides 64.
-    mask: the pair's mask, as an index into lists.tiles (T, W, ceil(W / 64)) int64; negative if the
-    pair needs no mask. A mask has, for each token of A, a bit for each token of B.
+    A has the queries and B the keys, or the reverse.
+    score (len(place), BLOCK): scores between some tokens of A and BLOCK tokens of B.
+    place: the row-major index in A of each token of A.
+    first: the row-major index in B of the first of the BLOCK tokens. BLOCK divides 64.
+    mask: index of the mask in `lists.tiles`; negative if the two chunks need no mask. The mask of W
+    tokens per chunk is (W, ceil(W / 64)) int64: each token of A has a bit for each token of B.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

@@ -30,8 +30,8 @@ def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | 
     """Return the bias table for kernels, and its largest displacement (rows, columns).
 
     table: the table of a `LocalBias`. If it is None, the returned table is also None. For an exact
-    window, the returned table is -inf for keys that are too far away. For a layout, the returned
-    table has an entry for each displacement in the layout's pairs of chunks.
+    window, the returned table is -inf for keys that are too far away. For an attention pattern (a
+    `Layout`), it has an entry for each displacement that occurs in the attended chunk pairs.
     """
     if isinstance(window, Layout):
         if table is None:

@@ -247,11 +247,10 @@ def parse_areas(values: list, boxes: Array) -> Array:
 def find_reasons(
     sizes: Array, images: Array, labels: Array, boxes: Array, segmentations: Segmentations | None
 ) -> Array:
-    """Return why each of M annotations is unusable, as indices into REASONS, (M,) int64.
+    """Return (M,) int64 for M annotations: 0 if usable, else the index of the reason in REASONS.
 
-    The index of a usable annotation is 0. The arguments are the fields of `Annotations` with the
-    same names. Boxes are clipped in float32, so that the result agrees with
-    `transforms.clip_boxes`.
+    The arguments are the fields of `Annotations` with the same names. Boxes are clipped in float32,
+    so that the result agrees with `transforms.clip_boxes`.
     """
     # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)

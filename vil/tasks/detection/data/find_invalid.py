@@ -36,7 +36,8 @@ class AnnotationCheck(NamedTuple):
     def list_faults(self, *, hint: bool) -> list[str]:
         """Return lines of text that list the faults by reason, at most SHOWN for each reason.
 
-        hint: whether to mention the flag --list, which lists all faults, if some are omitted.
+        hint: whether to mention the flag --list where faults are omitted. This flag writes all
+        faults to a file.
         """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
@@ -62,7 +63,8 @@ class AnnotationCheck(NamedTuple):
         if unreadable > MAX_BAD_FRACTION * len(table.names):
             raise DataError(
                 f"{path} cannot be used for training: {unreadable} of {len(table.names)} images "
-                f"cannot be opened, more than {MAX_BAD_FRACTION:.0%} (DATA.MAX_BAD_FRACTION)"
+                f"cannot be opened, more than {MAX_BAD_FRACTION:.0%} (the default of "
+                "DATA.MAX_BAD_FRACTION)"
             )
 
 
@@ -125,8 +127,8 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
 def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
     """Return a fault for each image that is missing, unreadable, or of an unexpected size.
 
-    Symbolic links may point to any folder. In training, they may point only to the folders that the
-    config allows (DATA.PATH, DATA.KWARGS.extra_roots).
+    This check follows symbolic links to any folder. Training is stricter: it follows only links to
+    the folders in DATA.PATH and DATA.KWARGS.extra_roots.
     """
     names = [os.fsdecode(name) for name in table.names.tolist()]
     missing = set(missing_images(folder, names, roots=[os.sep]))

@@ -91,9 +91,9 @@ def parse_segmentation(value: object) -> list[Piece]:
 def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    The constant POLYGON distinguishes the result from that of `parse_rle`, which has a size in this
-    place. Returns None if the polygon is not a list of x and y coordinates, has fewer than three
-    points, or has a coordinate beyond MAX_COORDINATE.
+    The constant POLYGON marks the result as a polygon. `parse_rle` returns a size instead of it.
+    Returns None if the polygon is not a list of x and y coordinates, has fewer than three points,
+    or has a coordinate beyond MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)

@@ -71,7 +71,7 @@ class Backbone(nn.Module):
         extra: coarser levels to add, see `Pyramid`.
         norm: whether to apply a LayerNorm to each stage's output.
 
-    Raises ValueError unless the largest number in `stages` is that of the network's last stage.
+    Raises ValueError unless the highest of `stages` is the network's last stage.
     """
 
     def __init__(

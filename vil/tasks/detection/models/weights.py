@@ -19,22 +19,23 @@ def load_detector(
 ) -> Report:
     """Load a weight file into a detector, and return a report of what was loaded.
 
-    A file of a detector of this package must match the model exactly. Any other file is loaded by
-    `load_body` into the model's body, the network before the feature pyramid.
+    The weights of a detector of this package are loaded into the full model. Any other file is
+    loaded by `load_body` into the model's body, the network before the feature pyramid.
 
     Args:
         head: "keep" to load the layers that depend on the number of categories, "new" to leave them
             as initialized.
         rule: method for resizing position embeddings and bias tables, see `load_weights`.
-        strict: raise CheckpointError if the file has no weights for the heads. If False, the heads
-            keep their random weights in this case.
+        strict: raise CheckpointError if the file is not that of a detector of this package. If
+            False, the detector's heads keep their random weights in this case.
 
     Raises CheckpointError if the weights do not fit the model. Raises ValueError for other values
     of `head`, such as "rows:FILE", which only classifiers support.
     """
     if head not in ("keep", "new"):
         raise ValueError(
-            f"FINETUNE.HEAD is {head}, but detectors support only keep and new: use one of these"
+            f"FINETUNE.HEAD is {head!r}, but detectors support only 'keep' and 'new': use one of "
+            "these"
         )
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
