@@ -308,7 +308,7 @@ def test_a_label_with_fewer_images_than_folds_is_a_warning(caplog):
     words = write_table("label", ["cat|dog", *["cat"] * 7])
     words += ["TASK=multilabel", "DATA.VAL_FRACTION=0", "DATA.FOLDS=2"]
     assert vil("train", "--dry-run", *words).code == 0
-    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a split", caplog.text)
+    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a label", caplog.text)
 
 
 def test_an_unreadable_image_is_counted_and_named():

@@ -237,7 +237,7 @@ def test_nothing_could_be_read(run):
         ),
         ("predict --tile -1 x.png", USAGE, "DETECTION.TEST.TILE: expected at least 0"),
         ("predict --score 1.5 x.png", USAGE, r"DETECTION\.TEST\.SCORE"),
-        ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs come before"),
+        ("predict --images x.png DEVICE cpu", USAGE, "write KEY VALUE pairs before --images"),
         ("predict --output file file", USAGE, "--output file: File exists"),
         ("predict empty", DATA, "no images in empty"),
         ("evaluate --pictures many", USAGE, "expected an integer of at least 0, got 'many'"),

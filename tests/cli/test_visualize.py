@@ -174,7 +174,7 @@ def test_runs_that_are_none_and_models_of_others(photo):
     refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH or give --run DIR")
     foreign = [*FEW, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
     assert vil("train", *foreign, "--output_dir", "foreign").code == 0
-    refused(vil(*show, "--run", "foreign"), USAGE, "an external model")
+    refused(vil(*show, "--run", "foreign"), USAGE, "not for other models")
 
 
 def refused(ended, code, message):

@@ -77,7 +77,7 @@ class Infinite(NotWritten):
         (lambda groups, settings: settings, "torch.optim.Optimizer, not Settings"),
         (without_names, "must keep 'param_names', 'lr' and 'lr_scale' in each parameter group"),
         (NotWritten, r"step\(\) raises NotImplementedError"),
-        (Idle, "must change every parameter .* weight is 1 after the step"),
+        (Idle, "must change every parameter.* of weight is 1 after the step"),
         (Infinite, "weight is inf after the step"),
     ],
 )

@@ -178,5 +178,5 @@ def test_a_detector_with_local_attention_only_is_inferred(tmp_path, monkeypatch)
 
 
 def test_unknown_models_raise():
-    with pytest.raises(CheckpointError, match=r"built-in models; the nearest is vil_\w+"):
+    with pytest.raises(CheckpointError, match=r"no built-in model .* The nearest model is vil_\w+"):
         infer_arch(build().state_dict())

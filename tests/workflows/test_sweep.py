@@ -142,7 +142,7 @@ WRONG = [
     ("SEED=3", "has no sweep yet, and there is nothing to sweep over"),
     ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR is not allowed, because --output sets the"),
     ("OUTPUT_DIR=[x,y]", "OUTPUT_DIR is not allowed, because --output sets the"),
-    ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
+    ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): the width"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
     pytest.param(
         "TASK=[classification,detection]",

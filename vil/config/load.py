@@ -140,7 +140,9 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(f"{where}: IMPORTS cannot be set here: use the flag --import FILE")
+        raise ConfigError(
+            f"{where}: IMPORTS: expected the flag --import FILE, because this key cannot be set here"
+        )
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:

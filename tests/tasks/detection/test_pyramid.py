@@ -156,7 +156,7 @@ def test_levels_have_the_strides_they_say(extra, strides):
 def test_stages_that_are_not_there_or_lead_nowhere_are_refused():
     body = strip_head(small_body())
     for stages in ((1, 2), (1, 2, 3, 4)):
-        with pytest.raises(ValueError, match=f"stages {', '.join(map(str, stages))} must end"):
+        with pytest.raises(ValueError, match=f"stages {', '.join(map(str, stages))}, but must end"):
             Backbone(body, stages=stages, channels=8, extra=POOLED, norm=False)
 
 

@@ -58,7 +58,7 @@ class ClassificationMetrics:
         if self.rankings:
             values = count * self.num_classes
             intervals |= bootstrap(self.rank_metrics, count, num_values=values)
-        return {name: intervals[name] for name in self.metrics() if name in intervals}
+        return {name: intervals[name] for name in self.averages() if name in intervals}
 
     def image_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
         """Return {name: value} of the metrics that do not rank images, such as top-1 accuracy.
