@@ -140,9 +140,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(
-            f"{where}: IMPORTS: expected the flag --import FILE, because this key cannot be set here"
-        )
+        raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE, not this key")
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vil.layers.padding import Grid
 
 RESIZES = ("interpolate", "crop")
-# interpolation of positions by rule; "linear" is the rule of the 2021 reference
+# interpolation of positions by rule; "linear" is the rule of the original 2021 code
 LINEAR = dict(mode="bilinear", align_corners=False)
 RULES = {
     "linear": LINEAR,
@@ -131,7 +131,7 @@ class AbsoluteEmbedding(nn.Module):
         self.resize = resize
         if num_global:
             self.cls_pos_embed = small_normal(1, num_global, dim)
-        else:  # checkpoints of the 2021 reference have this entry, without elements
+        else:  # checkpoints of the original 2021 code have this entry, without elements
             self.register_buffer("cls_pos_embed", torch.zeros(1, 0, dim))
         self.x_pos_embed = small_normal(1, grid[0], dim // 2)
         self.y_pos_embed = small_normal(1, grid[1], dim // 2)

@@ -40,7 +40,7 @@ def local_attention(
 
     q (B, N, L, D): local queries, row-major over the grid.
     k, v (B, N, G+L, D): keys and values, global tokens first.
-    window: a `Window` of w x w chunks, or the `Layout` of a pattern. It defines which local keys
+    window: a `Window` with chunks of w x w tokens, or a `Layout`. It defines which local keys
     each query attends to. Its grid has X * Y = L tokens.
     num_global: G.
     bias.table (N, window.table_entries): bias toward local keys by relative position. For a

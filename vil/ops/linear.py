@@ -244,9 +244,8 @@ class _Call(ctypes.Structure):
 
 
 def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
-    """Return {name: contiguous float32 tensor} for the arguments that are not None.
-
-    The names are field names of `_Call`.
+    """Return the given parameters of a layer as {name: contiguous float32 tensor}, without those
+    that are None. The names are field names of `_Call`.
     """
     given = {name: w for name, w in parameters.items() if w is not None}
     return {name: w.detach().float().contiguous() for name, w in given.items()}

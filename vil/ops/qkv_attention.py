@@ -154,7 +154,7 @@ def _gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of qkv, table, to_global and from_globals.
 
-    The gradient of a missing bias is an empty tensor.
+    The gradient of a tensor that the call does not have is empty.
     """
     qkv, dout = qkv.contiguous(), dout.contiguous()
     dqkv = torch.empty_like(qkv)

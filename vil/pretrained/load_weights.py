@@ -1,10 +1,10 @@
 """Load weights into models and report what happened to each key.
 
-State dicts have the key names of vil or of the 2021 reference. Position embeddings are resized. The
-head is loaded, replaced, or reduced to selected classes. By default, an error is raised if a key is
-missing, unexpected or of another shape. Unexpected keys of the following types raise no error, but
-are reported as ignored: copies of shared projections, index buffers, bias tables that the reference
-never used, and the modules of a detector outside of its backbone.
+State dicts have the key names of vil or of the original Vision Longformer code (2021). Position
+embeddings are resized. The head is loaded, replaced, or reduced to selected classes. By default, an
+error is raised if a key is missing, unexpected or of another shape. These unexpected keys raise no
+error, but are reported as ignored: copies of shared projections, index buffers, bias tables that
+the original code never used, and the modules of a detector outside of its backbone.
 """
 
 import logging
@@ -102,7 +102,7 @@ class Report:
 def load_2021_weights(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True, rule: str = "linear"
 ) -> Report:
-    """Load a state dict of the 2021 reference into an MsViT or an attention module.
+    """Load a state dict of the original 2021 code into an MsViT or an attention module.
 
     From a detector's state dict, only the backbone is loaded.
 
@@ -129,7 +129,7 @@ def load_weights(
     rule: str = "linear",
     convert: bool = False,
 ) -> Report:
-    """Load weights into a model. An MsViT also accepts weights of the 2021 reference code.
+    """Load weights into a model. An MsViT also accepts weights of the original 2021 code.
 
     weights: a state dict or a file. strict: raise CheckpointError if a key is missing, unexpected
       or of another shape. rule: how position embeddings of another size are resized, see
@@ -193,7 +193,7 @@ def translate(
 def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return {name in the model's state dict: name of the same tensor in `state`}.
 
-    The names differ only if `state` is from the 2021 reference code.
+    The names differ only if `state` is from the original 2021 code.
     """
     if isinstance(model, MsViT) and has_2021_names(state):
         return get_2021_names(model)

@@ -237,8 +237,9 @@ class Planner:
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
-        """Return strip heights for each block of each stage: the largest heights that fit into the
-        limit or, if none fit, the smallest heights."""
+        """Lower the strip heights of the blocks until the memory limit holds, or until all heights
+        are the smallest ones. Returns [height for each block] for each stage.
+        """
         options = [
             [self._allowed(costs, b, memory) for b in range(len(costs.blocks))]
             for costs in self.stages

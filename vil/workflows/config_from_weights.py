@@ -55,13 +55,13 @@ def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str
     if len(set(sides)) > 1:
         raise ConfigError(
             f"{file} is for images of {sides} pixels, but INPUT.IMAGE_SIZE supports only square "
-            "images: choose a size in a config file, and pass this file with --config-file"
+            "images: use --config-file with a config that sets a square size"
         )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
             f"{file} uses the interpolation {transform['interpolation']!r}, but "
-            f"INPUT.INTERPOLATION supports only {' and '.join(INTERPOLATION)}: choose one of them "
-            "in a config file, and pass this file with --config-file"
+            f"INPUT.INTERPOLATION supports only {' and '.join(INTERPOLATION)}: use --config-file "
+            "with a config that sets one of them"
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}

@@ -170,7 +170,10 @@ class Table(ImageDataset):
 
     def _check_groups(self, given: dict[str, Sequence[str]], groups: np.ndarray) -> None:
         """Raise DataError if the column `split` puts images of one group into different splits.
-        given: {optional column: its texts}. groups: (rows,) group number of each row, or -1."""
+
+        given: {name of an optional column: text of each row}. groups (rows,): group number of each
+        row, or -1 for a row without a group.
+        """
         if "split" not in given:
             return
         first: dict[int, str] = {}

@@ -190,7 +190,7 @@ def find_shards(
         raise DataError(f"there is no file {Path(root, pattern)}" + (f": {hint}" if hint else ""))
     if missing:
         counts = f"{len(missing)} of {len(paths)} shards are missing"
-        raise DataError(f"{Path(root, pattern)}: {counts}; the first: {missing[0]}")
+        raise DataError(f"{Path(root, pattern)}: {counts}, the first of them {missing[0]}")
     return paths
 
 

@@ -68,7 +68,7 @@ class Attention(nn.Module):
     # with the method `attend_qkv`, which maps them to the input of the output projection
     projections: tuple[str, ...] = ()
     backend: str | None = None  # of `vil.ops`, for classes whose constructor takes it
-    # parameters that the 2021 reference saves for this attention but never uses
+    # parameters that the original 2021 code saves for this attention but never uses
     unused_2021: tuple[str, ...] = ()
 
     def __init__(

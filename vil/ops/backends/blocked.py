@@ -5,14 +5,16 @@ recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chu
 only for padding and for the exact window. q, k and v keep their memory layout, and only the chunks
 of one batch are copied.
 
-In a cyclic window and in small calls, a halo of extra chunks is added around the grid. All query
-chunks then have neighbors at the same offsets, so that one batch replaces up to nine. Without a
-halo, a query chunk is multiplied only with key chunks inside the grid.
+Query chunks at an edge of the grid have fewer neighbors than others, so they need a batch of their
+own: up to nine batches, for the interior, four edges and four corners. For small inputs, a halo of
+extra chunks around the grid makes all of them alike, so that one batch is enough. Cyclic windows
+always have a halo, which contains copies of the chunks at the opposite edge.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
 w*w tokens, K offsets.
-A batch has b images and n heads. For each image and head, it has p blocks of M query chunks, which
-share J key chunks. In total, it has h = b*n*p blocks. T = G + J*W keys.
+A batch has b images and n heads. For each image and head, it has p blocks. A block is M query
+chunks and the J key chunks that all of them attend to, so it has T = G + J*W keys. In total, a
+batch has h = b*n*p blocks.
 """
 
 from collections.abc import Iterator

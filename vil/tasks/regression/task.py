@@ -125,7 +125,8 @@ class RegressionTask(ImageTask):
         }
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line of text for each predicted number, with its errors; [] for a single number.
+        """Return a line of text with the errors of each predicted number. The list is empty if the
+        model predicts only one number per image.
 
         name: name of the test set. metrics: result of `measure`.
         """
