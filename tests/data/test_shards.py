@@ -55,7 +55,7 @@ def test_ranges_and_wildcards(tmp_path):
     found = find_shards([tmp_path], "s/train-{00..00}{2..3}.tar")
     assert [path.name for path in found] == ["train-002.tar", "train-003.tar"]
     (tmp_path / "s/train-001.tar").unlink()
-    with pytest.raises(DataError, match=r"1 of 3 shards are missing, the first of them .*train-001\.tar"):
+    with pytest.raises(DataError, match=r"1 of 3 shards are missing, .*train-001\.tar"):
         build_dataset(name, tmp_path, "train")
     with pytest.raises(
         DataError, match=r"there is no file .*val-\*\.tar: add it, or set DATA.VAL_FR"
@@ -64,7 +64,7 @@ def test_ranges_and_wildcards(tmp_path):
     for bad in ("{3..1}", "{0..999999999}", "{0..9999}{0..9999}"):
         with pytest.raises(DataError, match="must name 1 to 100000 shards"):
             find_shards([tmp_path], f"s/{bad}.tar")
-    with pytest.raises(DataError, match=r"3 of 6 shards are missing, the first of them .*train-001\*"):
+    with pytest.raises(DataError, match=r"3 of 6 shards are missing, .*train-001\*"):
         build_dataset("s/train-{000..005}*.tar", tmp_path, "train")
     with pytest.raises(DataError, match="which is not below"):
         build_dataset("../train-000.tar", tmp_path / "s/x", "train")

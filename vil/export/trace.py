@@ -110,8 +110,8 @@ def _open_side(model: nn.Module, side: int) -> int:
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
     raise AssertionError(
-        f"there is no image side near {side} pixels at which the grid sides of all stages differ "
-        f"from {made_for}, the sides for which the parameters were created"
+        f"cannot trace with another image size: all images near {side} pixels give a stage the "
+        f"grid side that its parameters were created for (one of {made_for})"
     )
 
 

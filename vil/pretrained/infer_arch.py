@@ -27,8 +27,8 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     of the architecture, such as "vil_tiny", and a randomly initialized model that fits the state
     dict.
 
-    state: state dict with the key names of vil or of the original 2021 code. It determines the image
-    size, the windows, the number of classes and the attention of each stage (full or local).
+    state: state dict with the key names of vil or of the original 2021 code. It determines the
+    image size, the windows, the number of classes and each stage's attention (full or local).
     If the state dict has no relative bias, the windows are the architecture's defaults. For images
     of other sizes, the model interpolates its position embeddings. A model for a detector's state
     dict crops them, as the original code did.

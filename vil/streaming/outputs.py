@@ -82,13 +82,13 @@ def check_into(
             )
         if name not in shapes:
             raise ConfigError(
-                f"into has an array for {name!r}, but only maps can be written to arrays, and this "
-                "output is a vector: remove it from into"
+                f"`into` has the key {name!r}, but this output is a vector, and only maps can be "
+                "written to arrays: remove the key"
             )
         shape = tuple(getattr(array, "shape", ()))
         if shape != shapes[name]:
             raise ConfigError(
-                f"into[{name!r}] has the shape {shape}, but the map needs {shapes[name]}"
+                f"`into[{name!r}]` has the shape {shape}, but the map needs {shapes[name]}"
             )
         if str(array.dtype).removeprefix("torch.") not in FLOATS:
             raise ConfigError(

@@ -1,9 +1,9 @@
 """Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its neighbors.
 
 Neighbors are aligned with their chunk by rolling the tensor of all chunks.
-`chunk_autograd` uses autograd for the backward pass, which stores all rolled copies of k and v.
-`chunk_handgrad` has a hand-written backward pass, which stores only the inputs of each matmul, and
-rolls k and v again.
+`chunk_autograd` uses autograd for the backward pass, so it stores all rolled copies of k and v.
+`chunk_handgrad` has a hand-written backward pass: it stores q, k, v and the attention weights, and
+rolls k and v again in the backward pass.
 
 Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K neighbors of a chunk (including the
 chunk itself), G global tokens, D channels.
