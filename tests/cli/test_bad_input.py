@@ -317,7 +317,8 @@ def test_an_unreadable_image_is_counted_and_named():
         Path(f"{number}.png").write_bytes(f"no image {number}".encode())
     ended = vil("train", *words)
     assert (ended.code, ended.err.count("\n")) == (DATA, 1), ended.err
-    assert re.search(r"\d of \d images cannot be read, .*; the last: \d\.png \(Unid", ended.err)
+    pattern = r"\d of \d images cannot be read, .* The last unreadable image is \d\.png \(Unid"
+    assert re.search(pattern, ended.err)
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ def test_too_many_unreadable_images_end_the_run(pets):
     words = ["--data", pets, "DATA.MAX_BAD_FRACTION=0.05", "--output_dir", "out"]
     ended = vil("train", *SMALL, *FOLDER, *words, "DATALOADER.BSZ=8")
     assert (ended.code, ended.err.count("\n")) == (3, 1)
-    assert re.search(r"3 of 40 images cannot be read, more than .* 0\.05 .*; the last", ended.err)
+    assert re.search(r"3 of 40 images cannot be read, more than .* 0\.05 .* The last", ended.err)
     status = json.loads(Path("out/status.json").read_text())
     assert (status["state"], status["code"]) == ("failed", 3)
 

@@ -309,7 +309,7 @@ def test_predict_serves_every_task(run, photos):
     assert ended.code == USAGE
     assert "--format csv: choose from text, json, coco for a detector" in ended.err
     ended = vil("predict", "--tile", "32", "--sample")
-    assert "--tile is not supported for a classifier, the model of this config" in ended.err
+    assert "the model of this config is a classifier, which does not support --tile" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_nothing_to_read(run, stdin, caplog):
     stdin(b"\n")
     ended = vil("predict", "--run", run, "--images", "empty", "-")
     assert ended == (DATA, "", "vil predict: no images in empty, -\n")
-    assert "no images below empty (.jpg " in caplog.text
+    assert "no images below empty: expected file names that end in one of .jpg " in caplog.text
 
 
 @pytest.mark.parametrize(

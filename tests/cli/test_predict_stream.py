@@ -109,7 +109,7 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "is a vector": [photo, "--stream", "--save", "logits=map.npy"],
         "expected a name that ends in": [photo, "--stream", "--save", "stages.0=map.jpg"],
         "there is no folder": [photo, "--stream", "--save", "stages.0=no/map.zarr"],
-        "only a zarr array": [photo, "--stream", f"--save=stages.0={tmp_path / 'folder.zarr'}"],
+        "is not a zarr array": [photo, "--stream", f"--save=stages.0={tmp_path / 'folder.zarr'}"],
         "the command reads this file": [large, "--stream", f"--save=stages.0={large}"],
         r"scratch .*photo.png": [photo, "--stream", "--scratch", photo],
         "cannot be streamed: full attention between": [large, "--stream"],

@@ -147,7 +147,8 @@ def test_f14_a_worker_dies(tmp_path):
         pid, died = file.read_text().split()
         seconds.append(time.monotonic() - float(died))
         line = said(folder).splitlines()[-1].strip("\0")  # which torch's own words end with
-        fits = re.match(rf"vil train: loader worker \(pid.* {pid}\) .*DATALOADER\.WORKERS", line)
+        text = rf"vil train: a DataLoader process died: worker \(pid.* {pid}\) .*DATALOADER\.BSZ"
+        fits = re.match(text, line)
         right = process.returncode == status(folder)["code"] == DATA
         named += right and bool(fits) and "Traceback" not in said(folder)
         time.sleep(0.2)
@@ -176,7 +177,7 @@ def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
     words = ["--images", "0.png", "1.png", "2.png"] if verb == "predict" else []
     ended = vil(verb, "--run", "run", "DATALOADER.WORKERS=1", "DATALOADER.BSZ=2", *words)
     assert ended.code == DATA
-    assert f"vil {verb}: loader worker (pid" in ended.err.splitlines()[-1]
+    assert f"vil {verb}: a DataLoader process died: worker (pid" in ended.err.splitlines()[-1]
     assert multiprocessing.active_children() == []
 
 

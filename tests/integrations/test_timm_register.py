@@ -73,7 +73,7 @@ def test_layouts_and_norm_of_maps():
         model.forward_intermediates(x, output_fmt="NLC")
     with pytest.raises(ValueError, match=r"stages from 0 to 3 \(or from -4 to -1\), got \[4\]"):
         model.forward_intermediates(x, indices=[4])
-    with pytest.raises(ValueError, match="indices, if an int, must be from 1 to 4, got 7"):
+    with pytest.raises(ValueError, match="an integer `indices` must be from 1 to 4, got 7"):
         model.forward_intermediates(x, indices=7)
 
 

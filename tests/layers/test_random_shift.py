@@ -50,6 +50,6 @@ def test_random_shift_ends_at_the_switch_epoch(caplog):
     assert modes[8:] == [0, 0]
     assert [record.getMessage() for record in caplog.records] == [
         "random shift is over: from epoch 8, queries attend to all nine chunks "
-        "(1 attention modules)"
+        "(in 1 attention modules)"
     ]
     assert module.eval().current_mode() == 0

@@ -15,7 +15,7 @@ def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool
 
     The dot shows the fastest way to run the model. Its accuracy is the measured one or, for a model
     with random weights, the published one. batch: batch size at which the speed was measured.
-    Returns whether the plot was written; it is not if no row has both a speed and an accuracy.
+    Returns True if the plot was written, and False if no row has both a speed and an accuracy.
     Raises OSError if the file cannot be written.
     """
     best: dict[str, Row] = {}

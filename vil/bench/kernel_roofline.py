@@ -209,9 +209,10 @@ def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
     """Count the keys that a kernel visits in a rectangle of tokens for one block of queries.
 
+    For the kernel "key", read "query" as "key" and "key" as "query" in this docstring.
+
     The rectangle is clipped to the grid unless the window is cyclic. For the exact window, it is
-    also clipped to the rows that the queries can attend to. In the kernel "key", queries and keys
-    are swapped.
+    also clipped to the rows that the queries can attend to.
 
     rect: (top, bottom, left, right) of the rectangle, relative to the first token of the chunk that
     has the queries. chunk: (first row, first column, rows, columns) of this chunk. first: index of

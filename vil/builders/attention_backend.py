@@ -111,8 +111,8 @@ def select_attention_backends(
     is logged and written to `folder`.
 
     A resumed run uses the backends stored in `folder`. A new run, or a resumed run without stored
-    backends, uses the backends in the user's tuning cache (see `vil tune`). For any other
-    attention call, the backend is selected as follows:
+    backends, uses the backends in the user's tuning cache (see `vil tune`). For an attention
+    call without a stored or cached backend, the backend is selected as follows:
 
     - If MODEL.VIT.MSVIT.TUNE and `training` are set, all backends are timed, and the fastest is
       selected.

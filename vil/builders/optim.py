@@ -54,11 +54,15 @@ def check_optimizer(cfg: CfgNode) -> None:
 
 
 class ScaledLr(NamedTuple):
-    """Learning rates after scaling to the batch size."""
+    """Learning rates after scaling to the batch size.
+
+    peak: scaled OPTIM.LR. final: scaled SOLVER.MIN_LR. rule: the scaling factor as text, such as
+    "512 / 1024 images", or "" without scaling.
+    """
 
     peak: float
-    final: float  # for SOLVER.MIN_LR
-    rule: str = ""  # how they were scaled, "" if they were not
+    final: float
+    rule: str = ""
 
 
 def scaled_lr(cfg: CfgNode) -> ScaledLr:

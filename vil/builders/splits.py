@@ -133,7 +133,7 @@ def _check_groups(
     )
     if dataset.target_type == "class":
         raise DataError(f"{problem}; add images, or remove these classes")
-    logger.warning("%s; a label cannot be evaluated on a split without images of it", problem)
+    logger.warning("%s; a label cannot be evaluated on a split in which no image has it", problem)
 
 
 def _check_classes(

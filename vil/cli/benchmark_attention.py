@@ -8,7 +8,7 @@
 
 Every combination of the values of --grids, --window, --heads, --dtype, --masks and --modes is
 measured. With --pattern, the patterns replace windows, masks and modes. The rows of the table are
-the backends and four baselines without bias, which run alternately:
+the backends and four baselines. All of them run alternately. The baselines have no bias:
 
   sdpa         full attention
   sdpa_masked  full attention with the window or pattern as mask

@@ -14,12 +14,13 @@
   onnx                 in onnxruntime
   onnx+int8            in onnxruntime, with dynamic quantization
   onnx+int8+static     in onnxruntime, with static quantization
-For each batch size, the models and paths are timed alternately.
+--beside lists other models to measure, with random weights. For each batch size, the models and
+ways are timed alternately.
 
-The predicted classes of each path are compared with those of eager on test images. If fewer than
---agreement percent are equal, the speed of the path is not measured. A model without weights, and
-the models of --beside, get random weights: only speed, memory and size are measured. Memory is how
-much the resident memory of the process grows when it loads the model and runs a batch.
+The predicted classes of each way are compared with those of eager on test images. If fewer than
+--agreement percent are equal, this way is not timed. For a model with random weights, only speed,
+memory and size are measured. Memory is how much the resident memory of the process grows when it
+loads the model and runs a batch.
 
 For static int8 quantization, the ranges of activations are calibrated on the images in the folder
 --calibration, or on training images. On first use, attention backends are tuned, as by vil tune.
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 def find_model(args: argparse.Namespace):
     """Return (config, name of the model in the results, class names) for the command line. The
-    model gets random weights if neither --run, the options nor the config file names weights."""
+    model gets random weights unless the command line or the config file names weights."""
     cfg, class_names = with_weights(args, DEFAULT)
     if args.run:
         return cfg, Path(args.run).resolve().name, class_names

@@ -13,24 +13,34 @@
 Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
 evaluated.
 
-For a classifier, the metrics are the loss and, in percent: top1; top5, for more than five classes;
-balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means over classes; auroc
-and average_precision of one class against the others, for up to 100 classes; ece, the expected
-calibration error. With OUTPUT_PERCLASS_ACC True, a line is printed for each class. It begins with
-the number of correct predictions and the number of images. docs/guides/metrics.md explains the
-metrics.
+For a classifier, the metrics are the loss and, in percent:
+
+  top1                        accuracy
+  top5                        top-5 accuracy, if there are more than five classes
+  balanced_accuracy, macro_precision, macro_recall, macro_f1    means over classes
+  auroc, average_precision    of one class against the others, for up to 100 classes
+  ece                         expected calibration error
+
+With OUTPUT_PERCLASS_ACC True, a line is printed for each class. It begins with the number of
+correct predictions and the number of images. docs/guides/metrics.md explains the metrics.
 
 --calibrate calibrates the probabilities by temperature scaling: it fits a divisor of the logits on
 the first set in DATA.VAL, or in DATA.TEST if DATA.VAL is empty, and writes it to
 RUN/calibration.json. `vil evaluate` and `vil predict` use it for the same checkpoint.
 
-For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
-0.50 to 0.95; box_ap50 and box_ap75 are for IoU 0.50 and 0.75; the suffixes _s, _m and _l are for
-small, medium and large objects (up to 32 x 32 pixels, up to 96 x 96 pixels, and larger ones);
-box_ar100 is the average recall with at most 100 detections per image; names that begin with mask_
-are the same metrics for masks. A metric is nan (null in results.json) if the test set has no object
-to which it applies. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results
-format: <set>_bbox.json and <set>_segm.json.
+For a detector, the metrics are COCO's, in percent:
+
+  box_ap              average precision, a mean over IoU 0.50 to 0.95
+  box_ap50, box_ap75  average precision at IoU 0.50 and 0.75
+  box_ap_s            box_ap of small objects, up to 32 x 32 pixels
+  box_ap_m            box_ap of medium objects, up to 96 x 96 pixels
+  box_ap_l            box_ap of large objects
+  box_ar100           average recall with at most 100 detections per image
+  mask_...            the same metrics for masks
+
+A metric is nan (null in results.json) if the test set has no object to which it applies. A
+detector's predictions are written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and
+<set>_segm.json.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
 OUTPUT_DIR/eval/pictures. Only detections with a score of at least 0.5 count. A detection matches an

@@ -106,8 +106,8 @@ def print_files(result) -> None:
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
         print(
-            f"  image shape {images:18} logits differ from the model's by at most "
-            f"{difference.largest:.1e}"
+            f"  logits differ from the model's by at most {difference.largest:.1e} "
+            f"for image shape {images}"
         )
     if result.num_int8:
         print(f"{result.num_int8} linear layers in int8")

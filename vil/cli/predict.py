@@ -27,7 +27,7 @@ all images in it and its subfolders. Standard input is one image, or a list of p
 Without --run or a config, the weights of vil_nano that ship with the package are used, which
 recognize only the ten digits. --output is a folder for copies of the images with the predictions
 drawn on them: NAME.png, or NAME-2.png and so on for a second image called NAME. Copies of an
-earlier command are replaced; any other file keeps its name and content.
+earlier command are replaced. No other file is overwritten.
 
 Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}. csv
 has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
@@ -41,9 +41,9 @@ the image and its mirror image; crops uses the image and its four corners (squar
 shorter side); crops+hflip uses these five and their mirror images; a number N uses the first N of
 these ten. The probabilities of several runs are averaged, too. The runs must have the same classes,
 and each run uses its own image transform. --threshold P lists only classes with a probability of at
-least P, or "none". --out-of-fold is for the runs of a cross-validation and takes no images: each
-run predicts its test set, the fold that it was not trained on. These test sets together must
-contain each image of the training data exactly once.
+least P. The list can be empty. --out-of-fold is for the runs of a cross-validation and takes no
+images: each run predicts its test set, the fold that it was not trained on. These test sets
+together must contain each image of the training data exactly once.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
 image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
@@ -305,10 +305,9 @@ def write_predictions(
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split positional arguments into (config options, images). Options are KEY VALUE or KEY=VALUE.
 
-    A known config key always begins an option. The argument after a KEY is its VALUE. Any other
-    argument is an image if it is an existing path, has the suffix of an image file, or does not
-    look like a config key. An argument that looks like an unknown config key begins an option.
-    suffixes: suffixes of image files.
+    A known config key always begins an option. A word that looks like an unknown config key begins
+    an option unless it is an existing path or has the suffix of an image file. The argument after a
+    KEY is its VALUE. All other arguments are images. suffixes: suffixes of image files.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -360,7 +359,9 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
     given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:
         if flag not in own:
-            raise ConfigError(f"--{flag} is not supported for a {noun}, the model of this config")
+            raise ConfigError(
+                f"the model of this config is a {noun}, which does not support --{flag}"
+            )
     defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
     if defaults or given:
         args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]

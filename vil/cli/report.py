@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml")
     if args.config_file:
-        raise ConfigError("leave --config-file out: the run's config is used")
+        raise ConfigError("the run's config is used: remove --config-file")
     if args.opts and Path(args.opts[0], "config.yaml").is_file():
         raise ConfigError(
-            f"unexpected argument {args.opts[0]}: expected one run; vil sweep --output DIR --table "
-            "compares the runs of a sweep"
+            f"unexpected argument {args.opts[0]}: expected one run (to compare the runs of a "
+            "sweep, use vil sweep --output DIR --table)"
         )
     path = output_file(args.out or folder / PAGE, "--out", ENDINGS, files_read(args, "out"))
     if args.no_eval and args.opts:

@@ -39,11 +39,11 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
-    """Check that the flags fit together with --stream. images: paths of the images to predict.
+    """Check the flags that depend on --stream. images: paths of the images to predict.
 
-    Without --stream, raises ConfigError for flags that need --stream. With --stream, raises
-    ConfigError for flags that cannot be combined with it, for several runs, and unless there is
-    exactly one image file.
+    Without --stream, raises ConfigError if a flag is given that needs --stream. With --stream,
+    raises ConfigError if a flag is given that cannot be combined with --stream, if there are
+    several runs, or if there is not exactly one image file.
     """
     if not args.stream:
         for name in ONLY:
@@ -57,7 +57,7 @@ def check_flags(args: argparse.Namespace, images: list[str]) -> None:
     if len(args.run) > 1:
         raise ConfigError(f"--stream takes one --run, got {len(args.run)}")
     if args.dry_run and args.check:
-        raise ConfigError("--dry-run only prints the plan: leave out --check")
+        raise ConfigError("--check cannot be combined with --dry-run: leave out --check")
     if images == ["-"]:
         raise ConfigError("--stream takes an image file, not standard input (-)")
     if len(images) != 1:
@@ -112,4 +112,4 @@ def check_against_plain(stream: Any) -> None:
     )
     print(text, file=sys.stderr)
     if not difference <= limit:
-        raise ExportError(f"{text}, more than the allowed {limit:.0e}")
+        raise ExportError(f"{text}, but the largest allowed difference is {limit:.0e}")

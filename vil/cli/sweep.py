@@ -119,7 +119,8 @@ def require_sweep(folder: Path, flag: str) -> None:
     """
     if not (folder / "sweep.json").is_file():
         raise ConfigError(
-            f"{flag}: {folder} has no sweep yet: start it without this flag, or with --slurm"
+            f"{flag}: {folder} has no sweep yet; to start one, leave out this flag or replace it "
+            "by --slurm"
         )
 
 
@@ -147,9 +148,9 @@ def print_states(plan: SweepPlan) -> int:
 
 
 def describe(run: SweepRun, plan: SweepPlan) -> str:
-    """Describe how a run differs from the other runs of the sweep, such as "linformer SEED=0". The
-    text has the name of the run's variant in the grid file (if any), and the run's values of the
-    config keys that the sweep varies."""
+    """Describe how a run differs from the other runs of the sweep. The text, such as "linformer
+    SEED=0", has the name of the run's variant in the grid file (if any), and the run's values of
+    the config keys that the sweep varies."""
     values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
     return " ".join([*([run.variant] if run.variant else []), *values])
 

@@ -13,13 +13,16 @@ of a pixel in this image, counted from 0 at the top left, as on the axes of the 
 token whose patch contains the pixel. Stages and blocks count from 1. By default, the last block of
 each stage is drawn.
 
-The plot shows the model's exact attention weights, computed without mixed precision. For longformer
-they are a softmax over window and global tokens; for pattern, over the keys of the pattern and
-global tokens; for full, over all tokens; for global, over the global tokens; for srformer, over
-global tokens and square groups of tokens, each reduced to one key. For performer they are
-normalized products of random features. linformer cannot be drawn: its keys are projections of all
-tokens with weights of both signs, so it has no attention weights of single tokens.
-docs/guides/visualize.md explains the plot.
+The plot shows the model's exact attention weights, computed without mixed precision. For these
+attention types, they are a softmax over the listed keys:
+  longformer  the window and the global tokens
+  pattern     the keys of the pattern and the global tokens
+  full        all tokens
+  global      the global tokens
+  srformer    the global tokens, and square groups of tokens that are each reduced to one key
+The weights of performer are normalized products of random features. linformer cannot be drawn: its
+keys are projections of all tokens with weights of both signs, so it has no attention weights of
+single tokens. docs/guides/visualize.md explains the plot.
 """
 
 import argparse

@@ -3,7 +3,7 @@
   vil visualize pattern --grid 12x17 --window 5
   vil visualize pattern --grid 12x17 --window 5 --sw-exact 1 --token 3,4 --out exact.png
   vil visualize pattern --grid 14 --window 4 --sw-exact 0 1 -1               a panel for each mask
-  vil visualize pattern --grid 14 --window 4 --mode 0 -1 1 2 3 4 5 6 7 8     and for each mode
+  vil visualize pattern --grid 14 --window 4 --mode 0 -1 1 2 3 4 5 6 7 8     a panel for each mode
   vil visualize pattern --grid 14 --pattern "axial | local:2" "swin:4" --out patterns.png
   vil visualize pattern --grid 12x14 --window 3 --sw-exact 0 1 -1 0 --mode 0 0 0 3 \\
       --token 4,7 4,7 1,7 4,7 --out docs/pattern.png                         the plot of the docs

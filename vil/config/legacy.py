@@ -44,7 +44,9 @@ def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Set
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
         source = settings[0].source
         log.warning(
-            "%s was saved by the original 2021 code: ignored unknown keys: %s", source, dropped
+            "%s was saved by the original 2021 code. vil ignores its unknown keys: %s",
+            source,
+            dropped,
         )
         settings = [setting for setting in settings if known(setting.key)]
     return [_respell(setting) for setting in settings]
@@ -55,13 +57,15 @@ def _respell(setting: Setting) -> Setting:
         return setting
     today = SPELLINGS[setting.key, setting.value]
     shown = today or "empty"
-    log.warning("%s: %s: %s is read as %s", setting.where, setting.key, setting.value, shown)
+    log.warning(
+        "%s: %s: the value %s is read as %s", setting.where, setting.key, setting.value, shown
+    )
     return setting._replace(value=today)
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
     """Log a warning if a config of the original 2021 code sets LN_EPS to a value other than 1e-6.
-    The original code ignored LN_EPS, but vil applies it.
+    The original code ignored LN_EPS. vil applies it, except to models with weights of that code.
 
     A config without the key VERSION counts as a config of the original code. sources: {key: source
     of its value} for all keys that are set.
@@ -69,8 +73,8 @@ def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
         log.warning(
-            "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil uses this value, "
-            "except with weights of the original code.",
+            "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil applies LN_EPS, "
+            "except to models with weights of the original code.",
             sources[key],
             key,
         )

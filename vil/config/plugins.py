@@ -31,8 +31,8 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 
     named: files that the user passes with --import or from Python. recorded: entries of IMPORTS in
     a config, as pairs (file or plug-in, place in the config for messages). Raises ConfigError for a
-    missing file or plug-in, for code that fails, and for a recorded file that the user has not
-    passed now or in an earlier command.
+    missing file or plug-in, for code that fails, and for a recorded file that is not trusted. A
+    file is trusted if the user passes it now, or passed it in an earlier command.
     """
     installed = load_entry_points()
     for file in named:

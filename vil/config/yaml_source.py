@@ -31,7 +31,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Setting(NamedTuple):
-    """A dotted key and its value as written: text, or a list of texts and lists."""
+    """A dotted key and its value as written: text, a list of texts (possibly nested), or EMPTY."""
 
     key: str
     value: Any

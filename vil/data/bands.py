@@ -155,7 +155,7 @@ def rgb_channels(image: torch.Tensor) -> torch.Tensor:
 @functools.singledispatch
 def to_display(image: Image.Image) -> Image.Image:
     """Convert an image to PIL RGB for display. For a BandImage with more than three channels, the
-    first three are displayed. For a BandImage with two, the first is displayed in gray."""
+    first three are displayed. If it has two channels, the first is displayed in gray."""
     return image.convert("RGB")
 
 

@@ -1,4 +1,5 @@
-"""Group images that belong in the same split: identical images, or images with the same group."""
+"""Group images that must be in the same split: identical images, and images to which the dataset
+gives the same group number."""
 
 import hashlib
 import logging

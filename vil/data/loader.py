@@ -56,8 +56,11 @@ class TrainLoader:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
-            step = f"a step of {batch_size} samples x {world} processes needs {batch_size * world}"
-            raise DataError(f"{step} samples, but the training set has {len(dataset)}")
+            step = f"a step of {batch_size} samples x {world} processes"
+            raise DataError(
+                f"{step} needs {batch_size * world} samples, but the training set has "
+                f"{len(dataset)}"
+            )
         self.classes = dataset.classes
         self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
@@ -79,8 +82,8 @@ class TrainLoader:
                 if len(batch) < self.batch_size:  # no substitute for a sample could be read
                     *_, name, reason = batch.bad_samples[-1]
                     raise DataError(
-                        f"{TRIES} images in a row cannot be read: repair or remove them; "
-                        f"the last: {name} ({reason})"
+                        f"{TRIES} images in a row cannot be read, the last of them {name} "
+                        f"({reason}): repair or remove them"
                     )
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
 
@@ -94,7 +97,8 @@ class TrainLoader:
         if not len(batch):
             *_, name, reason = batch.bad_samples[-1]
             raise DataError(
-                f"none of the first training images can be read; the last: {name} ({reason})"
+                f"none of the first {count} training images can be read, the last of them {name} "
+                f"({reason})"
             )
         return replace(batch, epoch=0, step=0)
 

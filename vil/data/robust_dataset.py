@@ -78,7 +78,7 @@ class BadSampleLog:
                     f"{count} images cannot be read, more than the "
                     f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
                     "remove the images listed in the run's bad_samples.txt, or increase the "
-                    f"fraction; the last: {name} ({reason})"
+                    f"fraction. The last unreadable image is {name} ({reason})"
                 )
 
     def append(self, line: str) -> None:

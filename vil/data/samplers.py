@@ -76,8 +76,8 @@ def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1)
     """Return the dataset indices (n,) int64 of one epoch, in which every class is equally frequent.
 
     Each class gets an equal share of the n positions. If a class has more images than positions, it
-    is sampled without replacement. If it has fewer, its images are repeated, and their counts
-    differ by at most one.
+    is sampled without replacement. If it has fewer, its images are repeated equally often,
+    up to a difference of one.
 
     classes: (n,) int64, the class of each image. Classes without images are ignored. seed, epoch,
     repeats: see `epoch_order`.

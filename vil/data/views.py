@@ -35,11 +35,10 @@ VIEWS = {"hflip": WHOLE, "crops": (View(), *CROPS), "crops+hflip": ALL}
 def parse_views(text: str | int | None) -> tuple[View, ...]:
     """Return the views that a setting of test-time augmentation selects.
 
-    text: the setting. None and 1 mean no augmentation, and return (). "hflip" selects the image and
-    its mirror image. "crops" selects the image and its four corner crops. "crops+hflip" selects
-    these five and their mirror images. A number N from 2 to 10 selects the first N of these ten
-    views, in the order image, mirror image, crops, mirrored crops. Raises ValueError for anything
-    else.
+    text: the setting. "hflip" selects the image and its mirror image. "crops" selects the image and
+    its four corner crops. "crops+hflip" selects these five and their mirror images. A number N from
+    2 to 10 selects the first N of these ten views, in the order image, mirror image, crops,
+    mirrored crops. None and 1 select (), for no augmentation. Raises ValueError for anything else.
     """
     if text is None:
         return ()

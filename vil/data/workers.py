@@ -107,8 +107,8 @@ def stop_workers(iterators: Iterable[object] = STARTED) -> None:
     """Stop the workers of the given DataLoader iterators. The default is all iterators that
     `start_workers` returned.
 
-    This function runs at exit. Without it, multiprocessing would send one SIGTERM to each worker,
-    which ignores it, and would then wait forever for the worker to end.
+    This function runs at exit. Without it, multiprocessing would send one SIGTERM to each worker
+    and wait forever for the worker to end, because workers ignore the first SIGTERM.
     """
     for iterator in list(iterators):
         if hasattr(iterator, "_shutdown_workers"):
@@ -129,6 +129,7 @@ def worker_errors() -> Iterator[None]:
         if death is None:
             raise
         raise DataError(
-            f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS to 0 to see the traceback"
+            f"a DataLoader process died: {death[1]} {death[2]}; if memory ran out, use fewer "
+            "DATALOADER.WORKERS or a smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS to 0 "
+            "to see the traceback"
         ) from error

@@ -133,7 +133,7 @@ def train(
     patience: number of evaluations, see above; 0 for no early stopping.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
     max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
-    not finite. Without float16, the limit is at most half an epoch.
+    not finite. Without float16, a value above half an epoch of steps is reduced to half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: number of steps after which the run ends, if that is before its last epoch.

@@ -1,9 +1,9 @@
 """Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-A flag on the device marks such a step. torch's fused optimizers read the flag on the device. On a
-GPU, the host reads it one step later, so that it does not wait for the GPU. With other optimizers,
-the host waits at each step. A skipped step leaves weights, optimizer state and averages unchanged.
-Data and schedule advance.
+A flag on the device marks such a step. torch's fused optimizers read the flag on the device. For
+other optimizers, the host waits for the flag at each step. On a GPU, skipped steps are counted with
+a delay of one step, so that the host need not wait for the flag of the current step. A skipped step
+leaves weights, optimizer state and averages unchanged, but data and schedule advance.
 """
 
 import json
@@ -33,8 +33,8 @@ class Flags(NamedTuple):
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Clip the gradients, so that the norm of all gradients together is at most `max_norm`. Returns
-    the norm before clipping. max_norm: 0 for no clipping."""
+    """Return the norm of all gradients together, before clipping. If `max_norm` is not 0, clip the
+    gradients, so that their norm becomes at most `max_norm`."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -134,9 +134,9 @@ class NonFiniteSteps:
     def count(self, flags: Flags, model: nn.Module, step: int) -> int:
         """Count the step that `flags` describes. Returns 1 if it was skipped, else 0.
 
-        After more than `limit` skipped steps in a row, raises DivergedError, and writes
-        `flags.record` and the largest gradients to a file in <run>/crash/. step: number of the step
-        whose gradients the model has now. On a GPU, this is the step after that of `flags`.
+        After more than `self.limit` skipped steps in a row, writes `flags.record` and the largest
+        gradients to a file in <run>/crash/, and raises DivergedError. step: number of the step
+        whose gradients the model has now. On a GPU, `flags` belongs to the step before it.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

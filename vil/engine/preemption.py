@@ -7,11 +7,11 @@ the loop saves a checkpoint. The signal handler itself saves nothing, because it
 middle of a collective.
 
 A watchdog thread ends the process if no step finishes within `hang_seconds`. After a signal, the
-limit is `grace_seconds`, without the time to save a checkpoint. Before the thread ends the process,
-it writes the stacks of all threads to stderr and to <run>/crash/. If the hanging step holds
-Python's GIL, the watchdog thread cannot run. For this case, a run with `hang_seconds` also sets a
-timer of faulthandler. About 2 x `hang_seconds` after the last progress, the timer writes the stacks
-to stderr only, and ends the process with exit code 1.
+limit is `grace_seconds`, which is not applied while a checkpoint is saved. Before the thread ends
+the process, it writes the stacks of all threads to stderr and to <run>/crash/. If the hanging step
+holds Python's GIL, the watchdog thread cannot run. For this case, a run with `hang_seconds` also
+sets a timer of faulthandler. About 2 x `hang_seconds` after the last progress, the timer writes the
+stacks to stderr only, and ends the process with exit code 1.
 """
 
 import contextlib
@@ -128,8 +128,8 @@ class PreemptionGuard:
             self.is_saving = False
 
     def _record(self, number: int, frame: object) -> None:
-        """Signal handler: record the first signal. A signal more than REPEAT_SECONDS after it ends
-        the process."""
+        """Signal handler: record the first signal. A later signal ends the process if it arrives
+        more than REPEAT_SECONDS after the first."""
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now

@@ -88,11 +88,10 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. The `with` block of the run then updates status.json
+        """Record that training is finished. The `with` block of the run updates status.json later,
         when it ends.
 
-        If no step was left, so that `begin` was not called, a status.json that already says
-        "finished" is not changed.
+        If no step was left to train, a status.json that already says "finished" is not changed.
 
         reason: why training ended before the last epoch, for the log and status.json; "" if it
         ended with the last epoch.

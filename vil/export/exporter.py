@@ -1,8 +1,9 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend that uses only standard operators. An exported model attends to all 3x3
-chunks, even if it was trained with random shift. Batch size and image size are dynamic by default.
+computed by a backend that uses only standard operators. In an exported model, a query attends
+to all 3x3 chunks around it, even if the model was trained with random shift. Batch size and image
+size are dynamic by default.
 
 The file is written under a temporary name and loaded. If its logits agree with those of the model,
 the file is renamed to its final name.

@@ -38,8 +38,8 @@ def quantize_linears(
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
         raise ValueError(
-            f"{path} has no linear layers according to its metadata, which vil export writes: "
-            "export the model again with vil export"
+            f"{path} has no linear layers, or lacks the metadata that marks them: export the "
+            "model again with vil export"
         )
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     options = dict(

@@ -38,8 +38,8 @@ class ExportSpec:
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
         """Return the argument `dynamic_shapes` of torch.export.export and torch.onnx.export.
 
-        batch, height, width: what marks these axes as dynamic, such as names or Dim.DYNAMIC.
-        Returns ({axis: value},) with the dynamic axes of the images; (None,) if there are none.
+        batch, height, width: values that mark these axes as dynamic, such as names or Dim.DYNAMIC.
+        Returns ({axis: value},) with the dynamic axes of the images, or (None,) if there are none.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
@@ -96,10 +96,10 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return the image side, in pixels, at which a program with a dynamic size is traced.
+    """Return an image side near `side`, in pixels, at which to trace a program with a dynamic size.
 
-    This side is close to the argument `side`. At this side, every stage has to resize its position
-    embeddings and projections. Otherwise, the resizing would be missing from the program.
+    At the returned side, no stage has the grid that its position embeddings and projections were
+    created for. Every stage then resizes them, so that the traced program includes the resizing.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -110,8 +110,8 @@ def _open_side(model: nn.Module, side: int) -> int:
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
     raise AssertionError(
-        f"cannot trace with another image size: all images near {side} pixels give a stage the "
-        f"grid side that its parameters were created for (one of {made_for})"
+        f"cannot trace with a dynamic image size: every image side near {side} pixels gives a "
+        f"stage one of the grid sides {made_for}, at which parameters are not resized"
     )
 
 

@@ -1,4 +1,4 @@
-"""Call linear layers. Compiled code computes them if tuning found it faster than PyTorch."""
+"""Call linear layers, with compiled code if tuning found that it is faster than PyTorch."""
 
 from torch import Tensor, nn
 

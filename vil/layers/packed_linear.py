@@ -53,10 +53,12 @@ class PackedLinear(nn.Module):
 
 
 class PackedMlp(nn.Module):
-    """A layer norm and an MLP for inference, computed by compiled code (`vil.ops.mlp`).
+    """A layer norm and an MLP for inference.
 
-    mlp: the original MLP. `forward` calls it, for tokens that are already normalized. weights:
-    parameters of the layer norm and of `mlp`, float32 or bfloat16. eps: epsilon of the layer norm.
+    `norm_mlp` computes both, with compiled code if possible (`vil.ops.mlp`). `forward` only calls
+    the original MLP, for tokens that are already normalized.
+    mlp: the original MLP. weights: parameters of the layer norm and of `mlp`, float32 or bfloat16.
+    eps: epsilon of the layer norm.
     """
 
     def __init__(self, mlp: nn.Module, weights: MlpWeights, eps: float) -> None:

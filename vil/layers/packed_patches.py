@@ -62,7 +62,10 @@ class PackedPatchEmbed(nn.Module):
         return not any(map(has_hooks, _parts(embed)))
 
     def forward(self, x: Tensor, embed: PatchEmbed, grid: Grid) -> Tensor:
-        """Return the tokens (B, G+L, C) of x (B, c, H, W). grid: rows and columns of patches."""
+        """Return the G global tokens and the L patch tokens (B, G+L, C) of x (B, c, H, W).
+
+        grid: rows and columns of patches.
+        """
         return embed_patches(x, self.packed, self.added(embed, grid), embed.num_global)
 
     def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:

@@ -115,9 +115,9 @@ class AbsoluteEmbedding(nn.Module):
     grid: rows and columns that the embeddings are sized for.
     num_global: number of global tokens.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
-    column embeddings. "crop" uses the first row and column embeddings, as the original Vision
-    Longformer code for detection does. It raises ValueError if the grid has more rows or columns
-    than there are embeddings.
+    column embeddings. "crop" keeps the first n row embeddings for a grid of n rows, and likewise
+    for columns, as the original Vision Longformer code for detection does. It raises ValueError if
+    the grid has more rows or columns than there are embeddings.
     """
 
     def __init__(

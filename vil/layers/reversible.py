@@ -11,8 +11,8 @@ grow with the number of blocks. The cost is the time of one more forward pass. T
 mean of the streams.
 
 Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
-section 3. The Rev-MViT of the second paper averages the streams before a stage transition. Here
-they are averaged after each stage.
+section 3. As in the Rev-MViT of the second paper, the streams are averaged before each stage
+transition. Here, they are also averaged after the last stage.
 
 Shapes: B batch, T tokens (global and local), C channels, n blocks.
 """

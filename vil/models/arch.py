@@ -119,18 +119,16 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
-    """Split the text value of an attention argument into one value per transformer block.
+    """Split the text of an attention's argument into one value per block that uses this attention.
 
     text: the values of each stage, separated by `/`. A stage has one value, or several values
-    separated by `;`, which are repeated over its blocks. The values of the last stage are also used
-    for all later stages of the model. Text in quotes is not split.
-    counts: for each stage, the number of blocks that use this attention. Only these blocks get a
-    value.
+    separated by `;`, which are repeated over these blocks. The values of the last stage are also
+    used for all later stages of the model. Text in quotes is not split.
+    counts: for each stage, the number of blocks that use this attention.
 
-    Returns, for each stage, a list with one value per block that uses this attention. Raises
-    ValueError if a value is empty, if the text has more stages than the model, or if a stage has
-    more values than blocks that use this attention. If no block of a stage uses this attention, the
-    number of values for the stage is not checked.
+    Returns, for each stage, the list of values of these blocks. Raises ValueError if a value is
+    empty, if the text has more stages than the model, or if a stage has more values than such
+    blocks. If a stage has no such block, its values are not counted.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):

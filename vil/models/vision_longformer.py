@@ -234,12 +234,12 @@ class MsViT(nn.Module):
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"indices, if an int, must be from 1 to {count}, got {indices}")
+                raise ValueError(f"an integer `indices` must be from 1 to {count}, got {indices}")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
             allowed = f"one or more stages from 0 to {count - 1} (or from {-count} to -1)"
-            raise ValueError(f"indices must be {allowed}, got {list(indices)}")
+            raise ValueError(f"`indices` must be {allowed}, got {list(indices)}")
         return chosen, max(chosen)
 
     def prune_intermediate_layers(

@@ -222,8 +222,9 @@ def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
 def _num_layout_pairs(layout: Layout, num_global: int) -> int:
     """Count the query-key pairs whose scores are computed for a layout, for one head of one image.
 
-    If any pair of a query chunk and a key chunk is visible, all pairs of the two chunks are
-    counted, masked ones too. If patterns differ by head, the count is the mean over heads.
+    If a query chunk has a query that attends to a key of a key chunk, all query-key pairs of these
+    two chunks are counted, including masked pairs. If patterns differ by head, the count is the
+    mean over heads.
     """
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))

@@ -89,8 +89,8 @@ class Layout(ChunkGrid):
     def bias_index(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Return the indices into a flattened bias table for displacements (rows, cols).
 
-        The table has 2 * reach + 1 rows and columns, with the displacement (0, 0) in the middle.
-        Displacements beyond `table_reach` are clamped to it.
+        The table has an entry for each displacement from -`table_reach` to `table_reach`, with
+        (0, 0) in the middle. Larger displacements are clamped.
         """
         (top, left) = self.table_reach
         rows, cols = rows.clamp(-top, top), cols.clamp(-left, left)

@@ -22,8 +22,8 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     """Call a torch operator with x and the other positional arguments, and return its result.
 
     torch's dispatcher is used if x is not a CPU tensor, if a tracer, transform, mode, profiler or
-    tensor subclass must see the call, or if the operator lacks a required gradient. Otherwise,
-    the Python functions of the operator are called directly.
+    tensor subclass must see the call, or if an input requires a gradient that the operator does not
+    define. Otherwise, the Python functions of the operator are called directly.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     watched = (

@@ -28,8 +28,8 @@ class PackedPatches(NamedTuple):
     channels, or None. gain, shift (C,): weight and bias of the layer norm, or None without a norm.
     eps: added to the variance of the layer norm. patch: side of a patch in pixels.
     adjacent_channels: whether the weights are for inputs in the channels-last format. half: whether
-    the convolution is in bfloat16. All tensors are float32. If `half`, an element of `weight` holds
-    two bfloat16 values.
+    the convolution is in bfloat16. Each float32 element of `weight` then holds two bfloat16 values.
+    The other tensors are float32 in any case.
     """
 
     weight: Tensor

@@ -81,7 +81,8 @@ def _(qkv: Tensor, *rest: Any) -> Tensor:
 def _check(
     qkv: Tensor, biases: Sequence[Tensor | None], numbers: Sequence[int], num_heads: int
 ) -> None:
-    """Raise ValueError if the shapes of qkv, table, to_global and from_globals do not match."""
+    """Raise ValueError if qkv or a bias has a wrong shape. biases: table, to_global, from_globals.
+    numbers: result of `to_numbers`."""
     window, num_global = from_numbers(numbers)
     tokens = num_global + window.length
     if qkv.ndim != 3 or qkv.shape[1] != tokens or qkv.shape[2] % (3 * num_heads):
@@ -110,6 +111,7 @@ def _split(
     """Return (call, q_global) with views of qkv.
 
     call: the `Call` of the local queries. q_global (B, N, G, D): the global queries.
+    numbers: result of `to_numbers`.
     """
     window, num_global = from_numbers(numbers)
     channels = qkv.shape[2] // 3
@@ -138,12 +140,12 @@ def _view_heads(
     """View N*D consecutive channels of consecutive tokens as N heads, (B, N, count, D).
 
     x: (B, tokens, channels), contiguous. token, channel: indices of the first token and the first
-    channel of the view. count: number of tokens, by default all from the first one on. One
-    `as_strided` takes a fifth of the time of several views.
+    channel of the view. count: number of tokens in the view; None for all tokens from `token` on.
     """
     batch, tokens, width = x.shape
     shape = (batch, num_heads, tokens - token if count is None else count, head_dim)
     offset = x.storage_offset() + token * width + channel
+    # one `as_strided` takes a fifth of the time of several views
     return x.as_strided(shape, (tokens * width, head_dim, width, 1), offset)
 
 
@@ -154,7 +156,7 @@ def _gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of qkv, table, to_global and from_globals.
 
-    The gradient of a tensor that the call does not have is empty.
+    The gradient of a bias that is None is an empty tensor. numbers: result of `to_numbers`.
     """
     qkv, dout = qkv.contiguous(), dout.contiguous()
     dqkv = torch.empty_like(qkv)
@@ -188,7 +190,8 @@ def _(
 
 
 def _like_parameter(grad: Tensor | None, bias: Tensor | None, qkv: Tensor) -> Tensor:
-    """Copy a bias's gradient to a tensor with the dtype and strides of the bias."""
+    """Copy a bias's gradient to a tensor with the dtype and strides of the bias. Returns an empty
+    tensor if the bias is None."""
     return qkv.new_empty(0) if grad is None else torch.empty_like(bias).copy_(grad)
 
 
@@ -213,7 +216,8 @@ _attend.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _num_products(qkv_shape: Sequence[int], numbers: Sequence[int]) -> int:
-    """Count the multiply-accumulates of a matmul of all queries with their keys."""
+    """Count the multiply-accumulates of a matmul of all queries with their keys. numbers: result
+    of `to_numbers`."""
     batch, tokens, channels = qkv_shape
     window, num_global = from_numbers(numbers)
     return batch * channels // 3 * (num_pairs(window, num_global) + num_global * tokens)

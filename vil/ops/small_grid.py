@@ -58,7 +58,7 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Convert the case of a call to the case of the same call after `shrink_call`."""
+    """Return the `Case` of an attention call after `shrink_call`. case: the `Case` before it."""
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case

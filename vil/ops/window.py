@@ -9,9 +9,9 @@ Longformer, arXiv:2103.15358, section 3.1). A neighbor mode is a number that sel
 chunks, the query's chunk only, or the query's chunk and one neighbor. The last of these is used for
 random shift (section 3.3).
 
-The mask of a call combines two kinds of masks. A mask (W, K*W) of positions in a window is the same
-for all chunks. Masks of rows and of columns state which keys are not padding. No mask has L x L
-entries, so masks are cheap enough to compute in each call.
+The mask of a call combines up to three masks. Two masks, of rows and of columns, state which keys
+are not padding. The mask of the exact window, (W, K*W), is the same for all chunks. No mask has
+L x L entries, so masks are cheap enough to compute in each call.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Window(ChunkGrid):
         return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """Return the window without the offsets that lead outside the grid from every chunk.
+        """Return the window with only the offsets at which some chunk has a neighbor in the grid.
 
         Cyclic, exact and symbolic windows are returned unchanged.
         """

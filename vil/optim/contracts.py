@@ -28,7 +28,7 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     optimizer = try_call(call, lambda: build(groups, Settings(lr=0.1), **own))
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
-        raise ValueError(f"{what}: build must return a torch.optim.Optimizer, not {kind}")
+        raise ValueError(f"{what}: `build` must return a torch.optim.Optimizer, not {kind}")
     names = [group.get("param_names") for group in optimizer.param_groups]
     if names != [["weight"], ["bias"]] or any(
         key not in group for group in optimizer.param_groups for key in ("lr", "lr_scale")
@@ -43,9 +43,9 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     for name, p in named:
         if not p.isfinite().all() or (p == 1).all():
             raise ValueError(
-                f"{what}: a step with gradients of 1 must change every parameter, initially 1, to "
-                f"other finite values, but the first value of {name} is {p.flatten()[0].item():g} "
-                "after the step"
+                f"{what}: in a test with parameters and gradients of 1, a step must change every "
+                "parameter and keep it finite, but the first value of "
+                f"{name} is {p.flatten()[0].item():g} after the step"
             )
 
 

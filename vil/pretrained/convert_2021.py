@@ -124,9 +124,9 @@ def find_unused_tables(module: nn.Module) -> set[str]:
 def use_2021_rules(model: MsViT) -> None:
     """Make a model compute like the original Vision Longformer code (2021).
 
-    Use this for weights that were trained with that code. Attention arguments with the value "auto"
-    get its values, and all LayerNorms get its epsilon. Updates `model.settings`, and logs a warning
-    if anything changed.
+    Use this for weights that were trained with that code. Attention arguments that are "auto", and
+    the epsilon of all LayerNorms, are set to the values of that code. Updates `model.settings`, and
+    logs a warning if anything changed.
     """
     changed: dict[str, dict[str, Any]] = {}
     for stage, spec in zip(model.stages, model.specs):

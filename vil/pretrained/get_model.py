@@ -31,11 +31,11 @@ def get_model(
     """Build a model by its name, such as "vil_tiny".
 
     name: one of `vil.list_models()`.
-    weights: None for random initialization; a member of `vil.get_model_weights(name)` or the name
-      of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
-      a file that `load_weights` can read. If the file has a model card, settings that are not
-      passed here are taken from the card. The exceptions are dropout rates, gradient checkpointing
-      and, with `convert`, the attention.
+    weights: None (random initialization), published weights, or a file. Published weights are a
+      member of `vil.get_model_weights(name)` or its name, such as "DEFAULT". They also set the
+      image size, classes and windows. A file can be any that `load_weights` can read. If it has
+      a model card, settings that are not passed here are taken from the card. The exceptions are
+      dropout rates, gradient checkpointing and, with `convert`, the attention.
     attention: name of the attention type of those stages that do not have full attention, such as
       "linformer", or a string with a name for each block; see vil/models/arch.py. Default:
       "longformer".

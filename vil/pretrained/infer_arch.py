@@ -28,10 +28,10 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     dict.
 
     state: state dict with the key names of vil or of the original 2021 code. It determines the
-    image size, the windows, the number of classes and each stage's attention (full or local).
-    If the state dict has no relative bias, the windows are the architecture's defaults. For images
-    of other sizes, the model interpolates its position embeddings. A model for a detector's state
-    dict crops them, as the original code did.
+    image size, the number of classes and each stage's attention (full or local). The windows are
+    inferred from the relative bias. If there is none, they are the architecture's defaults. For
+    images of other sizes, the model interpolates its position embeddings or, if the state dict is a
+    detector's, crops these embeddings as the original code did.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """

@@ -325,8 +325,8 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Read the class indices from the file FILE. head: "rows:FILE". Raises CheckpointError if the
-    file has no indices, or an index that is not in 0 to `count` - 1."""
+    """Read class indices from a file. head: "rows:" and the path of the file. Raises
+    CheckpointError if the file has no indices, or an index that is not in 0 to `count` - 1."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"head rows:{path}: there is no such file")

@@ -1,10 +1,10 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-There is one plot per dtype, window and number of heads. A plot has a row of two panels, time and
-memory, for each mask (shape of the attention window) and mode (chunks of tokens that the window
-covers), as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each backend is a line,
-the lower bound (matmuls alone) is a dashed line, and two dotted lines show the slopes of linear and
-quadratic growth.
+There is one plot per dtype, window size and number of heads. In a plot, each pair of a mask (shape
+of the attention window) and a mode (chunks of tokens that the window covers) has a row of two
+panels, time and memory, as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each
+backend is a line, the lower bound (matmuls alone) is a dashed line, and two dotted lines show the
+slopes of linear and quadratic growth.
 """
 
 import zlib
@@ -49,7 +49,7 @@ TEXT = {"fontsize": 9, "color": INK}
 
 
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
-    """Write a plot per dtype, window and number of heads to a folder, and return the files.
+    """Write a plot per dtype, window size and number of heads to a folder, and return the files.
 
     rows: dicts that `vil.bench.attention.plain` returned. Rows without results are ignored.
     machine: dict that describes the machine, for the titles.
@@ -67,8 +67,8 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot benchmark rows in one figure, with a time panel and a memory panel for each window (mask
-    and mode, see `describe_case`). machine: dict that describes the machine, for the title."""
+    """Plot benchmark rows in one figure, with a time panel and a memory panel for each pair of mask
+    and mode (see `describe_case`). machine: dict that describes the machine, for the title."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -123,9 +123,8 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
-    """Draw two dotted lines, below the lines of the backends, whose slopes show linear and
-    quadratic growth. tokens: numbers of tokens, ascending. points: {backend: {number of tokens:
-    value}}."""
+    """Draw two dotted lines with the slopes of linear and quadratic growth, below the lines of the
+    backends. tokens: numbers of tokens, ascending. points: {backend: {number of tokens: value}}."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]

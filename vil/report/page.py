@@ -124,8 +124,8 @@ def _progress_cards(page: Page) -> list[Card]:
 
 
 def _duration(seconds: float) -> str:
-    """Format a time in seconds, such as "1 day, 2:00:00". Returns "unknown" for NaN and for a time
-    that is too long for a timedelta, which only a corrupt log can have."""
+    """Format a time in seconds, such as "1 day, 2:00:00". Returns "unknown" if the time is
+    NaN or is too long for a timedelta."""
     try:
         return str(timedelta(seconds=round(seconds)))
     except (OverflowError, ValueError):  # ValueError: NaN

@@ -63,7 +63,8 @@ class StageCosts:
         return self.stage.blocks
 
     def token_rows(self, count: int, dtype: torch.dtype | None = None) -> int:
-        """Return the size in bytes of `count` rows of the stage's tokens."""
+        """Return the size in bytes of `count` rows of the stage's tokens. dtype: dtype of the
+        tokens; None for their dtype after a block."""
         dtype = dtype or self.dtypes.tokens
         return count * self.grid[1] * self.stage.embed.proj.out_channels * dtype.itemsize
 
@@ -140,11 +141,11 @@ class StageCosts:
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
         """Return the set of strip sizes of a block for which the memory must be counted. A size is
-        (rows of the strip and its neighbors, rows of the strip).
+        (number of rows that a strip needs as input, number of rows of the strip).
 
-        The largest size is always included. The first and the last two strips may be smaller. Their
-        sizes are included only if they have so few tokens that another attention backend may be
-        selected.
+        The largest size is always included. The first strip and the last two strips may be smaller.
+        Their sizes are included only if they have so few tokens that another attention backend may
+        be selected.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)

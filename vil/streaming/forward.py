@@ -47,14 +47,14 @@ def stream(
     model: a `vil.models.vision_longformer.MsViT` with local, global or full attention.
     image: an array or another object with `shape`, `dtype` and slicing, a reader with rasterio's
       `read(window=)`, or the path of a .tif, .png, .jpg, .npy or .zarr file. Its values must be
-      normalized floats, unless a `transform` is passed. The image is read once, from top to bottom,
-      and cast to the dtype of the model's parameters. Attention that wraps around the image
-      (SW_EXACT -1) reads some rows several times.
+      normalized floats, unless a `transform` is passed. The image is read from top to bottom, and
+      cast to the dtype of the model's parameters. Each row is read only once, unless attention
+      wraps around the image (SW_EXACT -1).
     outputs: "logits", "pooled" (the features before the head), and "stages.0", "stages.1", ..., the
       maps of `forward_intermediates`. If the model does not pool (global_pool ""), logits and
       pooled features are also maps.
-    into: {output: array (channels, X, Y)} of NumPy, torch or zarr arrays, to which maps are written
-      strip by strip. Other maps are returned as tensors.
+    into: {output: array (channels, rows, columns)} of NumPy, torch or zarr arrays, to which maps
+      are written strip by strip. Other maps are returned as tensors.
     memory: limit for the bytes of tensors, excluding the weights, the image and `into`, as a number
       or as text such as "1GiB".
     scratch: folder for tokens that do not fit into `memory`. The files are removed at the end.

@@ -77,11 +77,11 @@ class Head:
         self.results["logits"] = self.model.head(features[None])[0]
 
     def state(self) -> dict[str, Any]:
-        """Return the running sums, from which `restore` can resume."""
+        """Return the running sum, maximum and count of the pooling, for `restore`."""
         return {"count": self.count, "sum": self.sum, "max": self.max}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from the running sums that `state` returned."""
+        """Continue the pooling from the dict that the method `state` returned."""
         device = next(self.model.parameters()).device
         self.count = state["count"]
         if state["sum"] is not None:

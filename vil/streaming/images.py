@@ -161,8 +161,8 @@ class ImageRows(RowSource):
         self.pixels, self.transform = pixels, transform
         if transform is None and "float" not in pixels.dtype:
             raise ConfigError(
-                f"{pixels.name} has values of type {pixels.dtype}, not normalized floats: give "
-                "transform=, such as vil.streaming.Normalize(mean, std)"
+                f"{pixels.name} has values of type {pixels.dtype}, but must have normalized "
+                "floats: give transform=, such as vil.streaming.Normalize(mean, std)"
             )
 
     @property

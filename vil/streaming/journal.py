@@ -20,8 +20,8 @@ SAVE_SECONDS = 1.0  # between two records within a pass
 
 
 class Journal:
-    """The progress of a streamed forward pass. This class records nothing. Its subclass
-    `FileJournal` does, so that another process can resume."""
+    """The progress of a streamed forward pass. This base class records nothing. The subclass
+    `FileJournal` records the progress, so that another process can resume."""
 
     def state_of(self, number: int) -> State | None:
         """Return the recorded state of pass `number` over the image, or None if it has no record.

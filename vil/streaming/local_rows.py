@@ -30,7 +30,7 @@ class Context(NamedTuple):
     form the small grid on which attention runs.
 
     runs: ranges (first row, end) of rows of the full grid. Concatenated, they are the rows of the
-    small grid. queries: slice of the small grid's rows that are the strip.
+    small grid. queries: slice that selects the strip from the rows of the small grid.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -133,8 +133,8 @@ class LocalRows(StripRows):
         return x, context
 
     def _keep_ends(self) -> None:
-        """Read the first and the last row of chunks into `ends`. With a cyclic window, these two
-        rows attend to each other."""
+        """Read the first and the last row of chunks into `ends`. This is needed for a cyclic
+        window, where these two rows attend to each other."""
         last = (self.rows - 1) // self.side * self.side
         for run in ((last, self.rows), (0, self.side)):
             self.ends[run] = self.source.read(*run)
@@ -158,7 +158,7 @@ def compute_strip(
     """Return the output of a block for the rows of a strip.
 
     x (n, Y, C): the block's input for the strip and the rows around it. x_global (1, G, C): the
-    global tokens of the input. queries: slice of the rows of x that are the strip. collect:
+    global tokens of the input. queries: slice that selects the strip from the rows of x. collect:
     the `GlobalRows` that computes the global tokens of the output; None to skip them.
     """
     attn, (rows, cols, channels) = block.attn, x.shape

@@ -75,7 +75,9 @@ def _check_zarr(path: Path) -> None:
     if not os.access(parent, os.W_OK):
         raise ConfigError(f"--save {path}: no permission to write to {path.parent}")
     if path.exists() and not any((path / name).is_file() for name in ZARR_FILES):
-        raise ConfigError(f"--save {path}: this path exists, but only a zarr array can be replaced")
+        raise ConfigError(
+            f"--save {path}: this path exists and is not a zarr array, so it cannot be replaced"
+        )
 
 
 def convert_map(source: Path, target: Path) -> None:

@@ -82,8 +82,8 @@ def check_into(
             )
         if name not in shapes:
             raise ConfigError(
-                f"`into` has the key {name!r}, but this output is a vector, and only maps can be "
-                "written to arrays: remove the key"
+                f"`into` has the key {name!r}, but this output is a vector, and `into` accepts "
+                "only maps: remove the key"
             )
         shape = tuple(getattr(array, "shape", ()))
         if shape != shapes[name]:

@@ -1,8 +1,8 @@
 """Run the passes of a plan. Each pass goes over the image from top to bottom, strip by strip.
 
-A stage whose tokens are stored has one pass per block. A stage whose tokens are not stored has no
-pass of its own. Its rows are computed when a pass of a later stage reads them. The final pass reads
-the last stage.
+A stage whose tokens are stored has one or more passes, each of which stores the output of a block
+or of the patch embedding. A stage whose tokens are not stored has no pass of its own. Its rows are
+computed when a pass of a later stage reads them. The final pass reads the last stage.
 
 Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
 """
@@ -260,8 +260,8 @@ class Passes:
 
 
 class Whole(StripRows):
-    """A reader of all rows of a `RowSource`. It reads the strips in which the source computes its
-    rows or, if the source has no strips, strips of `height` rows."""
+    """A reader of all rows of a `RowSource`. It reads the same strips that the source computes. If
+    the source has no strips, it reads strips of `height` rows."""
 
     def __init__(self, source: RowSource, height: int) -> None:
         shape = (source.rows, source.cols, source.channels, source.dtype, source.device)

@@ -32,9 +32,9 @@ class StageShape:
     """Properties of a stage's computation that do not depend on the image size.
 
     stored: whether the stage's tokens are stored between passes. num_stored: number of passes that
-    store tokens; 0 if `stored` is False. There is one pass per block, except for a last block with
-    local attention. There is another pass for the patch embedding if the first block has full
-    attention. collects: whether the global tokens of the last block are needed. only_global:
+    store tokens; 0 if `stored` is False. Each block has such a pass, but a last block with local
+    attention has none. If the first block has full attention, another pass stores the output of the
+    patch embedding. collects: whether the global tokens of the last block are needed. only_global:
     whether the last block computes its global tokens and no others. has_full: whether any block has
     full attention.
     """
@@ -161,8 +161,11 @@ class Planner:
         return [*result, alive + source.peak + self._final_bytes(heights[-1])]
 
     def _stored_peak(self, index: int, heights: Sequence[int], read: Cost) -> int:
-        """Return the peak memory, in bytes, of those passes of a stage that store its tokens. read:
-        memory cost of computing the output of the stage's patch embedding."""
+        """Return the peak memory, in bytes, of the passes that store the tokens of stage `index`.
+
+        heights: strip height of each block. read: memory cost of computing the output of the patch
+        embedding, which the first pass reads.
+        """
         costs, shape = self.stages[index], self.shapes[index]
         peaks, source = [], read
         if isinstance(costs.blocks[0].attn, FullAttention):
@@ -237,8 +240,8 @@ class Planner:
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
-        """Lower the strip heights of the blocks until the memory limit holds, or until all heights
-        are the smallest ones. Returns [height for each block] for each stage.
+        """Lower the strip heights of the blocks until the plan fits into `memory` bytes, or until
+        no height can be lowered. Returns a list per stage, with the strip height of each block.
         """
         options = [
             [self._allowed(costs, b, memory) for b in range(len(costs.blocks))]
@@ -260,8 +263,8 @@ class Planner:
         return [[o[-1] for o in stage] for stage in options]
 
     def _allowed(self, costs: StageCosts, index: int, memory: int) -> list[int]:
-        """Return the strip heights that the planner can choose for a block, without heights that
-        certainly exceed the limit. If all exceed it, the smallest height is returned."""
+        """Return the strip heights of block `index`, except those that certainly need more than
+        `memory` bytes. If all need more, only the smallest height is returned."""
         heights = costs.heights(index)
         return [h for h in heights if 5 * costs.token_rows(h) <= memory] or heights[:1]
 

@@ -30,7 +30,8 @@ class RowSource:
         self.dtype, self.device = dtype, device
 
     def fill(self, out: Tensor, first: int) -> None:
-        """Fill out (rows, columns, channels) with the rows of the map from row `first` on."""
+        """Fill the tensor `out` (rows, columns, channels) with rows of the map, starting with row
+        `first`."""
         raise NotImplementedError
 
     def new(self, count: int) -> Tensor:
@@ -105,8 +106,12 @@ class RowBuffer:
         self.first, self.kept = 0, source.new(0)
 
     def fill(self, out: Tensor, first: int, keep: int) -> None:
-        """Fill out (rows, columns, channels) with the rows of the source from row `first` on. The
-        rows of `out` from row `keep` of the source on are also stored for the next call."""
+        """Fill the tensor `out` (rows, columns, channels) with rows of the source, starting with
+        row `first`.
+
+        keep: a row number of the source. This row and all later rows in `out` are also stored for
+        the next call.
+        """
         stop, known = first + len(out), 0
         if self.first <= first:
             rows = self.kept[first - self.first :][: len(out)]

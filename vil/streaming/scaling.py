@@ -19,13 +19,12 @@ MAX_VALUES = 2**17  # values that are converted to float64 at a time
 class ScaleAndNormalize:
     """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
 
-    8-bit integers are divided by 255. For other dtypes, `value_range` (low, high) is scaled to
-    0..1. Values outside of it are clipped, and NaN and Inf become 0.
+    pixels: the image. mean, std: one number per channel. value_range: (low, high), the values that
+    become 0 and 1. Values outside of this range are clipped, and NaN and Inf become 0. uint8 images
+    are always divided by 255 instead.
 
-    An empty `value_range` stands for 0..65535 for uint16 and 0..1 for floats. DataError is raised
-    for any other dtype, and for floats outside of 0..1.
-
-    pixels: the image. mean, std: one number per channel.
+    If `value_range` is empty, it is (0, 65535) for uint16 and (0, 1) for floats. In this case,
+    DataError is raised for larger or signed integers, and for floats outside of 0..1.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class ScaleAndNormalize:
         """Return `value_range` or, if it is empty, the default range of the dtype.
 
         least, most: smallest and largest value of the image. If `value_range` is empty, raises
-        DataError for a dtype without a default range, and for values outside of this range.
+        DataError for a dtype without a default range, and for values outside of the default range.
         """
         try:
             return self.value_range or default_range(kind_of(self.dtype), least, most)

@@ -1,6 +1,6 @@
 """Run the per-token layers of a block on slices of the tokens, to limit activation memory.
 
-Per-token layers process each token independently, such as linear layers and norms.
+Per-token layers, such as linear layers and norms, process each token independently.
 
 Shapes: T tokens, C channels, F output features.
 """

@@ -60,7 +60,8 @@ TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "number
 
 
 class Outputs(NamedTuple):
-    """The model's outputs and the targets for N images of a test set, in the order of the set."""
+    """The model's outputs (`values`) and the targets for N images of a test set, in the order of
+    the set. `indices` has the index of each image in the set."""
 
     indices: np.ndarray  # (N,) int64: index of the image in the test set
     targets: np.ndarray  # (N,) or (N, K), see `ImageDataset`
@@ -272,10 +273,9 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether all images of a dataset are used for evaluation if it has no splits.
+        """Return whether a dataset takes the argument `all_rows` and is used only for evaluation.
 
-        This is the case for datasets with the argument `all_rows`, such as tables, that are not in
-        DATA.TRAIN.
+        If such a dataset has no splits, all of its images are used by default.
         """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
 

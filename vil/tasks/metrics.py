@@ -179,15 +179,15 @@ def bootstrap(
 ) -> dict[str, tuple[float, float]]:
     """Estimate 95 % intervals of metrics by a bootstrap over images: {metric: (low, high)}.
 
-    The images are resampled with replacement RESAMPLES times. The interval of a metric is from its
-    2.5th to its 97.5th percentile over the resamples in which it is not NaN.
+    The images are resampled with replacement, at most RESAMPLES times. The interval of a metric is
+    from its 2.5th to its 97.5th percentile over the resamples in which it is not NaN.
 
     Args:
         statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of
             times that each of the N images is in the resample.
         num_images: number N of images.
-        num_values: number of values that a call of `statistic` reads, by default N. If it is large,
-            there are fewer resamples, to limit the running time.
+        num_values: number of values that a call of `statistic` reads, by default N. A large
+            number reduces the number of resamples, to limit the running time.
 
     Returns {} if there would be fewer than MIN_RESAMPLES resamples.
     """

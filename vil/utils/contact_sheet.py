@@ -16,11 +16,10 @@ LONGEST = 100  # characters of a row's caption
 
 
 def draw_images(images: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.Image:
-    """Arrange images in rows of up to `columns`, each above its caption. images: (image, caption)
-    pairs.
+    """Arrange images, each above its caption, in rows of up to `columns` images.
 
-    Each image is resized so that its longer side has CELL pixels. A caption that is too wide is
-    truncated.
+    images: (image, caption) pairs. Each image is resized so that its longer side has CELL pixels. A
+    caption that is too wide is truncated.
     """
     font, columns = load_font(FONT_SIZE), min(columns, len(images))
     width, height = CELL + GAP, CELL + GAP + sum(font.getmetrics())

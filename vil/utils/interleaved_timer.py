@@ -94,10 +94,10 @@ def time_interleaved(
     """Time the candidates in interleaved rounds.
 
     candidates: {name: function to time}. rounds: number of rounds after the warm-up. exempt: names
-    of candidates that are never dropped for their measured time. Their times are also not used as
-    the fastest time, to which the limits refer. limits: thresholds above which a candidate counts
-    as slow, or is dropped. Returns (times, dropped): {name: Times} of the candidates that finish,
-    and {name: reason} of all others.
+    of candidates that are never dropped for their measured time. limits: thresholds above which a
+    candidate counts as slow, or is dropped. They are multiples of the time of the fastest candidate
+    that is not exempt. Returns (times, dropped): {name: Times} of the candidates that finish, and
+    {name: reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []

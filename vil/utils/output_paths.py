@@ -67,7 +67,7 @@ def refuse_run_files(path: Path, flag: str) -> None:
     for folder in (real, *real.parents):
         if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists():
             raise ConfigError(
-                f"{flag} {path}: is inside the checkpoints of the run {folder.parent}; "
+                f"{flag} {path} is inside the checkpoints of the run {folder.parent}; "
                 "choose another path"
             )
 

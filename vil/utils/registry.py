@@ -107,7 +107,7 @@ class Registry(Mapping[str, Entry]):
 
         home: the component or its location "module:attribute". about: description in one line.
         keys: {keyword argument of the component: config key that sets it}. facts: other properties
-        of the component, which code that uses this registry reads.
+        of the component, for the code that uses this registry.
         """
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))

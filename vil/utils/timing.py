@@ -55,10 +55,10 @@ def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
 
 @contextmanager
 def no_profiler_log() -> Iterator[None]:
-    """Context manager that keeps torch's profiler from writing to stderr that there is no GPU.
+    """Context manager that keeps torch's profiler from reporting on stderr that there is no GPU.
 
-    Without this, a torch build with CUDA writes the line when a process first uses the profiler. A
-    log level that the user has set in KINETO_LOG_LEVEL is not changed.
+    Without this, a torch build with CUDA does so when a process first uses the profiler. A log
+    level that the user has set in KINETO_LOG_LEVEL is not changed.
     """
     if "KINETO_LOG_LEVEL" in os.environ:
         yield

@@ -48,8 +48,8 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     step.
 
     A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC. Returns a
-    list with a `vil.bench.layout_copies.Conversion` for each module and each operator in it that
-    makes such copies, the slowest first.
+    list of `vil.bench.layout_copies.Conversion`, the slowest first. Each of them summarizes the
+    copies that one operator makes in one module.
     """
     refuse_without(cfg, "analyze --layout")
     cfg = with_num_classes(cfg)

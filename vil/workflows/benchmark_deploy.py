@@ -63,7 +63,7 @@ class DeploySettings(NamedTuple):
     rounds: number of measurements of each path at each batch size.
     images: number of test images on which each path is compared with eager mode.
     least_agreement: minimum percentage of these images on which a path must predict the same class
-    as eager mode. Other paths are not timed.
+    as eager mode. A path with a lower percentage is not timed.
     calibration: folder of images to calibrate static int8 quantization; None for training images.
     tune: whether to first find the fastest attention backends by timing.
     """
@@ -119,8 +119,11 @@ class DeployBenchmark:
         self.title = self.results.title(extent, settings.rounds)
 
     def run(self) -> list[Row]:
-        """Measure each model with each path, which is a way to run a model for inference. Write the
-        results and a plot of accuracy against speed. Returns a row per model and path."""
+        """Measure each model with each path. Write the results and a plot of accuracy against
+        speed. Returns a row per model and path.
+
+        A path is one way to run a model for inference, such as "onnx+int8".
+        """
         settings = self.settings
         with tempfile.TemporaryDirectory() as folder:
             subjects = [self.open_model(Path(folder))]

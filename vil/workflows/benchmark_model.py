@@ -89,7 +89,7 @@ class ModelBenchmark:
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model in each of the ways without "compile".
+        """Profile a training step of the config's model, once for each way without "compile".
 
         A way is a combination of settings, such as "bf16+nhwc". Call `run` first. Yields (way,
         trace file, costs). `costs` is a list with an item per operator and module.

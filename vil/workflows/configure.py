@@ -120,8 +120,8 @@ def set_flags(options: Options) -> dict[str, str]:
 
 
 def find_output_dir(options: Options) -> Path:
-    """Return the value of OUTPUT_DIR that the options or the environment set, or its default. Reads
-    no config file, and does not check other keys."""
+    """Return OUTPUT_DIR from the options, otherwise from the environment, otherwise its default.
+    Reads no config file, and does not check other keys."""
     key = "OUTPUT_DIR"
     words = [str(each.value) for each in from_options(options.words) if each.key == key]
     return Path(

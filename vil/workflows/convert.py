@@ -111,8 +111,8 @@ def _build(
         return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
-            f"{source} is a detector, and only classifiers can be converted: use this file as it "
-            "is, as MODEL.MODEL_PATH"
+            f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "
+            "to the unconverted file"
         )
     if model_name:
         return _named(model_name), []

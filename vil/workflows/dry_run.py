@@ -188,7 +188,7 @@ def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
 
 def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
     """Describe one dataset. split: "train", "val" or "test". note: a sentence on how the datasets
-    differ from those of a training run; if it is not "", the images per class are not counted."""
+    differ from those of a training run, or "". With a note, images per class are not counted."""
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:

@@ -67,8 +67,8 @@ def evaluate(
     calibrate: whether to first calibrate the probabilities that the checkpoint of a run predicts.
     The calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST,
     and stored in calibration.json in the run's folder.
-    part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL. If DATA.VAL is empty,
-    "val" also means DATA.TEST.
+    part: "test" for the sets in DATA.TEST; "val" for the sets in DATA.VAL or, if DATA.VAL is empty,
+    in DATA.TEST.
 
     The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
     function and gets the same metrics.
@@ -134,8 +134,7 @@ def evaluate_config(
 def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
     """Build the task's data loaders for the sets in DATA.TEST or DATA.VAL.
 
-    part: "test" for DATA.TEST, or "val" for DATA.VAL. If DATA.VAL is empty, "val" also means
-    DATA.TEST.
+    part: "test" for DATA.TEST; "val" for DATA.VAL or, if DATA.VAL is empty, for DATA.TEST.
     options: more arguments of `Task.test_loaders`.
     """
     # a task of a plug-in may not know the argument `part`

@@ -1,7 +1,7 @@
 """Buffer the package's log records until the run's log opens, then forward them to this log.
 
-Within a run, and within a command, each warning is logged only once, even if several stages or
-loaders repeat it, or if the same config is processed again.
+A run or a command logs each warning only once, even if several stages or loaders repeat it, or if
+the same config is processed again.
 """
 
 import logging

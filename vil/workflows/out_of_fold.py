@@ -131,8 +131,8 @@ def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
 
 
 def check_coverage(folds: Sequence[Fold]) -> None:
-    """Raise ConfigError unless each training image of the runs is in the test set of exactly one
-    run, and no run was trained on an image of its test set.
+    """Raise ConfigError if an image is in the test sets of two runs, if a training image is not in
+    any test set, or if a run was trained on an image of its test set.
 
     A test image need not be in a training set, because the other runs may have used it for
     validation.

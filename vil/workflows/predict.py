@@ -154,8 +154,8 @@ def find_images(
     channels: value of INPUT.CHANNELS.
 
     Returns (images, classes). For the sample images, `classes` has the true class of each image.
-    For other images, `classes` is empty. Raises DataError if there are no images, or if none of
-    them exists.
+    For other images, `classes` is empty. Raises DataError if no image is found, or if all given
+    paths are missing.
     """
     if sample:
         return read_demo_digits()

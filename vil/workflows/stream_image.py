@@ -200,10 +200,12 @@ class ImageStream:
     def _folder(self) -> Iterator[tuple[Path, bool]]:
         """Context manager that creates a folder for intermediate files. Yields (folder, is_kept).
 
-        The folder is removed after a block without errors. If a scratch folder is set, is_kept is
-        True: the folder is kept after an error, so that the next call can resume. Otherwise, it is
-        a temporary folder. This is kept only after a ConversionError, because it then has a feature
-        map that could not be converted.
+        The folder is removed at the end of the block if there was no error. After an error:
+
+        - If a scratch folder is set (is_kept is True), the folder is kept, so that the next call
+          can resume.
+        - Otherwise, the folder is a temporary folder. It is removed, except after a
+          ConversionError, because it then has a feature map that could not be converted.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:
@@ -287,6 +289,6 @@ def describe_save(words: Sequence[str]) -> dict[str, Path]:
         if name in save:
             raise ConfigError(f"--save {name}: this output is given twice: give it only one file")
         if Path(file).resolve() in (each.resolve() for each in save.values()):
-            raise ConfigError(f"--save {word}: this file is given twice: use a file per output")
+            raise ConfigError(f"--save {word}: this file is given twice: choose another file")
         save[name] = Path(file)
     return save

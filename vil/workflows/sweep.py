@@ -186,10 +186,10 @@ def train_runs(
 def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
     """Return the status and the exit code of a sweep. rows: a row for each run.
 
-    - If a run failed, the exit code is that of the first failed run.
-    - Otherwise, if a run was interrupted, it is that of the first interrupted run.
-    - Otherwise, if all runs are finished, it is 0.
-    - Otherwise, another process is training a run, and it is the exit code of ConfigError.
+    - If a run failed: "failed", and the exit code of the first failed run.
+    - Otherwise, if a run was interrupted: "unfinished", and the exit code of the first such run.
+    - Otherwise, if all runs are finished: "finished", and 0.
+    - Otherwise (another process trains a run): "unfinished", and the exit code of ConfigError.
     """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:

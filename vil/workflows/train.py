@@ -71,8 +71,8 @@ class TrainResult:
     best: best value of the task's metric, reached at step `best_step`; None if there was no
     evaluation.
     model: the model after the last step, on its device.
-    metrics: {test set: {name: value}} of the last evaluation. If an earlier call made this
-    evaluation, the metrics are read from the log, and include only numbers.
+    metrics: {test set: {name: value}} of the last evaluation. If this call of `train` made no
+    evaluation, the metrics are read from the run's log, and include only numbers.
     reason: why the run stopped early (RUN.PATIENCE), or "".
     test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is set and the run is
     finished; otherwise {}.
@@ -380,6 +380,6 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{key}: {value!r} cannot be encoded as UTF-8: rename the file or folder or, if "
-                "its name is in UTF-8, set PYTHONUTF8=1"
+                f"{key}: {value!r} cannot be encoded as UTF-8: set PYTHONUTF8=1 or, if the file or "
+                "folder has a name in another encoding, rename it"
             ) from None

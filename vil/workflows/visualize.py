@@ -134,7 +134,7 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     for number in stages:
         if not 1 <= block <= depths[number]:
             has = f"blocks 1 to {depths[number]}" if depths[number] else "no blocks"
-            raise ConfigError(f"--block {block}: stage {number + 1} has {has}")
+            raise ConfigError(f"--block {block} does not exist: stage {number + 1} has {has}")
     return [(number, block - 1) for number in stages]
 
 

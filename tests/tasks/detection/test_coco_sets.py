@@ -230,11 +230,11 @@ def test_missing_files_are_named(tmp_path):
     assert refusal(folder, tmp_path / "no.json").startswith("there is no annotation file")
     assert refusal(tmp_path / "no", file).startswith("there is no image folder")
     (folder / "3.png").unlink()
-    assert refusal(folder, file) == f"1 image is not in {folder}: 3.png"
+    assert refusal(folder, file) == f"images of {file} are missing from {folder}: 3.png"
     for picture in folder.iterdir():
         picture.unlink()
     every = "0.png, 1.png, 2.png, 3.png, 4.png and 2 more"
-    assert refusal(folder, file, "val") == f"7 images are not in {folder}: {every}"
+    assert refusal(folder, file, "val") == f"images of {file} are missing from {folder}: {every}"
     with pytest.raises(ValueError, match="unknown split 'test'"):
         CocoDataset(folder, file, "test")
 

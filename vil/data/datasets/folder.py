@@ -49,10 +49,10 @@ HELP = {
 class Folder(ImageDataset):
     """A dataset in the folders train, val and test below root, with one subfolder per class.
 
-    The classes of all splits are the sorted subfolders of train. If only val or test exists, for
-    evaluation, each split has the classes of its own folder. If none of the three folders exists,
-    the root itself is used as train. Raises DataError for a missing or empty folder, and if val or
-    test has a class that is missing from train.
+    If the folder train exists, its sorted subfolders are the classes of all splits. Evaluation does
+    not need train: without it, each split has the classes of its own folder. If none of the three
+    folders exists, the root itself is used as train. Raises DataError for a missing or empty
+    folder, and if val or test has a class that is missing from train.
     """
 
     splits = ("train", "val", "test")
@@ -86,11 +86,10 @@ class Folder(ImageDataset):
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """Return the folder of a split, which is root/<split>.
+    """Return the folder of a split: root/<split>, or `root` for training images without splits.
 
-    A root without the folders train, val and test can have class folders instead. The root itself
-    is then the folder of the training split. Raises DataError if the folder of the split does not
-    exist.
+    In the second case, `root` has class folders, but none of the folders train, val and test.
+    Raises DataError if the folder of the split does not exist.
     """
     folder = root / split
     if folder.is_dir():
@@ -144,10 +143,10 @@ def image_files(folder: Path, channels: int = 3) -> list[str]:
 def warn_of_skipped(
     folders: Sequence[Path], files: Sequence[Sequence[str]], endings: Sequence[str]
 ) -> None:
-    """Log one warning about all files and folders in class folders that are not images.
+    """Log one warning about everything in the class folders that is not an image.
 
-    files: the image names in each of the `folders`. endings: the file extensions of images. Hidden
-    files and folders are ignored.
+    files: the image names in each of the `folders`. endings: the file extensions of images. There
+    is no warning about hidden files and folders.
     """
     skipped = [
         entry.path

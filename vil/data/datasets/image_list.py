@@ -81,7 +81,8 @@ def images_at(path: str, channels: int = 3) -> list[ImageSource]:
         and not file.is_dir()
     )
     if not files:
-        logger.warning("no images below %s (%s)", path, " ".join(endings))
+        text = "no images below %s: expected file names that end in one of %s"
+        logger.warning(text, path, " ".join(endings))
     return [ImageSource(str(file)) for file in files]
 
 

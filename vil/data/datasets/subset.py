@@ -18,8 +18,8 @@ class Subset(ImageDataset):
     splits = ("train", "val", "test")
 
     def __init__(self, dataset: ImageDataset, indices: np.ndarray, split: str):
-        """Select samples. indices: (N,) int64 indices of the dataset. split: name of the split that
-        the samples form, such as "val"."""
+        """Select samples. indices: (N,) int64 indices of samples of `dataset`. split: name of the
+        split that the selected samples form, such as "val"."""
         super().__init__(split)
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64)
         self.classes, self.target_type = dataset.classes, dataset.target_type

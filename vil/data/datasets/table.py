@@ -33,9 +33,10 @@ OPTIONAL = ("split", "group", "weight")  # columns
 class Table(ImageDataset):
     """A dataset of images that a table lists, one per row. `file` is the table's path below root.
 
-    The column `split`, if there is one, names the split of each row: train, val or test. Otherwise
-    all rows are training images. Rows with the same text in the column `group` must be in the same
-    split. The column `weight` has the weight of each image in the training loss.
+    The column `split`, if there is one, names the split of each row: train, val or test. Without
+    this column, all rows are training images, or images of every split if `all_rows` is set. Rows
+    with the same text in the column `group` must be in the same split. The column `weight` has the
+    weight of each image in the training loss.
     """
 
     splits = ("train", "val", "test")
@@ -151,8 +152,8 @@ class Table(ImageDataset):
 
     def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
         """Return a mask (rows,) bool of the rows in a split. splits: texts of the column `split`,
-        or None if the table has no such column. all_rows: if `splits` is None, select all rows for
-        every split. Raises DataError if no row is selected."""
+        or None if the table has no such column. Without the column, all rows are in the split
+        "train" or, if `all_rows` is set, in every split. Raises DataError if no row is selected."""
         if splits is None:
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)

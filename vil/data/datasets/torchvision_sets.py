@@ -68,7 +68,7 @@ Mnist = partial(TorchvisionSet, MNIST, "MNIST/raw")
 
 @contextmanager
 def download_lock(root: Path) -> Iterator[None]:
-    """Hold a file lock in root inside the `with` block, so that one process downloads at a time."""
+    """Context manager that lets only one process at a time download to the folder `root`."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".download.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -63,7 +63,12 @@ class Archive:
             if rows.pop(name, None):
                 repeated.append(name)
             rows[name] = row
-        warn(path, "left out: links, or members whose names are absolute or have '..'", unsafe)
+        warn(
+            path,
+            "left out because they are links or special files, or their names are absolute or "
+            "have '..'",
+            unsafe,
+        )
         warn(path, "replaced by later members of the same name", repeated)
         self.names = np.array([os.fsencode(name) for name in rows])
         self.fields = np.array(list(rows.values()), self.dtype)
@@ -147,7 +152,8 @@ class TarArchive(Archive):
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
         """Yield (name, size in bytes, is_plain, (offset of the data, size)) for each member.
 
-        is_plain is False for links, folders and sparse files, whose data are not in one piece.
+        is_plain is True only for regular files that are not sparse. A sparse file is not stored in
+        one piece.
         """
         try:
             with (

@@ -41,8 +41,8 @@ def imagenet(
     else from the class folders in root/{split}.
 
     num_classes: expected number of classes. None accepts any number. channels: see `read_image`.
-    Raises ValueError if the number of class folders is not num_classes. Raises DataError if neither
-    the two files nor the folder exist.
+    Raises ValueError if the number of class folders is not num_classes. Raises DataError if the
+    folder does not exist and at least one of the two files is missing.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))

@@ -190,7 +190,7 @@ def find_shards(
         raise DataError(f"there is no file {Path(root, pattern)}" + (f": {hint}" if hint else ""))
     if missing:
         counts = f"{len(missing)} of {len(paths)} shards are missing"
-        raise DataError(f"{Path(root, pattern)}: {counts}, the first of them {missing[0]}")
+        raise DataError(f"{Path(root, pattern)}: {counts}, the first one is {missing[0]}")
     return paths
 
 
@@ -211,8 +211,8 @@ def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: obje
     """Log a warning if labels are ambiguous: the name of one class and the number of another.
 
     Ambiguous labels are read as names. There is no warning for strings in JSON labels, which are
-    always names. There is also no warning if any label is not a class number, because then all
-    labels are names.
+    always names. There is also no warning if at least one label is not a class number, because then
+    all labels are names.
 
     own: the samples of the split. field: name of the field with the label in a JSON object.
     classes: the class names by number. files: the shards, for the warning.

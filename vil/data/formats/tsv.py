@@ -37,10 +37,11 @@ JSON_LABELS = "imagenet_22k"
 
 
 class Tsv(ImageDataset):
-    """A dataset of the rows described by root/{split}.yaml, or by the file `yaml` below root.
+    """A dataset of images in TSV files, which are listed in a yaml file: root/{split}.yaml, or the
+    file `yaml` below root.
 
-    The linelist, a file of row numbers, selects and orders the samples; without it, all rows are
-    samples. Labels are integers, or names if there is a labelmap, a file of class names.
+    The linelist, a file of row numbers, selects and orders the samples. Without it, all rows are
+    samples. Labels are integers. With a labelmap, a file of class names, they may also be names.
     """
 
     splits = ("train", "val", "test")
@@ -61,9 +62,9 @@ class Tsv(ImageDataset):
         yaml: path of the yaml below root; default: {split}.yaml. extra_roots: folders, besides
         root, that may contain the files. channels: see `read_image`.
 
-        If num_classes is None, the labelmap (file of class names) defines the number of classes.
-        Without a labelmap, the dataset of train.yaml defines it, if `yaml` is None and train.yaml
-        exists. Otherwise, it is the largest label of this split plus 1.
+        If num_classes is None, the number of classes is the first of these that is available: the
+        number in the labelmap (file of class names), the number in train.yaml's dataset (only if
+        `yaml` is None), or the largest label of this split plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
@@ -76,8 +77,8 @@ class Tsv(ImageDataset):
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
             raise DataError(
-                f"{source}: the labels of {JSON_LABELS} are read from the file of the key 'img': "
-                "remove the key 'label'"
+                f"{source}: because of {JSON_LABELS} in the path, labels are read from the file of "
+                "the key 'img', not from that of the key 'label': remove the key 'label'"
             )
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
@@ -128,8 +129,8 @@ class Tsv(ImageDataset):
 def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
     """Return the files that the yaml `source` lists, as {key: path}.
 
-    Raises DataError if the yaml is invalid, or a file is missing or lies neither below the folder
-    of the yaml nor below one of the `roots`.
+    Each file must lie below the folder of the yaml or one of the `roots`. Raises DataError if a
+    file is missing or lies elsewhere, or if the yaml is invalid.
     """
     try:
         tree = yaml_format.safe_load(regular_file(source).read_text(encoding="utf-8"))

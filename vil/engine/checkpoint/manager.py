@@ -15,14 +15,21 @@ from vil.utils.errors import SaveError
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """The schedule of evaluations and checkpoints, and the rules for which checkpoints to keep."""
+    """The schedule of evaluations and checkpoints, and the rules for which checkpoints to keep.
 
-    eval_every: int = 1  # epochs
-    save_every: int = 1  # epochs
-    save_steps: int = 0  # steps between further checkpoints, 0: none
-    keep: int = 2  # newest checkpoints
-    keep_every: int = 0  # epochs between checkpoints that are never removed, 0: none
-    max_failed_saves: int = 3  # in a row
+    eval_every, save_every: epochs between evaluations, and between checkpoints.
+    save_steps: steps between additional checkpoints; 0 for none.
+    keep: number of newest checkpoints to keep.
+    keep_every: epochs between checkpoints that are never removed; 0 for none.
+    max_failed_saves: number of consecutive failed saves after which the run stops.
+    """
+
+    eval_every: int = 1
+    save_every: int = 1
+    save_steps: int = 0
+    keep: int = 2
+    keep_every: int = 0
+    max_failed_saves: int = 3
 
     def evaluates(self, state: TrainState, end: int) -> bool:
         """Return whether an evaluation is due at the step of `state`. Returns False if this step
@@ -78,8 +85,8 @@ class CheckpointManager:
         """Save a checkpoint of `state`, unless the same state was saved already.
 
         A state that was saved before its evaluation is saved again after it, because the result of
-        the evaluation is part of the state. A failure to save is logged. SaveError is raised if the
-        save is `required`, or after too many consecutive failures.
+        the evaluation is part of the state. If the save fails, the error is logged. SaveError is
+        raised instead if the save is `required`, or after too many consecutive failures.
 
         Returns `state`. If the checkpoint is the new best one but cannot be written, the previous
         best checkpoint remains the best in the returned state.

@@ -1,6 +1,6 @@
 """Save and load optimizer state by parameter name instead of by index.
 
-The state can therefore be loaded after the parameter groups (weight decay, layer-wise learning
+The state can therefore be loaded even if the parameter groups (weight decay, layer-wise learning
 rates), the order of modules or the frozen parameters have changed. Optimizer settings are not
 saved: they come from the config, and the learning rate is a function of the step.
 

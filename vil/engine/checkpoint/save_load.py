@@ -3,7 +3,7 @@
     <run>/checkpoints/step-00001234/model.safetensors   weights, named as in the model without DDP
                                     ema.safetensors     averaged weights, if any, same names
                                     state.pt            optimizer, GradScaler, TrainState
-                                    manifest.json       size and SHA-256 of each, step, versions
+                                    manifest.json       step, versions, each file's size and SHA-256
                                     manifest.sha256     SHA-256 of the manifest
     <run>/checkpoints/last, best                        text files with a folder's name
 
@@ -89,8 +89,8 @@ class TrainState:
         """Return the state after an evaluation with the metric `value`.
 
         A better value becomes the new best. NaN never does. drop: whether a value that is not a new
-        best increases `drops`, which lowers the learning rate. A NaN increases it only if there is
-        a best value.
+        best increases `drops`, which lowers the learning rate. Before there is a best value, a NaN
+        does not increase `drops`.
         min_delta: early stopping counts a value as an improvement only if the value is better than
         the last improvement by more than `min_delta`.
         """
@@ -186,10 +186,10 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write a checkpoint to the folder `final`. After an error, no incomplete folder remains.
 
-    If `final` already exists, it is replaced. This happens if a state was saved before its
-    evaluation. Meanwhile, the old folder gets another name that `checkpoints` also lists, so that a
-    checkpoint of this step exists even if the process is killed. files: {file name: content}, from
-    `collect_files`.
+    If `final` already exists, it is replaced. For example, a run is stopped at this step before its
+    evaluation. The resumed run evaluates, and saves the step again. During the replacement, the old
+    folder has another name that `checkpoints` also lists, so that a checkpoint of this step exists
+    even if the process is killed. files: {file name: content}, from `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
@@ -230,8 +230,8 @@ def prune(
 ) -> None:
     """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    Checkpoints of steps after `step` are neither counted nor removed. They are corrupt, as the run
-    would otherwise have resumed from one of them.
+    If there are checkpoints of later steps than `step`, they are corrupt, because the run did not
+    resume from them. They are neither counted nor removed.
 
     is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
     that logs a line, called for each checkpoint that cannot be removed.

@@ -33,8 +33,7 @@ class AttentionWeights(NamedTuple):
     unless all of its keys are masked.
     grid: rows and columns of the local tokens.
     cells: rows and columns of the R local keys.
-    ratio: side of the square of local tokens that a local key stands for; 1 unless keys are
-    downsampled.
+    ratio: with downsampled keys, each local key stands for ratio x ratio local tokens; otherwise 1.
     """
 
     weights: Tensor

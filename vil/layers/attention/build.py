@@ -133,4 +133,4 @@ def set_progress(model: nn.Module, progress: TrainStep) -> None:
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]
     for change in dict.fromkeys(filter(None, changes)):
-        log.info("%s (%d attention modules)", change, changes.count(change))
+        log.info("%s (in %d attention modules)", change, changes.count(change))

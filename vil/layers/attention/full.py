@@ -1,8 +1,8 @@
 """Full attention: every token attends to every token.
 
-By default, it is computed by torch's scaled_dot_product_attention. On a CPU and without a bias, the
-compiled C++ backend of local attention is used instead if `vil tune` found it faster. Its window
-then covers all tokens.
+By default, torch's scaled_dot_product_attention computes it. For calls on a CPU without bias,
+padding and dropout, `vil tune` may select the compiled C++ backend of local attention, with a
+window that covers all tokens.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -167,7 +167,7 @@ class FullAttention(Attention):
     def table_shape(self, entries: int) -> Grid:
         """Return (rows, columns) of this module's relative position table.
 
-        entries: number of table entries. Other classes compute the result from it.
+        entries: number of table entries. It is not used, because the module stores the result.
         """
         return self.table_size
 

@@ -29,7 +29,8 @@ class AttendedKeys(NamedTuple):
 
     keys (K,): indices of local tokens; a token may occur several times.
     entries (K,): for each key, the index of its bias in the relative position bias table.
-    visible (N or 1, K) bool: whether the query attends to the key, in each head or in all heads.
+    visible (N, K) or (1, K) bool: whether the query attends to the key, for each of N heads, or
+    once for all heads.
     """
 
     keys: Tensor
@@ -87,7 +88,7 @@ class LocalAttention(GlobalLocalAttention):
         """Return whether `vil.ops.qkv_attention` should compute a call of `attend_qkv`.
 
         This requires that the backend is "native", that `vil.ops.qkv_attention` supports the call,
-        and that a user has replaced none of the methods in REPLACED.
+        and that the user has not overridden any method listed in REPLACED.
         """
         if torch.compiler.is_compiling() or is_exporting() or overrides(self, REPLACED):
             return False

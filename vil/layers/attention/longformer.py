@@ -126,7 +126,8 @@ class LongformerAttention(LocalAttention):
         return random_shift.sample_neighbor(self.progress, self.index)
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Store the training step. Return a message to log at the step where random shift ends.
+        """Store the training step. At the first step after random shift has ended, return a message
+        to log. At all other steps, return None.
 
         index: position of this module among the attention modules of the model.
         """

@@ -34,14 +34,13 @@ class PatternAttention(LocalAttention):
     not the result.
     max_reach: the largest displacement, in rows and in columns, that has an entry in the bias
     table. Query-key pairs that are farther apart use the outermost entries. With 0, the table
-    covers all displacements of the pattern, or of the grid if the pattern grows with the grid.
+    covers all displacements of the pattern.
     backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
-    rel_pos: learn a relative position bias. If max_reach is 0 and the pattern grows with the grid,
-    the table is sized for `grid` and is interpolated on another grid.
+    rel_pos: learn a relative position bias. If the pattern grows with the grid and max_reach is 0,
+    the table is sized for `grid`, which is then required, and is interpolated on another grid.
 
-    Raises ValueError if the text of the pattern is malformed, if the pattern has masks for a number
-    of heads other than num_heads, if it is not defined on `grid`, or if `grid` is None although the
-    bias table is sized for a grid.
+    Raises ValueError if the text of the pattern is malformed, if the pattern is not defined on
+    `grid`, or if it has masks for several heads, but not for num_heads heads.
     """
 
     def __init__(

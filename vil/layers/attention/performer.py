@@ -143,11 +143,11 @@ class RandomFeatureAttention(nn.Module):
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return the attention output (B, N, T, D) of q with k, v, all (B, N, T, D).
+        """Return the attention output (B, N, T, D) of q, k and v, which have the same shape.
 
         real (B, T) bool: True for keys that are not padding. The computation is in float32 (float64
-        for float64 inputs) even under autocast, because the features are exponentials of a wide
-        range.
+        for float64 inputs) even under autocast, because the random features are exponentials, which
+        have a wide range.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):

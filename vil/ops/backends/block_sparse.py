@@ -77,8 +77,8 @@ def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
     Heads with different patterns are in different parts. In each part, q has at most PART_BYTES,
-    and the bias has at most BIAS_BYTES. The scores of one query chunk per image and head together
-    have at most BATCH_BYTES. Only a part with a single image and head may exceed these limits.
+    and the bias has at most BIAS_BYTES. A batch with one query chunk of each image and head has
+    scores of at most BATCH_BYTES. A single image or head may exceed a limit.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -332,10 +332,10 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias and mask (n, 1, W, T) that all query chunks of a group share.
+        """Return the bias (n, 1, W, T) that all query chunks of a group share.
 
-        Returns None if there is no bias, or if displacements or masks of the key chunks differ
-        between query chunks. Masked keys have the most negative finite number instead of a bias.
+        It includes the mask: the bias of masked keys is the most negative finite number. Returns
+        None without a bias, or if query chunks differ in the displacements or masks of their keys.
         Shapes: n heads, W queries and T keys of a query chunk.
         """
         if self.part.bias is None or len(group.steps) > 1:

@@ -66,15 +66,15 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
-    """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
+    """Divide the query chunks of a window into groups with the same key offsets.
 
-    The interior of the grid is one group. The chunks along each border and in each corner form
-    other groups.
+    halo: 1 if the grid is surrounded by extra chunks, else 0.
 
-    If the window has all nine offsets and the grid has only two rows of chunks, both rows attend to
-    the same key chunks. They are then computed together. Two columns are treated in the same way.
-    halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, every query chunk
-    has all neighbors, so there is only one group.
+    With extra chunks, every query chunk has all neighbors, so there is only one group. Without
+    extra chunks, the interior of the grid is one group, and the chunks along each border and in
+    each corner form other groups. If, in addition, the window has all nine offsets and the grid has
+    only two rows of chunks, both rows attend to the same key chunks and are computed together. Two
+    columns are treated in the same way.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -112,7 +112,7 @@ def halo_size(window: Window, lanes: int) -> int:
 
 
 class _Span(NamedTuple):
-    """The fields of a `ChunkGroup` for one axis of the grid: rows or columns."""
+    """The fields of a `ChunkGroup`, except `offset_index`, along one axis: rows or columns."""
 
     first: int
     count: int
@@ -123,12 +123,14 @@ class _Span(NamedTuple):
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
     """Divide the chunks along one axis of the grid into spans of adjacent chunks.
 
-    All chunks of a span have neighbors inside the grid at the same offsets.
+    The chunks of a span attend to neighbors at the same offsets. There is one exception: without a
+    halo, if `shared` is True and the axis has only two chunks, the two form one span, because both
+    attend to the same key chunks.
+
     chunks: number of chunks along the axis.
     steps: the offsets along the axis.
     halo: 1 if the grid is surrounded by extra chunks, so that all neighbors exist, else 0.
-    shared: whether a window has all nine offsets. If so, the chunks of an axis with only two chunks
-    attend to the same key chunks and form one span.
+    shared: whether the window has all nine offsets.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -192,7 +194,8 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
     """View the queries of a batch as blocks of query chunks.
 
     x (B, N, R, C, w, w, D): all queries, in chunks. For b images and n heads in the batch, the view
-    is (b, n, block rows, block columns, chunk rows in a block, chunk columns in a block, w, w, D).
+    is (b, n, rows of blocks, columns of blocks, chunk rows in a block, chunk columns in a block, w,
+    w, D).
     """
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
@@ -204,8 +207,8 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
     """Return one view of x for each key chunk of a block.
 
     A block is a rectangle of query chunks that attend to the same key chunks. View j has key chunk
-    j of every block in the batch, for b images and n heads: (b, n, block rows, block columns, w, w,
-    D).
+    j of every block in the batch, for b images and n heads: (b, n, rows of blocks, columns of
+    blocks, w, w, D).
     x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
     grid if `halo` is 1.
     """
@@ -218,8 +221,9 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
     A block is a rectangle of query chunks that attend to the same key chunks. A single view is
     possible if these key chunks form a rectangle. Do not write to a view, because the key chunks of
     different blocks may overlap in memory.
-    For b images and n heads in the batch, a view is (b, n, block rows, block columns, key chunk
-    rows, key chunk columns, w, w, D).
+    For b images and n heads in the batch, a view is (b, n, rows of blocks, columns of blocks, rows
+    of key chunks, columns of key chunks, w, w, D). The view of one key chunk has one row and one
+    column of key chunks.
     x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
     grid if `halo` is 1.
     """
@@ -235,8 +239,8 @@ def _key_view(
 ) -> Tensor:
     """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
-    For b images and n heads in the batch, the view is (b, n, block rows, block columns, *size, w,
-    w, D).
+    For b images and n heads in the batch, the view is (b, n, rows of blocks, columns of blocks,
+    *size, w, w, D).
     first: (rows, columns) from a block's first query chunk to the rectangle's first chunk. If x
     includes extra chunks around the grid, add 1 to both numbers.
     size: (rows, columns) of the rectangle. For a single key chunk, it may be () to omit these two

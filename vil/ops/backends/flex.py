@@ -20,9 +20,10 @@ of a fixed size. For a layout, the chunk size and the largest displacement in th
 also compiled into the kernel. After MAX_SHAPES shapes, `unsupported` rejects further shapes. If
 they are compiled anyway, torch raises an error at a larger limit (see `_limits`).
 
-`run` uses FlexAttention's own backward pass, which exists only on CUDA. `forward` also returns the
-log-sum-exp, which the backward pass of another backend needs (see `vil.ops.custom_op`). On CPUs,
-torch cannot compile `forward`.
+`run` uses FlexAttention's own backward pass, which exists only on CUDA. On CPUs, `run` therefore
+supports only calls without gradients. `forward` also returns the log-sum-exp, which the backward
+pass of another backend needs (see `vil.ops.custom_op`). torch cannot compile the log-sum-exp on
+CPUs, so `forward` needs CUDA.
 
 Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
 P tokens of a block (a padded chunk), M query blocks (chunks, and empty blocks), S first key blocks

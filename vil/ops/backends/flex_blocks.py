@@ -113,7 +113,7 @@ def num_first(num_global: int, block: int) -> int:
 def has_full(window: Window | Layout, block: int) -> bool:
     """Return whether some pairs of a query block and a key block can be computed without a mask.
 
-    All pairs get a mask if chunks are padded to blocks, and in windows with the exact mask.
+    Every pair needs a mask if chunks are padded to blocks, or if the window has the exact mask.
     block: number of tokens in a block.
     """
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
@@ -152,9 +152,9 @@ def widths(case: Case, block: int) -> tuple[int, int]:
     """Return the lengths of the two parts of a row of `added`: global bias and bias table.
 
     `added` is explained in `WindowBlocks`. The first length is the number of tokens in the blocks
-    of global keys, and the second is the number of entries of the bias table. For windows, the
-    second is rounded up to the table of the largest window whose chunks fit into a block, so that
-    windows of different sizes share a compiled kernel.
+    of global keys, and the second is the number of entries of the bias table. For a window, the
+    second is the table size of the largest window whose chunks fit into a block, so that windows of
+    different sizes share a compiled kernel.
     block: number of tokens in a block.
     """
     first = num_first(case.num_global, block) * block
@@ -366,7 +366,8 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
     """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the index of the bias of a query and a visible key in a row of the bias tensor."""
+        """Return, for a query and a visible key, the index of their bias in a row of the bias
+        tensor."""
         start = blocks.base[query // size, key // size]
         local = start + blocks.code[query % size] - blocks.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
@@ -388,7 +389,7 @@ def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Call
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the index of the bias of a query and a key in a row of the bias tensor."""
+        """Return, for a query and a key, the index of their bias in a row of the bias tensor."""
         local = (key - first).clamp(min=0)
         rows = (blocks.rows[query] - blocks.rows[local]).clamp(-top, top) + top
         cols = (blocks.cols[query] - blocks.cols[local]).clamp(-left, left) + left

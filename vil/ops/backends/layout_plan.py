@@ -81,7 +81,8 @@ def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
 
     The result is a bool tensor (P, W, J*W) for chunks of W tokens. It is True where a query token
     must not attend to a key token. Returns None if nothing is masked.
-    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): indices into `lists`.
+    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): for each query chunk, the
+    indices in `lists` of its J pairs.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():

@@ -1,10 +1,10 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
 This backend supports attention patterns, and windows in which every token attends to every token.
-Such windows need a mask only for padding or a bias. The fused kernels store no scores, but a
-mask has an entry for each pair of tokens, so the grid size is limited as in dense_masked.py.
-Training with a bias is not supported, because the fused kernels do not compute the gradient of the
-bias.
+Such windows need a mask only if there is padding or a bias. torch's fused kernels do not store the
+scores. However, a mask has an entry for each pair of tokens, so the grid size is limited as in
+dense_masked.py. Training with a bias is not supported, because torch's fused kernels do not compute
+the gradient of the bias.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """

@@ -140,7 +140,8 @@ def run(
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return (numbers, {}): the fields of `_Call` that describe a window. It needs no tensors."""
+    """Return two dicts of the fields of `_Call` that describe a window: numbers and tensors. The
+    second dict is empty."""
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),

@@ -50,9 +50,10 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
 
 
 class HandMatmul(Function):
-    """Autograd function that computes `scores_autograd` or `values_autograd`, saving only inputs.
+    """Autograd function that computes `scores_autograd` or `values_autograd` with less memory.
 
-    The backward pass rolls tensors again, so no rolled copies are stored.
+    It saves only the two input tensors, such as q and k. It does not save the rolled copies of k or
+    v, because the backward pass rolls k or v again.
     """
 
     @staticmethod

@@ -61,7 +61,7 @@ def make_pattern(name: str, /, *arguments: Any, **options: Any) -> Pattern:
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
-        raise ValueError(f"{name}: {error}; its arguments are {', '.join(parameters)}") from None
+        raise ValueError(f"{name}: {error}; {name} accepts {', '.join(parameters)}") from None
     pattern = function(*arguments, **options)
     if not isinstance(pattern, Pattern):
         raise ValueError(f"{name} must return a vil.ops.patterns.Pattern, got {pattern!r}")
@@ -127,7 +127,7 @@ class _Parser:
                 self.position += 1
                 options[str(value)] = self._value()
             elif options:
-                raise self._error("expected KEY=VALUE after another KEY=VALUE")
+                raise self._error("expected '=' (a VALUE without KEY must precede every KEY=VALUE)")
             else:
                 arguments.append(value)
         return arguments, options

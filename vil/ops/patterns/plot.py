@@ -1,6 +1,6 @@
 """Plot the mask of a pattern.
 
-Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ.
+Shapes: X Y grid rows and columns, L = X*Y tokens, H heads.
 """
 
 from matplotlib.figure import Figure
@@ -12,7 +12,7 @@ INCHES = 4.0  # side of a panel
 def plot_mask(
     mask: Tensor, grid: tuple[int, int], query: tuple[int, int] | None, title: str
 ) -> Figure:
-    """Plot a mask (L, L) or (H, L, L). Returns a figure with two panels for each head.
+    """Plot a mask (L, L), or a mask per head (H, L, L). Returns a figure with two panels per mask.
 
     The left panel is the grid, with the keys of one query. The right panel is the mask of all
     pairs.

@@ -47,11 +47,11 @@ def backends(case: LinearCase) -> dict[str, Compute]:
 
 
 def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
-    """Return {backend: function} as `backends` does, but for packed weights.
+    """Return {backend: function} like `backends`, but for packed weights.
 
-    This call packs `weights`. The functions use the packed weights and ignore their own argument
-    `weights`. "native" is the C++ backend. "torch" uses oneDNN, as in a model optimized for
-    inference. case: a norm and a linear layer, or an MLP.
+    `weights` is packed once, before the functions are returned. The functions take x and weights,
+    but ignore these weights and use the packed ones. "native" is the C++ backend. "torch" uses
+    oneDNN, as in a model optimized for inference. case: a norm and a linear layer, or an MLP.
     """
     half, w = case.dtype == torch.bfloat16, weights
     norm = Norm(w["gain"], w["shift"], EPS)

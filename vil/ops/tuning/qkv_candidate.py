@@ -1,4 +1,4 @@
-"""Functions that are timed to compare attention backends on a CPU, including copies of tensors.
+"""Functions that are timed to compare attention backends on a CPU.
 
 In an attention module, queries, keys and values are views of one qkv tensor. Their gradients are
 copied to one tensor, and so are the outputs of global and local queries. Some backends avoid some
@@ -47,7 +47,7 @@ def make_leaves(case: Case, seed: int = 0) -> tuple[Leaves, Tensor]:
 
 
 def is_full(case: Case) -> bool:
-    """Return whether every token attends to every token without a bias."""
+    """Return whether every token attends to every token, and no bias is added."""
     biased = case.table_bias or case.global_bias
     return not case.is_layout and case.window.covers_grid and not biased
 

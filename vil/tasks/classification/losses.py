@@ -83,7 +83,7 @@ def focal(
         smoothing: label smoothing of class targets.
         alpha: weight of the positive term t log p. The paper's weight a corresponds to
             alpha = a / (1 - a), up to a constant factor of the loss.
-        normalize: whether to sum the loss over classes. If False, it is averaged over classes.
+        normalize: if True, the loss is summed over classes. If False, it is averaged over them.
         per_image: return the loss of each image (B,) instead of the mean over images.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1

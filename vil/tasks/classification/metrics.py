@@ -18,8 +18,9 @@ MAX_RANKED = 100  # maximum number of classes for which all probabilities are ke
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a classifier with `num_classes` classes.
 
-    is_mapped: whether DATA.TARGETMAP maps the model's classes to other classes of the test set. If
-    so, metrics that require a test set with the model's classes are omitted.
+    is_mapped: whether the test set has other classes than the model, to which DATA.TARGETMAP maps
+    the model's classes. If so, metrics that require a test set with the model's classes are
+    omitted.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:

@@ -116,7 +116,8 @@ class ClassificationTask(ImageTask):
     def check_weights(self) -> None:
         """Raise ValueError if class or sample weights are set, but not supported.
 
-        Some loss functions support neither kind of weights. Mixup does not support sample weights.
+        Some loss functions support neither kind of weights. Mixup and cutmix do not support sample
+        weights.
         """
         if (self.class_weights, self.image_weights) == (None, None):
             return
@@ -127,7 +128,8 @@ class ClassificationTask(ImageTask):
             )
         if self.image_weights is not None and self.mix is not None:
             raise ValueError(
-                "mixup and cutmix do not support sample weights: set AUG.MIXUP_PROB to 0"
+                "mixup and cutmix do not support sample weights: set AUG.MIXUP_PROB to 0, which "
+                "disables both"
             )
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -368,7 +370,7 @@ def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Compute the loss and the correctness of predictions on a test set with other classes.
+    """Compute losses and correctness on a test set whose classes differ from the model's classes.
 
     logits (B, K), of the model's K classes. targets (B,): indices of the test set's C classes.
     class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.

@@ -105,10 +105,10 @@ class Detection(ConfigTask, DetectionTask):
 
     @contextmanager
     def open_data(self) -> Iterator[OpenData]:
-        """Context manager that opens the config's datasets, see `Task.open_data`.
+        """Context manager that opens the config's datasets to describe them, see `Task.open_data`.
 
-        If all datasets are synthetic, only a few of their images are rendered, into a temporary
-        folder.
+        If all datasets are synthetic, their images are rendered into a temporary folder. Of the
+        dataset `scenes`, only a few images are rendered.
         """
         with tempfile.TemporaryDirectory() as folder:
             few = _render_few(self.cfg, folder)

@@ -82,8 +82,8 @@ class DetectionTask(Task):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Evaluate a model in eval mode on the test set `name`, and return {metric: value}.
 
-        The metrics are those of `coco_eval.average_precision`, and `count`, the number of images.
-        between: function that is called before each batch.
+        The metrics are those of `coco_eval.average_precision`. The key "count" has the number of
+        images. between: function that is called before each batch.
 
         Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
         is evaluated as an image without detections.

@@ -10,10 +10,10 @@ object. Such a box is dropped if it also lies inside another tile, without touch
 of the other tile, because the other tile then shows more of the object. As a result, an object that
 is not larger than the overlap is detected once, with a box that covers all of it.
 
-Boxes that touch an inner border, but are not dropped, take part in non-maximum suppression per
-class. It ranks all boxes that touch no inner border by score, followed by the boxes that touch one,
-ranked by size, largest first. For an object that is larger than the overlap, several boxes may
-remain. Choose an overlap as large as the largest objects of interest.
+Non-maximum suppression per class then removes duplicates among the remaining boxes. It ranks boxes
+that touch no inner border first, by score. Boxes that touch an inner border follow, largest first.
+For an object that is larger than the overlap, several boxes may remain. Choose an overlap as large
+as the largest objects of interest.
 """
 
 import torch

@@ -27,7 +27,7 @@ MIN_THRESHOLD = 1e-30
 
 
 class MultilabelTask(ImageTask):
-    """Task for models that predict any number of K labels for each image.
+    """Task for models that predict which of K labels an image has.
 
     Args:
         num_labels: number K of labels.
@@ -146,7 +146,7 @@ class MultilabelTask(ImageTask):
         self.thresholds = np.array([chosen[name] for name in names]) if values else default
 
     def for_ensemble(self, tasks: Sequence["MultilabelTask"]) -> "MultilabelTask":
-        """Return a copy of this task. Its thresholds are the means of the thresholds of `tasks`."""
+        """Return a copy of this task whose thresholds are the means of those of `tasks`."""
         task = copy(self)
         task.thresholds = np.mean([each.thresholds for each in tasks], axis=0)
         return task

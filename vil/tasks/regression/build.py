@@ -41,8 +41,8 @@ class Regression(ConfigImageTask, RegressionTask):
         """Set the mean and the standard deviation with which targets are normalized.
 
         They are taken from the config (REGRESSION.MEAN, REGRESSION.STD). If they are not set there,
-        they are computed from the training set `dataset`. Raises DataError if a target has the same
-        value in all training images.
+        they are computed from the training set `dataset`. Raises DataError if a computed standard
+        deviation is 0.
         """
         own, targets = self.cfg.REGRESSION, dataset.targets.astype(np.float64)
         mean = list(own.MEAN) or targets.mean(axis=0).tolist()
@@ -50,8 +50,8 @@ class Regression(ConfigImageTask, RegressionTask):
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
-                f"{len(constant)} of {len(std)} targets are constant in the training set, such as "
-                f"{constant[0]}: remove them, because they cannot be learned"
+                f"{len(constant)} of {len(std)} targets (such as {constant[0]}) are constant in "
+                "the training set and cannot be learned: remove them"
             )
         self.set_scale(mean, std)
         self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}

@@ -116,8 +116,8 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over. If each value of the config key
-    is a list itself, the setting must have a list of lists."""
+    """Return whether a setting has a list of values to sweep over. If the values of its config key
+    are lists themselves, only a list that contains a list counts."""
     if not isinstance(setting.value, list):
         return False
     section, _, name = setting.key.rpartition(".")

@@ -82,7 +82,6 @@ class SweepPlan:
     """All runs of a sweep.
 
     folder: the sweep's folder. base: the config that the runs share. runs: the runs, in order.
-    keys: the config keys whose values the sweep varies, in order.
     """
 
     folder: Path
@@ -91,6 +90,7 @@ class SweepPlan:
 
     @property
     def keys(self) -> list[str]:
+        """The config keys whose values the sweep varies, in order."""
         return list(dict.fromkeys(key for run in self.runs for key in run.settings))
 
     @property

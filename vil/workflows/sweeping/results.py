@@ -45,7 +45,7 @@ def metric_of(run: SweepRun) -> Metric:
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
     """Read the results of all runs of a sweep into a table. sizes: {name of a group of runs: size
-    of its model}. For other groups, the cells of the size are empty."""
+    of its model}. If a group is not in `sizes`, the cells for the size of its model are empty."""
     metric = metric_of(plan.runs[0])
     rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
     groups = [

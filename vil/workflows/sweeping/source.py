@@ -122,8 +122,8 @@ def read_grid(file: str | Path) -> Grid:
 
 
 def is_variant(key: str) -> bool:
-    """Return whether a dotted key of a grid file stands for a complete variant, such as
-    "variants.a", instead of one setting of a variant."""
+    """Return whether a dotted key of a grid file, such as "variants.a", stands for a complete
+    variant instead of one setting of a variant."""
     return key.startswith("variants.") and key.count(".") == 1
 
 

@@ -75,9 +75,9 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     acc (Q, D_PAD): the sum of E @ keys, the gradient of the queries without the factor `scale`.
     rest (Q,): the row sums of E. They would be 0 in exact arithmetic, but the rounding of `out`
     makes delta inexact. `query_kernel` adds `rest` to delta to correct it for the other kernels.
-    pull (Q, D_PAD): the sum of P @ keys. `query_kernel` subtracts rest * pull from acc, to correct
-    acc for the same error. `pull` takes one more matmul, so it is computed only for float32. In 16
-    bits, the correction is smaller than the rounding error.
+    pull (Q, D_PAD): the sum of P @ keys, for float32 only. `query_kernel` subtracts rest * pull
+    from acc, to correct acc for the same error. In 16 bits, this correction would be smaller than
+    the rounding error, and `pull` takes one more matmul.
     """
     weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]

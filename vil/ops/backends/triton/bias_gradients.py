@@ -119,9 +119,9 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis of `sums`, which has a gradient for each displacement between two tokens.
+    """Resize an axis of `sums`, the gradients for all displacements between two tokens.
 
-    The axis has the displacements -n to n, and that of the result has -reach to reach. Gradients
+    The axis covers the displacements -n to n, and the result covers -reach to reach. Gradients
     beyond `reach` are added to the outermost entries, because the bias table clamps displacements.
     If n is smaller than `reach`, the new entries are 0.
     """

@@ -1,12 +1,12 @@
 """The forward kernel of fused local attention, and functions shared with the backward kernels.
 
-A program computes the output for a block of queries of one chunk. The keys of a chunk fill a few
-rectangles of tokens (all nine chunks together are one rectangle), which are clipped to the grid.
-The kernel reads the tokens of a rectangle row by row in blocks of any width, without reordering
-them. Clipping excludes absent neighbors and padding, so masks are needed only at the end of a
-rectangle and for the exact window. In a cyclic window, rectangles are wrapped instead of clipped,
-and padding is masked. For the `Layout` of a pattern, keys are in listed chunks instead of
-rectangles (lists.py). The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
+A program computes the output for a block of queries of one chunk. The keys of these queries, in
+this chunk and its eight neighbors, fill one or several rectangles of tokens. The rectangles are
+clipped to the grid. The kernel reads the tokens of a rectangle row by row in blocks of any width,
+without reordering them. Clipping excludes absent neighbors and padding, so masks are needed only at
+the end of a rectangle and for the exact window. In a cyclic window, rectangles are wrapped instead
+of clipped, and padding is masked. For the `Layout` of a pattern, keys are in listed chunks instead
+of rectangles (lists.py). The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
 exponential is a single exp2. LSE, which other backends read, is in base e.
@@ -237,9 +237,9 @@ def listed_scores(
     """Return (scores, keys, values) for Q queries of a chunk, and K keys of its listed key chunks.
 
     The scores (Q, K) include bias and mask.
-    number: index of the block of K keys, in the range that `list_blocks` returns. blocks: blocks
-    per chunk. row, col: positions of the queries in the grid. place: the row-major index of each
-    query in its chunk.
+    number: the block of K keys, numbered as in `list_blocks`. blocks: number of blocks per key
+    chunk. row, col: positions of the queries in the grid. place: the row-major index of each query
+    in its chunk.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K

@@ -7,11 +7,12 @@ rectangles of tokens, and the keys of a layout are in lists of chunks (lists.py,
 
 In addition to inputs, output and gradients, the backward pass mainly allocates two tensors. The
 first, delta, has the sum of out * dout over the channels: 4 bytes per query and head. The second
-has partial sums of the gradient of a bias table. A partial sum has 64 queries times 9 * w**2 keys
-in float32 for each head. The number of partial sums is at least one. If there are more, they take
-at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients. For example, with 8 images of
-56 x 56 tokens, 6 heads of 64 channels, w = 8 and bfloat16, q, k, v, out and their gradients take
-154 MB, delta 0.6 MB (0.4 %), and the partial sums 8.8 MB (6 %). The lists of a layout take up to 28
+has one or more partial sums of the gradient of a bias table. For a window, a partial sum takes up
+to 4 * 64 * 9 * w**2 bytes per head: 64 queries times 9 * w**2 keys in float32. Several partial sums
+are used only if all of them take at most 1/TILE_SHARE of the bytes of q, k, v, out and their
+gradients. For example, with 8 images of 56 x 56 tokens, 6 heads of 64 channels, w = 8 and bfloat16,
+q, k, v, out and their gradients take 154 MB, delta 0.6 MB (0.4 %), and the partial sums 8.8 MB
+(6 %). The lists of a layout take up to 28
 bytes per pair of chunks, and its masks 16 * W * ceil(W / 64) bytes each.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =

@@ -97,7 +97,7 @@ class Launcher:
     def options(self, kernel: str, owned: str) -> dict[str, int]:
         """Return the constexpr arguments and launch options of a kernel, as keyword arguments.
 
-        kernel: a name such as "forward", a key of `launches.LAUNCHES["sm_80"]`.
+        kernel: name of the kernel without the suffix "_kernel", such as "forward".
         owned: "queries" if each program computes a block of queries and loops over blocks of keys,
         "keys" if it computes a block of keys and loops over blocks of queries.
         """
@@ -138,8 +138,8 @@ class Launcher:
     def _loop_arguments(self, mirrored: bool) -> tuple:
         """Return the kernel arguments that define what a program loops over.
 
-        They are (RECTS, lists, num_rects). For a layout, only `lists` is not None. For a window,
-        only `lists` is None.
+        They are (RECTS, lists, num_rects). For a layout, RECTS and num_rects are None. For a
+        window, `lists` is None.
         mirrored: False if programs compute queries and loop over keys, True for the reverse.
         """
         if isinstance(self.window, Layout):

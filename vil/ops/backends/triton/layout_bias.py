@@ -87,7 +87,7 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum TILE over splits and by displacement of tokens, and add the sums to DTABLE.
+    """Sum the entries of TILE for each displacement between tokens, and add the sums to DTABLE.
 
     Chunks have w x w tokens. span_rows, span_cols: largest step plus one, in chunks.
     TILE: the result of `step_kernel` for the same steps and queries.

@@ -21,14 +21,14 @@ from vil.utils.transforms import untraced
 class Lists(NamedTuple):
     """Lists of chunks. All lists are concatenated in the tensor `chunks`.
 
-    There are three kinds: the key chunks of each query chunk, the query chunks of each key chunk
-    ("mirrored"), or the query chunks of each step (displacement between the chunks of a pair).
+    List i has the key chunks of query chunk i. In mirrored lists, it has the query chunks of key
+    chunk i. In `Steps`, it has the query chunks of step i.
     starts: list i of head h is chunks[starts[h * stride + i] : starts[h * stride + i + 1]].
     stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
     chunks (E,): the chunk indices of all lists, one for each of E pairs of chunks.
     masks (E,): the mask of each pair, as an index into `tiles`; negative if the pair needs no mask.
     tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
-    for each key token. In mirrored lists, each key token has a bit for each query token instead.
+    for each key token. With mirrored lists, each of W key tokens has a bit for each query token.
     The other tensors are int32. No field is None, because Triton does not compile None inside a
     tuple.
     """
@@ -119,7 +119,7 @@ def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
-    """Sort the pairs of chunks of a layout by head, and the pairs of a head by list.
+    """Sort the pairs of chunks of a layout by head, and the pairs of a head by list (see `Lists`).
 
     lines: for each pair, the index of its list, such as the index of its query chunk. count: the
     number of lists per head. Returns (order, starts, stride): the permutation that sorts the pairs,

@@ -42,12 +42,14 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK consecutive tokens of a chunk.
 
-    first: the row-major index in the chunk of the first of these tokens.
+    first: index in the chunk of the first token. All indices are row-major.
     row, col: the row and column of each token in the grid.
-    place: the row-major index of each token in the chunk.
-    token: the row-major index of each token in the grid; 0 where `exists` is False.
-    exists: False beyond the end of the chunk, and for tokens outside of rows x cols.
-    Beyond the end of the chunk, row, col and place are those of the chunk's first token.
+    place: index of each token in the chunk.
+    token: index of each token in the grid; 0 where `exists` is False.
+    exists: False for tokens outside of rows x cols, and beyond the end of the chunk.
+
+    The BLOCK tokens may extend beyond the end of the chunk. For those that do, row, col and place
+    are those of the chunk's first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -60,14 +62,15 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, first, token, exists, mask) of a block of BLOCK tokens of a listed chunk.
+    """Return (row, col, first, token, exists, mask) of one block of tokens in a list of chunks.
 
-    number: index of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
-    row, col: the row and column of each token in the grid. first: the row-major index of the
-    block's first token in its chunk. token: the row-major index of each token in the grid. exists:
-    False for padding.
-    A listed chunk belongs to a pair of a query chunk and a key chunk. mask: index of the pair's
-    mask in `lists.tiles`; negative if the pair needs no mask.
+    number: number of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
+    row, col: the row and column of each token in the grid.
+    first: row-major index in the chunk of the block's first token.
+    token: row-major index of each token in the grid.
+    exists: False for padding.
+    mask: index in `lists.tiles` of the mask for the block's chunk and the chunk that the list
+    belongs to; negative if this pair of chunks needs no mask.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -103,8 +106,9 @@ def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
     score (len(place), BLOCK): scores between some tokens of A and BLOCK tokens of B.
     place: the row-major index in A of each token of A.
     first: the row-major index in B of the first of the BLOCK tokens. BLOCK divides 64.
-    mask: index of the mask in `lists.tiles`; negative if the two chunks need no mask. The mask of W
-    tokens per chunk is (W, ceil(W / 64)) int64: each token of A has a bit for each token of B.
+    mask: index of the mask in `lists.tiles`; negative if the two chunks need no mask. For chunks
+    of W tokens, a mask is (W, ceil(W / 64)) int64. Its row for a token of A has a bit for each
+    token of B.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

@@ -29,9 +29,10 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
     """Return the bias table for kernels, and its largest displacement (rows, columns).
 
-    table: the table of a `LocalBias`. If it is None, the returned table is also None. For an exact
-    window, the returned table is -inf for keys that are too far away. For an attention pattern (a
-    `Layout`), it has an entry for each displacement that occurs in the attended chunk pairs.
+    table: the table of a `LocalBias`. If it is None, the returned table is also None. Otherwise,
+    the returned table includes the mask of an exact window: it is -inf for keys that are too far
+    away. For an attention pattern (a `Layout`), the returned table has an entry for each
+    displacement that occurs in the attended chunk pairs.
     """
     if isinstance(window, Layout):
         if table is None:

@@ -100,8 +100,10 @@ class CocoDataset(Dataset):
         self.groups = wide[kept].astype(np.int64)  # (N,): 0 tall, 1 wide
         if missing := missing_images(self.folder, map(os.fsdecode, self.names.tolist()), roots):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            count = "1 image is" if len(missing) == 1 else f"{len(missing)} images are"
-            raise DataError(f"{count} not in {self.folder}: {', '.join(missing[:5])}{more}")
+            raise DataError(
+                f"images of {annotations} are missing from {self.folder}: "
+                f"{', '.join(missing[:5])}{more}"
+            )
 
     def __len__(self) -> int:
         return len(self.names)

@@ -1,4 +1,4 @@
-"""Load the weights of a detector into a detector, or those of a classifier into its backbone."""
+"""Load a weight file into a detector, or into its body (the network before the feature pyramid)."""
 
 from pathlib import Path
 
@@ -55,9 +55,9 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     weights of its heads are ignored. rule: method for resizing position embeddings and bias tables,
     see `load_weights`.
 
-    A classifier's absolute position embeddings cover its full image. They are therefore
-    interpolated to the size of the body's embeddings, even if the body crops its own embeddings in
-    the forward pass.
+    A classifier's absolute position embeddings cover its full image, so they are interpolated to
+    the size of the body's embeddings. The argument `resize` of `AbsoluteEmbedding` has no effect
+    on this.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
