@@ -73,8 +73,8 @@ def requests_of(
     """List the calls of the config's model that backends can run.
 
     Returns (calls of local attention, calls of linear layers and MLPs). Both lists have the calls
-    in training and in evaluation. The second list also has the calls that the model makes after it
-    is optimized for inference. This list is empty if the device is not a CPU.
+    in training and in evaluation. On a CPU, the second list also has the calls of the model after it
+    is optimized for inference. On other devices, the second list is empty.
     """
     cfg = with_num_classes(cfg)
     with torch.device("meta"):

@@ -69,7 +69,7 @@ class Archive:
             "have '..'",
             unsafe,
         )
-        warn(path, "replaced by later members of the same name", repeated)
+        warn(path, "not used, because a later member of the archive has the same name", repeated)
         self.names = np.array([os.fsencode(name) for name in rows])
         self.fields = np.array(list(rows.values()), self.dtype)
 

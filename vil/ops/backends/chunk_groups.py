@@ -1,7 +1,8 @@
-"""Divide query chunks into groups with the same key offsets, and divide groups into batches.
+"""Divide the query chunks of a grid into groups of equal blocks, and groups into batches.
 
-A block is a small rectangle of query chunks that attend to the same key chunks. In most groups, a
-block is a single query chunk. A batch is a part of a group, for some images and heads.
+A block is a small rectangle of query chunks that attend to the same key chunks, often a single
+query chunk. In a group, the key chunks are at the same offsets from every block. A batch is a part
+of a group, for some images and heads.
 
 Shapes: B images, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
 In a group: P blocks of M query chunks and J key chunks each.
