@@ -61,7 +61,7 @@ def test_texts_are_split_by_stages_and_blocks(text, counts, wanted):
     ("text", "message"),
     [
         ("a/b/c", "'a/b/c' has values for 3 stages, but the model has 2 stages"),
-        ("a;b;c", "has 3 values for stage 1, in which 2 blocks use this attention"),
+        ("a;b;c", "has 3 values for the 2 blocks of stage 1 that use it"),
         ("a;/b", "has an empty value for stage 1"),
         ("/b", "has an empty value for stage 1"),
     ],
