@@ -1,14 +1,11 @@
 """Benchmark local attention backends and baselines in interleaved rounds.
 
-A case is one attention call: its tensor sizes and its window or pattern. The baselines are
-`sdpa`, torch's full attention without bias; `sdpa_masked`, torch's attention with the mask of a
-pattern; and `natten`, if it is installed. `floor` is a lower bound: the time of the matmuls alone,
-over all query-key pairs in the windows. There are two matmuls in the forward pass and five in the
-backward pass.
+A case is one attention call: its tensor sizes and its window or pattern. The baselines are torch's
+full attention without bias (`sdpa`), torch's attention with the mask of a pattern (`sdpa_masked`),
+and NATTEN if it is installed (`natten`). The lower bound `floor` is the time of the matmuls alone.
 
-Memory is the peak size of the tensors that one forward and backward pass allocates. The inputs and
-the gradient of the output are not included. `peak_mib` includes the output and the gradients of the
-inputs, and `extra_mib` does not.
+Memory is the peak size of the tensors that one forward and backward pass allocates. `peak_mib`
+includes the output and the gradients of the inputs, and `extra_mib` does not.
 """
 
 from collections.abc import Iterable
@@ -37,10 +34,11 @@ ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with
 class Row:
     """Measurements of one backend or baseline on one attention call.
 
-    case: tensor sizes, and window or pattern, of the call. auto: whether backend="auto" selects
-    this backend. rounds: number of measurements. forward_ms, backward_ms: median times. over_NAME:
-    total time divided by that of the backend or baseline NAME. peak_mib, extra_mib: peak
-    memory with and without output and gradients. note: a remark such as "full attention, no bias".
+    auto: whether backend="auto" selects this backend.
+    forward_ms, backward_ms: median times.
+    over_NAME: total time divided by that of the backend or baseline NAME.
+    peak_mib, extra_mib: peak memory with and without output and gradients.
+    note: a remark such as "full attention, no bias".
     reason: why there are no measurements, or "".
     """
 
@@ -86,10 +84,10 @@ def measure(
 ) -> list[Row]:
     """Measure backends and baselines on one attention call, and a lower bound on the time.
 
-    case: tensor sizes, and window or pattern, of the call. names: names of the backends and
-    baselines. rounds: number of measurements of each. max_bytes: backends with a higher estimated
-    memory do not run. None sets this limit to 0.8 of the free memory. Returns a row per name, and
-    the lower bound's row at the end. Raises ValueError for an unknown name.
+    names: the backends and baselines. rounds: number of measurements of each, but fewer if it is
+    slow. max_bytes: backends with a higher estimated memory do not run; None for 0.8 of the free
+    memory. Returns a row per name, then the row of the lower bound. Raises ValueError for an
+    unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:

@@ -1,10 +1,9 @@
 """Candidates of the attention benchmark: backends, full attention, NATTEN and a lower bound.
 
-A candidate is a pair of functions to time: the forward pass and the backward pass. A case is one
+A candidate is a pair of functions to time: a forward pass and a backward pass. A case is one
 attention call: its tensor sizes and its window or pattern.
 
-Shapes: B images, N heads, X Y rows and columns of the grid, L = X*Y tokens, D head dim, w side of a
-chunk in tokens, m n numbers of queries and keys in one matmul.
+Shapes: B images, N heads, X Y rows and columns of the grid, L = X*Y tokens, D head dim.
 """
 
 import importlib.util
@@ -23,7 +22,8 @@ from vil.ops.tuning.tuner import backend_candidate, expected_bytes
 from vil.ops.window import Mask
 from vil.utils.interleaved_timer import Candidate
 
-# (m, n) of the floor's matmuls; which one is fastest depends on the hardware
+# (m, n): numbers of queries and keys in one matmul of the floor. Which is fastest depends on the
+# hardware.
 TILES = ((64, 512), (256, 256), (512, 512), (1024, 1024))
 # number of scores in one bmm: fits a CPU's cache, or fills a GPU
 SCORES = {"cpu": 2**20, "cuda": 2**26}
@@ -35,10 +35,9 @@ MIB = 2**20
 class Baseline(NamedTuple):
     """Attention implementation with which the backends of vil are compared.
 
-    candidate: function that returns a `Candidate`, the forward and backward functions to time.
-    reasons: function that returns the reasons why the baseline cannot run an attention call. The
-    list is empty if the baseline can run it. note: how the baseline differs from the backends, such
-    as "full attention, no bias".
+    candidate: function that returns the forward and backward functions to time.
+    reasons: function that returns why the baseline cannot run a call; [] if it can.
+    note: difference from the backends, such as "full attention, no bias".
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -90,9 +89,8 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
     """Return functions that run NATTEN's 2-D attention, forward and backward. A query attends to
     the (2w+1)**2 nearest tokens, where w is the window's `size`.
 
-    The inputs are converted to NATTEN's layout here, outside the timed functions. NATTEN differs
-    from the backends of vil in two ways. NATTEN adds no bias. At the border of the grid, NATTEN
-    moves the window inwards, and the backends clip it.
+    Unlike the backends of vil, NATTEN adds no bias. At the border of the grid, NATTEN moves the
+    window inwards, and the backends clip it.
     """
     from natten.functional import na2d
 
@@ -105,6 +103,7 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
     leaves = [to_grid(inputs.q), *(to_grid(local) for _, local in chunks)]
     if case.num_global:
         leaves += [glob.transpose(1, 2).contiguous() for glob, _ in chunks]
+    # converted to NATTEN's layout here, outside the timed functions
     leaves = [leaf.requires_grad_() for leaf in leaves]
     extra = dict(zip(("additional_keys", "additional_values"), leaves[3:]))
     side = 2 * case.window.size + 1
@@ -144,8 +143,7 @@ def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
     """Return the reasons why a baseline or backend cannot run an attention call; [] if it can.
 
-    One reason is that the estimated memory of a backend exceeds `max_bytes`. name: name of the
-    baseline or backend. case: the call's tensor sizes, and its window or pattern.
+    One reason is that the estimated memory of a backend exceeds `max_bytes`.
     """
     if name in BESIDE:
         return BESIDE[name].reasons(case)
@@ -159,7 +157,7 @@ def count_pairs(window: Window | Layout, num_global: int) -> int:
     """Count the query-key pairs of one image and head, including pairs with global keys.
 
     Padding is not counted. A key that occurs twice in a cyclic window counts twice. For a `Layout`,
-    whose heads may attend to different keys, the count is the mean over heads, rounded down.
+    the count is the mean over heads, rounded down.
     """
     if isinstance(window, Layout):
         return window.count_pairs() // window.heads + num_global * window.length
@@ -186,13 +184,8 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 def find_floor(case: Case) -> tuple[Candidate, float]:
     """Measure a lower bound on the time of an attention call: the time of its matmuls alone.
 
-    Every backend needs two matmuls over the query-key pairs in the forward pass. It needs five in
-    the backward pass: one for the scores again, and four for the gradients of the attention
-    weights, v, q and k. The matmuls are timed with each tile size in TILES, and the fastest size is
-    used.
-
-    Returns (candidate, seconds). candidate: functions that run only these matmuls, to be timed
-    together with the backends. seconds: measured time of the forward and backward pass.
+    Returns (candidate, seconds). candidate: functions that run only these matmuls, with the fastest
+    tile size in TILES. seconds: measured time of the forward and backward pass.
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):
@@ -202,11 +195,10 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a `Candidate` whose forward and backward functions run only the matmuls of an
-    attention call.
+    """Return forward and backward functions that run only the matmuls of an attention call.
 
-    tile: (m, n). The query-key pairs of the call are divided into matmuls of m queries and n keys,
-    which run in batches. If the call has few pairs, m and n are adjusted to match their number.
+    tile: (m, n), the numbers of queries and keys in one matmul. They are adjusted if the call has
+    few query-key pairs.
     """
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile
@@ -231,4 +223,5 @@ def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
                 torch.bmm(s.mT, q[:count], out=dk[:count])
         return []
 
+    # forward: scores and output; backward: scores again, gradients of the weights, q, k and v
     return Candidate(lambda: compute(1, 1, 0), lambda out: compute(2, 1, 2))

@@ -1,7 +1,7 @@
 """Compare ways to run a model for inference on a CPU: speed, memory, size and predictions.
 
-A path is one way to run a model, for example "fast+bf16" or "onnx+int8". A path is not timed if too
-many of its predictions differ from those of the model in eager mode.
+A path is one such way, for example "onnx+int8". It is not timed if its predictions differ too often
+from those of eager mode.
 
 Shapes: B batch, c input channels, H W image size, N images, K classes.
 """
@@ -32,14 +32,14 @@ Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
 
 @dataclass
 class Subject:
-    """Model to run for inference in several ways, which are compared.
+    """A model to run for inference in several ways, and the images that this needs.
 
-    name: name of the model in the results. model: the model in float32 on the CPU. size: (H, W) of
-    the input images. calibration: images (N, c, H, W) that determine the activation ranges of
-    static int8 quantization. folder: folder for the exported files. images: real images
-    (N, c, H, W) on which predictions are compared; None for a model with random weights. targets:
-    true classes (N,) of these images. published: published top-1 on ImageNet in percent; None if
-    unknown.
+    model: in float32, on the CPU.
+    size: (H, W) of the input images.
+    calibration (N, c, H, W): images for static int8 quantization.
+    images (N, c, H, W), targets (N,): real images and their true classes, to compare predictions;
+    None for a model with random weights.
+    published: published top-1 on ImageNet in percent; None if unknown.
     """
 
     name: str
@@ -60,13 +60,14 @@ class Subject:
 class Row:
     """Results of one way to run a model for inference.
 
-    model: name of the model. path: name of the way, a key of PATHS such as "onnx+int8". published:
-    published top-1 of the model on ImageNet in percent; None if unknown. size_mib: size of the
-    exported file, or of the weights in memory. memory_mib: growth of the resident memory from
-    loading and running the model, see `resident_growth`. agreement: percentage of
-    `Subject.images` with the same predicted class as in eager mode. top1: accuracy on these
-    images, in percent. speed: {batch size: images per second}. reason: why results are missing,
-    or "".
+    path: a key of PATHS, such as "onnx+int8".
+    published, top1: the published accuracy on ImageNet, and the measured accuracy on
+    `Subject.images`, in percent.
+    size_mib: size of the exported file, or of the weights in memory.
+    memory_mib: growth of the resident memory from loading and running the model.
+    agreement: percentage of `Subject.images` with the same predicted class as in eager mode.
+    speed: {batch size: images per second}.
+    reason: why results are missing, or "".
     """
 
     model: str
@@ -177,14 +178,15 @@ def compare_paths(
     least_agreement: float,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Run each model for inference in several ways, called paths, and compare the results.
+    """Run each model for inference in several ways. Returns a row of results per model and way.
 
-    Returns a row per model and path. subjects: the models. paths: keys of PATHS. The first must be
-    "eager", because the predictions of the other paths are compared with those of "eager". batches:
-    batch sizes at which the speed is measured. rounds: number of measurements, in each of which all
-    models and paths take turns. least_agreement: percentage of images on which a path must predict
-    the same class as "eager". A path with a lower percentage is not timed. say: function that is
-    called with each line of progress.
+    paths: the ways, keys of PATHS. The first must be "eager", because the others are compared with
+    it.
+    batches: batch sizes to time.
+    rounds: number of measurements, in each of which all models and paths take turns.
+    least_agreement: a path is not timed if it predicts the same class as "eager" on a lower
+    percentage of images.
+    say: function that is called with each line of progress.
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
@@ -210,9 +212,9 @@ def compare_paths(
 def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
     """Load a model for inference, and measure its size and memory.
 
-    path: the way to run the model, a key of PATHS such as "onnx+int8". batch: batch size.
-    Returns the results, and a function from images to logits. If the model cannot be loaded or run,
-    the function is None, and the results have the reason.
+    Returns the results, and a function from images to logits. If loading or running the model
+    fails, the function is None, and the results have the reason. path: a key of PATHS. batch:
+    number of images to run.
     """
     row = Row(subject.name, path, subject.published)
     images = subject.random_images(batch)
@@ -243,13 +245,12 @@ def predict(run: Run, images: Tensor, batch: int) -> Tensor:
 def check_predictions(
     row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
 ) -> None:
-    """Compare predictions with the true classes, and with the predictions of eager mode.
+    """Store in `row` the accuracy of predictions, and their agreement with eager mode.
 
-    Stores the accuracy and the agreement with eager mode in `row`. If the agreement is too low, or
-    if a logit is not finite, also stores a reason not to time the model.
+    Also stores a reason not to time the model if the agreement is too low or a logit is not finite.
 
-    logits: (N, K). expected: classes (N,) that the model predicts in eager mode; None if eager mode
-    failed. targets: true classes (N,). least: lowest allowed agreement in percent.
+    logits: (N, K). expected: classes (N,) predicted in eager mode; None if eager mode failed.
+    targets: true classes (N,). least: lowest allowed agreement in percent.
     """
     predicted = logits.argmax(1)
     row.top1 = 100 * (predicted == targets).double().mean().item()
@@ -269,17 +270,15 @@ def time_batch(
 ) -> None:
     """Time all loaded models in interleaved rounds on random images.
 
-    Stores the images per second in `rows`, the results. loaded: {index into `rows`: (model,
-    function from images to logits)}.
-
-    Each timed call follows an untimed call of the same model. Otherwise the previous model could
-    slow it down: after a call, the threads of a runtime such as onnxruntime still occupy the CPU
-    for a while.
+    Stores the images per second in `rows`. loaded: {index into `rows`: (model, function from images
+    to logits)}.
     """
     calls = {
         str(number): partial(run, subject.random_images(batch))
         for number, (subject, run) in loaded.items()
     }
+    # An untimed call comes first, because the threads of the previous model's runtime, such as
+    # onnxruntime, still occupy the CPU for a while.
     candidates = {name: Candidate(call, before=call) for name, call in calls.items()}
     times, dropped = time_interleaved(candidates, rounds, CPU, exempt=list(candidates))
     for name, each in times.items():

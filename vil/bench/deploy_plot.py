@@ -11,12 +11,11 @@ from vil.utils.atomic_write import write_aside
 
 
 def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool:
-    """Plot top-1 accuracy against images per second, with a dot for each model.
+    """Plot the top-1 accuracy of each model against its highest speed, in images per second.
 
-    The dot shows the fastest way to run the model. Its accuracy is the measured one or, for a model
-    with random weights, the published one. batch: batch size at which the speed was measured.
-    Returns True if the plot was written, and False if no row has both a speed and an accuracy.
-    Raises OSError if the file cannot be written.
+    The published accuracy is plotted if none was measured. batch: batch size of the speeds. Returns
+    False, without writing a file, if no row has both values. Raises OSError if the file cannot be
+    written.
     """
     best: dict[str, Row] = {}
     for row in rows:

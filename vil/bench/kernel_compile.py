@@ -1,15 +1,8 @@
-"""Compile the Triton kernels of local attention for a GPU. This machine does not need that GPU.
+"""Compile the Triton kernels of local attention for a target GPU, which this machine need not have.
 
-A forward and a backward pass on meta tensors (tensors without data) record the kernel launches.
-The arguments, which determine how Triton specializes a kernel, are therefore the same as in a real
-call. Triton then compiles each kernel for the target GPU. The assembler and the disassembler are
-part of the Triton package.
-
-Triton has one active driver per process, and `compile_case` replaces this driver. `compile_cases`
-therefore starts separate processes and runs `compile_case` there. TRITON_INTERPRET must not be 1 in
-a process that calls `compile_case`.
-
-Shapes: B batch, N heads, L tokens, G global tokens, D head dim.
+A forward and a backward pass on meta tensors (tensors without data) record the kernel launches,
+whose arguments are those of a real call. `compile_case` replaces Triton's active driver, of which a
+process has only one. `compile_cases` therefore calls it in separate processes.
 """
 
 import os
@@ -170,9 +163,8 @@ def compile_cases(
 ) -> Iterator[list[Compiled]]:
     """Compile the kernels of attention calls in separate processes. Yields the kernels of each job.
 
-    jobs: (attention call, target GPU) pairs, with targets such as "sm_90". processes: number of
-    processes that compile at the same time. cache: folder of Triton's cache; None for an empty
-    temporary folder, so that Triton compiles every kernel.
+    jobs: (attention call, target GPU) pairs, with targets such as "sm_90". cache: folder of
+    Triton's cache; None for an empty temporary folder.
     """
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     with tempfile.TemporaryDirectory() as temporary, _environment(cache or temporary), pool:

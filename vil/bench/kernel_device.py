@@ -1,8 +1,7 @@
 """Load the attention kernels on this machine's GPU, and read their register use from the driver.
 
-A table of `vil.bench.kernel_table` has the numbers that the assembler reports. If the table
-includes this GPU, the driver's numbers can be compared with them. The two differ if the driver
-compiles a kernel again for a newer GPU.
+The numbers differ from those of the assembler, in a table of `vil.bench.kernel_table`, if the
+driver compiles a kernel again for a newer GPU.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,12 +1,7 @@
 """Read the resources of compiled GPU kernels: registers, spills, memory and instruction counts.
 
 The functions parse text: the output of `cuobjdump` for a CUDA binary, the assembly of an AMD
-kernel, and Triton's GPU IR. They need neither Triton nor a GPU. `vil.bench.kernel_compile` compiles
-the kernels and runs `cuobjdump`.
-
-The number of thread blocks per multiprocessor is computed from the published limits in LIMITS (CUDA
-C++ Programming Guide, "Technical Specifications per Compute Capability"; AMD Instinct MI300 ISA,
-sections 3.6 and 12).
+kernel, and Triton's GPU IR. They need neither Triton nor a GPU.
 """
 
 import re
@@ -17,26 +12,19 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """Hardware limits of one multiprocessor (SM of NVIDIA, CU of AMD).
+    """Hardware limits of one multiprocessor: an SM of an NVIDIA GPU, or a CU of an AMD GPU."""
 
-    A multiprocessor consists of partitions, each with its own registers and scheduler.
-
-    registers: number of 32-bit registers of one partition, divided by the number of threads in a
-    warp. granularity: each thread gets registers in multiples of this number. warps: maximum number
-    of resident warps. blocks: maximum number of resident thread blocks. shared: bytes of shared
-    memory. reserved: bytes of shared memory that the hardware reserves for each thread block, in
-    addition to the bytes that the kernel uses. partitions: number of partitions.
-    """
-
-    registers: int
-    granularity: int
-    warps: int
-    blocks: int
-    shared: int
-    reserved: int
-    partitions: int = 4
+    registers: int  # 32-bit registers of one partition, divided by the threads of a warp
+    granularity: int  # each thread gets registers in multiples of this number
+    warps: int  # maximum number of resident warps
+    blocks: int  # maximum number of resident thread blocks
+    shared: int  # bytes of shared memory
+    reserved: int  # bytes of shared memory that the hardware reserves for each block
+    partitions: int = 4  # each with its own registers and scheduler
 
 
+# From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and AMD
+# Instinct MI300 ISA, sections 3.6 and 12.
 # 65,536 registers per SM, so 16,384 per partition, for 32 lanes
 LIMITS = {
     "sm_80": Limits(512, 8, 64, 32, 164 * KIB, KIB),
@@ -51,26 +39,17 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of one compiled kernel.
+    """Resources of one compiled kernel."""
 
-    registers: number of registers per thread. spilled: bytes of spilled registers per thread, in
-    local memory. shared: bytes of shared memory per thread block. tensor: number of tensor core
-    instructions. async_copy: number of instructions that copy from global to shared memory
-    asynchronously. local: number of loads and stores of local memory. loop_local: number of loads
-    and stores of local memory inside loops. matmuls: number of tl.dot operations in the IR after
-    inlining and pipelining. scalar_matmuls: number of tl.dot operations that do not run on tensor
-    cores.
-    """
-
-    registers: int
-    spilled: int
-    shared: int
-    tensor: int
-    async_copy: int
-    local: int
-    loop_local: int
-    matmuls: int
-    scalar_matmuls: int
+    registers: int  # per thread
+    spilled: int  # bytes of registers spilled to local memory, per thread
+    shared: int  # bytes of shared memory, per thread block
+    tensor: int  # tensor core instructions
+    async_copy: int  # instructions that copy from global to shared memory asynchronously
+    local: int  # loads and stores of local memory
+    loop_local: int  # loads and stores of local memory inside loops
+    matmuls: int  # tl.dot operations in the IR, after inlining and pipelining
+    scalar_matmuls: int  # tl.dot operations that do not run on tensor cores
 
 
 @dataclass(frozen=True)
@@ -85,28 +64,19 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Syntax:
-    """Regular expressions to parse one assembly language.
+    """Regular expressions to parse one assembly language."""
 
-    line: an instruction, with the groups (address or None, condition or None, opcode, operands).
-    label: a line that names the next instruction as a branch target, with the name in group 1; None
-    if branch targets are addresses.
-    target: the target in the operands of a branch.
-    branch: opcode of a branch. conditional: operands of a conditional branch.
-    end: opcode that ends the kernel.
-    tensor: opcode of a tensor core instruction.
-    async_copy: opcode of an asynchronous copy from global to shared memory.
-    local: opcode of a load or store of local memory.
-    """
-
+    # an instruction, with the groups (address or None, condition or None, opcode, operands)
     line: re.Pattern
+    # a line that names the next instruction in group 1; None if branch targets are addresses
     label: re.Pattern | None
-    target: re.Pattern
-    branch: re.Pattern
-    conditional: re.Pattern
-    end: re.Pattern
-    tensor: re.Pattern
-    async_copy: re.Pattern
-    local: re.Pattern
+    target: re.Pattern  # the target in the operands of a branch
+    branch: re.Pattern  # opcode of a branch
+    conditional: re.Pattern  # operands of a conditional branch
+    end: re.Pattern  # opcode that ends the kernel
+    tensor: re.Pattern  # opcode of a tensor core instruction
+    async_copy: re.Pattern  # opcode of an asynchronous copy from global to shared memory
+    local: re.Pattern  # opcode of a load or store of local memory
 
 
 SASS = Syntax(
@@ -241,9 +211,8 @@ def count_matmuls(ir: str) -> tuple[int, int]:
 def blocks_per_sm(target: str, registers: int, shared: int, warps: int) -> int:
     """Return how many thread blocks of a kernel one multiprocessor can hold; 0 if none fits.
 
-    target: a key of LIMITS, such as "sm_90". registers: number of registers per thread. shared:
-    bytes of shared memory per thread block. warps: number of warps per thread block. Raises
-    ValueError for an unknown target.
+    target: a key of LIMITS, such as "sm_90". registers: number per thread. shared: bytes per thread
+    block. warps: number per thread block. Raises ValueError for an unknown target.
     """
     if target not in LIMITS:
         raise ValueError(f"target must be one of {', '.join(LIMITS)}, got {target!r}")

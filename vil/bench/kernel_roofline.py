@@ -1,17 +1,14 @@
 """Predict a lower bound on the time of the attention kernels (a roofline) for a GPU.
 
-The work of a kernel is the FLOP of its matmuls, the number of exponentials, and the bytes of its
-inputs and outputs, each moved once. Padding of blocks and of channels is included. The lower bound
-of a kernel is the longest of three times: matmuls at the rate of the tensor cores, exponentials at
-the rate of the special function units, and bytes at the memory bandwidth. The bound of a pass is
-the sum over its kernels. Measured times are longer, because caches, launches and latencies are
-ignored. The prediction shows which of the three times limits a kernel, and how much time padding
-costs.
+The bound of a kernel is the longest of three times: its matmuls at the rate of the tensor cores,
+its exponentials at the rate of the special function units, and one transfer of its inputs and
+outputs at the memory bandwidth. Padding of blocks and channels counts as work. The bound of a pass
+is the sum over its kernels.
 
 `flash` is the bound for a fused attention kernel without bias that computes only the attended
 query-key pairs, with two matmuls per pair in the forward pass and five in the backward pass.
 
-Shapes: B batch, N heads, L tokens, G global tokens, D head dim (D_PAD: padded), w chunk side.
+Shapes: B batch, N heads, L tokens, D head dim.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,11 +76,10 @@ class Work:
 class Prediction:
     """Lower bounds on the time of an attention call, in microseconds.
 
-    forward, backward: bounds for the passes of vil's attention kernels. flash_forward,
-    flash_backward: bounds for the passes of `flash`, an ideal fused attention kernel without bias
-    or padding. limits: {kernel: the part of its work that takes the most time}. This part is
-    "matmuls", "exponentials" or "memory". ratio: bound for both passes of vil's kernels, divided by
-    the bound for both passes of `flash`.
+    forward, backward: bounds for vil's attention kernels. flash_forward, flash_backward: bounds for
+    `flash`, an ideal fused attention kernel without bias or padding. limits: {kernel: "matmuls",
+    "exponentials" or "memory"}, the work that takes the most time. ratio: vil's bound for both
+    passes, divided by that of `flash`.
     """
 
     forward: float
@@ -100,9 +96,8 @@ class Prediction:
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
     """Predict lower bounds on the time of an attention call on a GPU.
 
-    target: GPU architecture, a key of RATES such as "sm_90". case: the call's tensor sizes, and
-    its window or pattern. blocks: {kernel: (queries, keys)}, the numbers of queries and keys in a
-    block of scores that the kernel computes at a time.
+    target: GPU architecture, a key of RATES such as "sm_90". blocks: {kernel: (queries, keys)}, the
+    size of the blocks of scores that the kernel computes.
     """
     rates = RATES[target]
     times = {name: count_work(name, case, *sizes) for name, sizes in blocks.items()}
@@ -209,14 +204,10 @@ def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
     """Count the keys that a kernel visits in a rectangle of tokens for one block of queries.
 
-    For the kernel "key", read "query" as "key" and "key" as "query" in this docstring.
-
-    The rectangle is clipped to the grid unless the window is cyclic. For the exact window, it is
-    also clipped to the rows that the queries can attend to.
-
-    rect: (top, bottom, left, right) of the rectangle, relative to the first token of the chunk that
-    has the queries. chunk: (first row, first column, rows, columns) of this chunk. first: index of
-    the first query in the chunk. size: number of queries in the block.
+    For the kernel "key", queries and keys swap roles. rect: (top, bottom, left, right), relative to
+    the first token of the chunk that has the queries. chunk: (first row, first column, rows,
+    columns) of this chunk. first: index of the first query in the chunk. size: number of queries in
+    the block.
     """
     x0, y0, rows, cols = chunk
     top, bottom, left, right = x0 + rect[0], x0 + rect[1], y0 + rect[2], y0 + rect[3]
@@ -233,13 +224,10 @@ def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, 
 def _layout_blocks(
     layout: Layout, owned: int, walked: int, *, all_owned: bool, by_key: bool
 ) -> int:
-    """Count the blocks of scores that a kernel computes for a `Layout`, per image and head.
+    """Count a kernel's blocks of scores for a `Layout`, per image and as the mean over heads.
 
-    The count is the mean over heads. Each program of the kernel loads one block of tokens and loops
-    over other blocks.
-
-    owned: number of tokens in the block that a program loads. walked: number of tokens in a block
-    of the loop. all_owned: count chunks at the border of the grid as full chunks. by_key: whether
+    Each program of the kernel loads one block of `owned` tokens and loops over blocks of `walked`
+    tokens. all_owned: count chunks at the border of the grid as full chunks. by_key: whether
     programs load keys and loop over queries, or the reverse.
     """
     lists = layout.lists

@@ -1,9 +1,8 @@
 """Make tables of the resources of compiled kernels, and find regressions from an older table.
 
-A row describes one kernel of one attention call (case), compiled for one target GPU. All calls have
-8 images of 56 x 56 tokens, 6 heads, one global token, and a bias. The window is one of three: all
-nine chunks, the exact window on padded images, or the layout of an attention pattern. The table has
-all three windows in bfloat16, and the first two in float16.
+A row describes one kernel of an attention call, compiled for one target GPU. All calls have 8
+images of 56 x 56 tokens, 6 heads, one global token, and a bias. They differ in the window
+(WINDOWS), the dtype and the head dim.
 """
 
 import json
@@ -32,13 +31,15 @@ DTYPES = {"bfloat16": tuple(WINDOWS), "float16": tuple(WINDOWS)[:2]}  # {dtype: 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Table row: a kernel of an attention call, compiled for one target GPU.
+    """A kernel of an attention call, compiled for one target GPU.
 
-    target: name of the GPU architecture, such as "sm_90". window: a key of WINDOWS. queries, keys:
-    numbers of queries and keys in a block of scores that the kernel computes at a time. warps:
-    number of warps per thread block. stages: number of software pipelining stages. resources:
-    registers, memory and instruction counts. blocks: number of thread blocks that a multiprocessor
-    can hold.
+    target: GPU architecture, such as "sm_90".
+    window: a key of WINDOWS.
+    queries, keys: size of the block of scores that the kernel computes at a time.
+    warps: warps per thread block.
+    stages: software pipelining stages.
+    resources: registers, memory and instruction counts.
+    blocks: thread blocks that fit on a multiprocessor.
     """
 
     target: str
@@ -135,11 +136,10 @@ def _cells(row: KernelRow) -> list[str]:
 
 
 def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> list[str]:
-    """Compare rows with those of an older table. Returns a line of text for each regression.
+    """Return a line of text for each row that is worse than in an older table, or missing there.
 
-    A row is a regression if the kernel spills more bytes, runs more matmuls without tensor cores,
-    or fits fewer thread blocks on a multiprocessor than before. A row that is not in the older
-    table is listed too.
+    A row is worse if its kernel spills more bytes, runs more matmuls without tensor cores, or fits
+    fewer thread blocks on a multiprocessor.
     """
     known, found = {row.key: row for row in before}, []
     for row in now:

@@ -1,8 +1,7 @@
 """Find layout copies in a model: copies that only change the memory layout of a tensor.
 
-Examples are making a transposed or sliced tensor contiguous, and converting between NCHW and NHWC.
-A change of precision without a change of layout does not count. Copies inside an operator, such as
-a convolution or an attention backend, are not detected.
+Examples are making a transposed tensor contiguous, and converting NCHW to NHWC. Copies inside an
+operator, such as a convolution or an attention backend, are not detected.
 """
 
 import time
@@ -22,11 +21,10 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 
 
 class Conversion(NamedTuple):
-    """Layout copies that one operator makes in one module, summed over one training step.
+    """Copies, by one operator in one module, that only change the memory layout of a tensor.
 
-    A layout copy only changes the memory layout of a tensor. way: the pass, "forward" or
-    "backward". calls: number of copies. bytes: total size of the copies. share: time of the copies
-    as a fraction of the time of all operators in the step.
+    way: the pass, "forward" or "backward". calls, bytes: number and total size of the copies in one
+    training step. share: their time as a fraction of that of all operators.
     """
 
     module: str
@@ -40,10 +38,9 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """List the layout copies of one training step, sorted by time, longest first.
+    """List the copies in a training step that only change a memory layout, longest time first.
 
-    A layout copy only changes the memory layout of a tensor. images: (B, c, H, W). dtype: the
-    autocast dtype; None for no autocast. The train or eval mode of the model is not changed.
+    images: (B, c, H, W). dtype: the autocast dtype; None for no autocast.
     """
     run_step(model, images, dtype)
     with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:

@@ -1,9 +1,8 @@
 """Benchmark models: images per second and peak memory, in evaluation and training.
 
-Measurements of the models are interleaved. A training step consists of the forward pass, cross
-entropy, the backward pass and the optimizer update. The batch is already on the device. Memory is
-the peak size of the tensors that one training step or one evaluation allocates. Weights, optimizer
-state and images are not included.
+The measurements of different models are interleaved. The time of a training step includes cross
+entropy and the optimizer update, but not the copy of the batch to the device. Peak memory does not
+include weights, optimizer state and images.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +23,11 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Contender:
-    """Model to measure, with its batch and settings.
+    """A model to measure, with its batch and settings.
 
-    network: the model. scaler: the gradient scaler. images: (B, c, H, W), on the model's device and
-    in its memory format. targets: classes (B,), on the same device. amp_dtype: the autocast dtype;
-    None for no autocast. switch: function that is called before each pass and applies the global
-    torch settings of this model, such as TF32.
+    images: (B, c, H, W), on the model's device and in its memory format. targets: classes (B,).
+    amp_dtype: the autocast dtype; None for no autocast. switch: called before each pass to apply
+    the global torch settings of this model, such as TF32.
     """
 
     network: nn.Module
@@ -69,8 +67,8 @@ class Row:
 
     way: the settings, such as "bf16+nhwc". attention: the backends of the stages in training.
     evaluation, training: images per second. over_evaluation, over_training: these speeds divided by
-    the speeds of the first row. evaluation_mib, training_mib: peak memory. reason: why measurements
-    are missing, or "".
+    those of the first row. evaluation_mib, training_mib: peak memory. reason: why measurements are
+    missing.
     """
 
     model: str
@@ -90,9 +88,8 @@ class Row:
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
     """Measure models in interleaved rounds, and store the results in their rows. Returns all rows.
 
-    entries: (row, contender) pairs. The contender is the model to measure for this row. It is None
-    if `row.reason` already states why there is nothing to measure. rounds: number of measurements
-    of each contender.
+    entries: (row, model to measure) pairs. The model is None if `row.reason` already states why
+    there is nothing to measure.
     """
     contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {

@@ -1,8 +1,7 @@
 """Find the module that an operation belongs to, in the forward and the backward pass.
 
-Autograd numbers the forward operations that it records (sequence numbers). The operations in one
-call of a module have consecutive numbers. A backward operation has the same number as the forward
-operation that it differentiates.
+Operations are identified by their autograd sequence number. A backward operation has the same
+number as its forward operation.
 """
 
 import re
@@ -59,4 +58,5 @@ class ModuleScopes:
 
     def leave(self) -> None:
         name, begin = self.stack.pop()
+        # the operations in a call of a module have consecutive numbers
         self.spans.append((begin, torch.autograd._get_sequence_nr(), name))

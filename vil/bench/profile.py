@@ -56,9 +56,9 @@ def profiled(
 ) -> list[Cost]:
     """Profile one training step after a warm-up step. Returns the costs, longest time first.
 
-    step: function that runs a training step of `model`. trace: trace file to write for
-    chrome://tracing or Perfetto, compressed if its name ends in .gz. The times are device times on
-    CUDA, and CPU times on other devices. Raises ConfigError if the profiler records no times.
+    trace: file to write for chrome://tracing or Perfetto, compressed if its name ends in .gz. The
+    times are device times on CUDA, otherwise CPU times. Raises ConfigError if the profiler records
+    no times.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]

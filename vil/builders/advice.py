@@ -45,8 +45,8 @@ def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
 def count_idle_cores(dist: DistInfo, since: CpuTime | None) -> float:
     """Return how many CPU cores other programs have left idle, on average, since the run started.
 
-    For a run with several ranks, returns the number of all usable cores, because cores that the
-    other ranks use would count as busy. since: result of `read_cpu_time` at the start of the run.
+    With several ranks, returns the number of all usable cores, because the other ranks would count
+    as other programs. since: `read_cpu_time()` at the start of the run.
     """
     return idle_cores(since, read_cpu_time()) if dist.world == 1 else float(usable_cores())
 

@@ -1,7 +1,7 @@
 """Select the backends (implementations) of a model's local attention and linear layers.
 
-Rank 0 selects the backends for all ranks and stores the selection in the run's folder. A resumed
-run therefore uses the backends that it started with, even if `vil tune` has found faster ones.
+Rank 0 selects the backends for all ranks. A resumed run uses the backends that are stored in its
+folder, even if `vil tune` has found faster ones.
 """
 
 import json
@@ -68,12 +68,10 @@ def attention_network(model: nn.Module) -> nn.Module:
 def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
-    """List the local attention calls that a model makes in evaluation and, if `training` is set,
-    also in training.
+    """List a model's local attention calls in evaluation and, if `training` is set, in training.
 
-    The list is empty for a timm or torchvision model. With random shift, each training step samples
-    one of the eight chunks around the query's chunk as additional keys. A single request represents
-    all eight. world: number of processes, over which a batch of DATALOADER.BSZ images is divided.
+    The list is empty for a timm or torchvision model. world: number of processes, among which a
+    batch of DATALOADER.BSZ images is divided.
     """
     network = attention_network(model)
     if not isinstance(network, MsViT):
@@ -107,26 +105,20 @@ def select_attention_backends(
     resuming: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Select the backends of attention and linear layers. All ranks get the same selection, which
-    is logged and written to `folder`.
+    """Select the backends of attention and linear layers, log them, and write them to `folder`.
 
-    A resumed run uses the backends stored in `folder`. A new run, or a resumed run without stored
-    backends, uses the backends in the user's tuning cache (see `vil tune`). For an attention
-    call without a stored or cached backend, the backend is selected as follows:
+    All ranks get the same selection. A resumed run uses the backends stored in `folder`, the run's
+    folder. Without stored backends, the backends in the user's tuning cache are used (see `vil
+    tune`). An attention call whose backend is in neither of them gets one of these:
 
-    - If MODEL.VIT.MSVIT.TUNE and `training` are set, all backends are timed, and the fastest is
-      selected.
-    - Otherwise, if `tune` is set and the device is a CPU, the default backend and `native` are
-      timed, and the faster one is selected.
-    - Otherwise, the default backend is selected, without timing.
+    - the fastest of all backends, if MODEL.VIT.MSVIT.TUNE and `training` are set
+    - otherwise, the faster of the default backend and `native`, if `tune` is set on a CPU device
+    - otherwise, the default backend
 
-    In the first two cases, linear layers are timed, too, except in a run with stored backends.
+    The first two are found by timing. Linear layers are then timed too, unless the run has stored
+    backends.
 
     training: whether to select backends for training too, not only for evaluation.
-    tune: whether backends may be timed on a CPU, as described above.
-    folder: folder of the run.
-    resuming: whether the run is resumed.
-    say: function that logs a line.
 
     Raises ConfigError if the config names a backend that cannot run.
     """
@@ -173,12 +165,10 @@ def select_attention_backends(
 
 
 def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
-    """Set the backend of each attention module of a detector to one that supports images of all
-    sizes.
+    """Set a backend that supports all image sizes for each attention module of a detector.
 
-    The backend selected for INPUT.IMAGE_SIZE is used if it supports large token grids. Otherwise,
-    the backend that would be selected for a large grid is used. A backend named in the config is
-    not changed.
+    The backend selected for INPUT.IMAGE_SIZE is kept if it supports large token grids. A backend
+    named in the config is always kept.
     """
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
@@ -229,12 +219,11 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 def _tune_missing(
     requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
 ) -> None:
-    """Time backends for each attention call that has no entry in CHOICES, the dict of selected
-    backends. Store the fastest backend in CHOICES and in this user's tuning cache.
+    """Time backends for each attention call without an entry in CHOICES, the selected backends.
+    Store the fastest in CHOICES and in the user's tuning cache.
 
-    names: backends to time; empty for all backends. The default backend is always timed, too. An
-    attention call that no backend in `names` supports is skipped.
-    say: function that logs a line.
+    names: backends to time besides the default backend; empty for all. Calls that none of them
+    supports are skipped.
     """
     found = {}
     for request in requests:

@@ -12,12 +12,10 @@ from vil.models.vision_longformer import MsViT
 
 
 class CostRow(NamedTuple):
-    """Cost of a stage, of the head, or of a full model, as named by `part`. Fields that do not
-    apply are empty.
+    """Cost of a stage, of the head, or of a full model. Fields that do not apply are empty.
 
-    attention: number of blocks and their attention type, such as "2 x longformer". tokens: grid of
-    local tokens + number of global tokens, such as "14 x 14 + 1". width: channels. macs:
-    multiply-accumulates for one image.
+    attention: number of blocks and their attention, such as "2 x longformer". tokens: local +
+    global tokens, such as "14 x 14 + 1". width: channels. macs: multiply-accumulates for one image.
     """
 
     part: str
@@ -29,11 +27,10 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Count the parameters and MACs of each stage and of the head of an MsViT. For any other model,
-    count those of the full model, which must be on the meta device.
+    """Count the parameters and MACs of an MsViT. Returns one row per stage, and one for the head.
 
-    Returns one row per stage and one for the head, or a single row for the full model.
-    size: (height, width) of the image in pixels.
+    Any other model must be on the meta device, and gets a single row. size: (height, width) of the
+    image in pixels.
     """
     return msvit_cost(model, size) if isinstance(model, MsViT) else external_cost(model, size)
 

@@ -85,14 +85,13 @@ def build_test_loaders(
     max_batch: int | None = None,
     key: str = "TEST",
 ) -> dict[str, EvalLoader]:
-    """Build a loader for each test set, which loads this rank's share of the images. Returns
-    {name: loader}.
+    """Build {name: loader} for the test sets. Each loader yields this rank's share of the images.
 
     bad_file: text file to which the names of unreadable images are appended.
-    datasets: {name: dataset}. If None, `open_dataset` is called with each name in DATA.TEST, or in
-    DATA.VAL if `key` is "VAL".
-    max_batch: if given, the batch size of each rank is the smaller of `max_batch` and
-    DATALOADER.BSZ. If None, the batches of all ranks together have DATALOADER.BSZ images.
+    datasets: {name: dataset}. By default, `open_dataset` is called with each name in DATA.TEST, or
+    in DATA.VAL if `key` is "VAL".
+    max_batch: if given, the batch size of a rank is min(max_batch, DATALOADER.BSZ). By default, the
+    ranks divide DATALOADER.BSZ among them.
     """
     if datasets is None:
         names = cfg.DATA[key]
@@ -148,12 +147,11 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Context manager that yields a dict with the items of DATA.KWARGS that the dataset `name`
-    accepts.
+    """Context manager that yields the items of DATA.KWARGS that the dataset `name` accepts, as a
+    dict.
 
-    Build the dataset inside the `with` block. A TypeError in the block, for example because of an
-    argument of the wrong type, is raised as a ConfigError. taken: names of the arguments that the
-    dataset accepts.
+    Build the dataset inside the `with` block, so that a TypeError is raised as a ConfigError.
+    taken: names of the arguments that the dataset accepts.
     """
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}

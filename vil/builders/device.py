@@ -63,9 +63,8 @@ def _find_device(name: str) -> torch.device:
 def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
     """Initialize the process group for a `with` block if there are several processes.
 
-    Yields the rank and the number of processes. The group is destroyed at the end of the block. If
-    the calling script has already initialized a group, that group and the GPU that the script
-    selected are used instead, and the group is not destroyed.
+    Yields the rank and the number of processes. If the calling script has already initialized a
+    group, that group and the script's GPU are used, and the group is not destroyed at the end.
     """
     if torch.distributed.is_initialized():
         yield distributed.current()

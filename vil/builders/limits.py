@@ -42,13 +42,11 @@ def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
 def check_open_files(workers: int, num_sets: int) -> None:
     """Increase this process's soft limit of open files if the data loaders' workers need more.
 
-    At most two loaders are in use at a time: that of the training set and that of one evaluation
-    set. The loaders of the other evaluation sets have idle workers, which hold open files too.
-
     workers: workers per loader. num_sets: number of evaluation sets. Raises ConfigError if the hard
     limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # at most two loaders run at a time, for training and one evaluation set; others are idle
     per_worker = 2 * FILES_PER_WORKER + FILES_PER_IDLE_WORKER * (num_sets - 1)
     needed = len(os.listdir("/dev/fd")) + per_worker * workers
     if workers and needed > soft != resource.RLIM_INFINITY:

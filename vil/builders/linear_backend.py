@@ -56,14 +56,11 @@ def linear_requests(
     padded: bool = False,
     world: int = 1,
 ) -> list[LinearRequest]:
-    """List the calls of linear layers and MLPs that a network makes.
+    """List the calls of linear layers and MLPs that an MsViT makes on a CPU; [] in other cases.
 
-    The list has the calls in evaluation. If `training` is set, it also has the calls in training.
-    If `optimized` is set, it also has the calls after the network is optimized for inference. The
-    list is empty if the network is not an MsViT, or if the device is not a CPU.
-
-    padded: whether the images have padding, as in a detector.
-    world: number of processes, over which a batch of DATALOADER.BSZ images is divided.
+    The list has the calls in evaluation. training, optimized: also list the calls in training, and
+    those after the network is optimized for inference. padded: whether the images have padding.
+    world: number of processes that share a batch of DATALOADER.BSZ images.
     """
     if not isinstance(network, MsViT) or device.type != "cpu":
         return []
@@ -88,12 +85,11 @@ def linear_requests(
 
 
 def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, dim, features) for each operation of a block that compiled code can compute. The
-    operations are the linear layers of the attention, and the MLP.
+    """Yield (kind, dim, features) for the linear layers of the attention and for the MLP of a
+    block, if compiled code supports them.
 
-    kind: kind of the operation, such as LINEAR. dim, features: input and output channels.
-    branches: whether the residual is added outside of the operations, as in training with
-    stochastic depth. padded: whether the images have padding.
+    kind, dim, features: see `LinearCase`. branches: whether the residual is added outside of the
+    operations, as in training with stochastic depth. padded: whether the images have padding.
     """
     dim = block.attn.dim
     if not padded and can_fuse(block.norm1, block.attn):
@@ -107,11 +103,10 @@ def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple
 
 
 def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], None]) -> None:
-    """Time PyTorch and the compiled backend `native` for calls of linear layers and MLPs. Store the
-    faster backend in CHOICES, the dict of selected backends, and in this user's tuning cache.
+    """Time PyTorch and the compiled backend `native` for calls of linear layers and MLPs.
 
-    Calls that are already in CHOICES, or that `native` does not support, are skipped. say: function
-    that logs a line.
+    The faster backend is stored in CHOICES and in this user's tuning cache. Calls that are already
+    in CHOICES are skipped. say: function that logs a line.
     """
     found = {}
     for request in requests:

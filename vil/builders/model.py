@@ -45,9 +45,8 @@ log = logging.getLogger(__name__)
 def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
     """Build the network that the config describes, with a linear head of `num_outputs` outputs.
 
-    The weights are random, with the seed SEED. A timm or torchvision model gets its published
-    weights instead if both `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if
-    the config does not describe a valid network.
+    The weights are random. A timm or torchvision model gets its published weights if both
+    `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if the config is invalid.
     """
     torch.manual_seed(cfg.SEED)
     common = dict(
@@ -131,9 +130,8 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
 
-    The attention names are those in ATTN_TYPE, with legacy names of the 2021 code replaced by
-    current ones. A legacy name also selects the backend. If ATTN_TYPE has no legacy name, the
-    backend is the value of BACKEND. Raises ConfigError if the legacy names select different
+    In ATTN_TYPE, legacy names of the 2021 code are replaced by current ones. A legacy name also
+    selects the backend, instead of BACKEND. Raises ConfigError if legacy names select different
     backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
@@ -154,12 +152,12 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
 def find_weights(given: str, data_dir: str) -> Path:
     """Return the path of a weight file or checkpoint folder.
 
-    given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may also be relative to
-    `data_dir` (DATA.DATA_DIR). The path of a run's folder selects its best checkpoint. The path of
-    a text file `best` or `last` selects the checkpoint that is named in it.
+    given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may be relative to
+    `data_dir`. A run's folder selects its best checkpoint. A text file `best` or `last` selects the
+    checkpoint that it names.
 
-    If a checkpoint has averaged weights (OPTIM.EMA), the result is the path of the file with these.
-    Raises CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
+    If a checkpoint has averaged weights (OPTIM.EMA), returns their file. Raises CheckpointError if
+    there are no weights, or if a checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
         return get_weight(given).file()

@@ -83,8 +83,8 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
 def report_lr(cfg: CfgNode) -> None:
     """Log the peak learning rate if it is scaled to the batch size.
 
-    Log a warning if the peak is outside of the range of published recipes for similar optimizers.
-    Also warn if OPTIM.DROP_FACTOR is below 1, because each drop would then raise the learning rate.
+    Warns if the peak is outside of the range of published recipes for similar optimizers, and if
+    OPTIM.DROP_FACTOR is below 1, which would raise the learning rate.
     """
     name, lr = optimizer_name(cfg), scaled_lr(cfg)
     if lr.rule:
@@ -105,10 +105,10 @@ def report_lr(cfg: CfgNode) -> None:
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer and its parameter groups.
 
-    For an MsViT, the weight decay is OPTIM.WD0 for norms, position parameters, global tokens and
-    the head's bias, and OPTIM.WD for all other parameters. For other models, it is OPTIM.WD0 for
-    scalars, vectors and the parameters that the model's `no_weight_decay()` names. If
-    OPTIM.LAYER_DECAY < 1, each layer has its own groups.
+    For an MsViT, the weight decay of norms, position parameters, global tokens and the head's bias
+    is OPTIM.WD0. For other models, this holds for scalars, vectors and the parameters that the
+    model's `no_weight_decay()` names. All other parameters have OPTIM.WD. If OPTIM.LAYER_DECAY < 1,
+    each layer has its own groups.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))

@@ -19,12 +19,11 @@ MAX_LISTED = 5  # class names in a message
 
 
 def derived_splits(cfg: CfgNode, name: str) -> list[str]:
-    """Return the names of the parts into which the config divides the training split of the dataset
-    `name`, such as ["train", "val"]. The order is "train", "val", "test". Returns [] if the split
-    is not divided.
+    """Return the parts, such as ["train", "val"], into which the training split of a dataset is
+    divided.
 
-    Raises ConfigError if the config holds out images, but no dataset in DATA.VAL or DATA.TEST would
-    use them.
+    name: name of the dataset. Returns [] if the split is not divided. Raises ConfigError if the
+    config holds out images that no dataset in DATA.VAL or DATA.TEST would use.
     """
     data = cfg.DATA
     if data.VAL:
@@ -82,12 +81,10 @@ def _divide(
     seed: int,
     what: str,
 ) -> np.ndarray:
-    """Divide samples into parts. Returns an array with the number of each sample's part, from 0 to
-    len(fractions) - 1.
+    """Divide samples into parts. Returns the number of each sample's part, 0 to len(fractions) - 1.
 
-    samples: indices of the samples to divide. groups: (N,) group of each sample of the full
-    dataset. The samples of a group get the same part. fractions: share of the samples in each part.
-    what: text with which error messages begin.
+    samples: indices of the samples to divide. groups (N,): group of each sample of the full
+    dataset. The samples of a group get the same part. what: text with which error messages begin.
     """
     targets, groups = dataset.targets[samples], groups[samples]
     kind = dict(target_type=dataset.target_type)

@@ -1,8 +1,8 @@
 """The command line: `vil COMMAND ...`.
 
-Each command is a module of this package. The docstring of the module is the command's help text.
-The module defines `add_arguments(parser)` and `run(args)`, which returns the exit code. This file
-finds the module of a command and converts errors to exit codes.
+Each command is a module of this package. The module defines its help text (the docstring),
+`add_arguments(parser)`, and `run(args)`, which returns the exit code. This file finds the module of
+a command and converts errors to exit codes.
 """
 
 import argparse
@@ -173,8 +173,8 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
     """Print an error as one line and return its exit code.
 
     program: beginning of the line, such as "vil train". run: the run's folder, if known. The
-    traceback of an unexpected error (one without an attribute `exit_code`) is written to a file in
-    the run's folder or, if there is no such folder, in the user's cache folder.
+    traceback of an unexpected error is written to a file in this folder, or in the user's cache
+    folder.
     """
     rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
     if hasattr(error, "exit_code"):

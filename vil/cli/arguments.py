@@ -106,9 +106,9 @@ def with_weights(
 ) -> configure.ConfigWithClasses:
     """Return the config and the class names for a command that uses trained weights.
 
-    The config comes from --run, --config-file, or the model card in a weight file that `vil
-    convert` wrote. If there is none of these, it comes from the config file `default`. The class
-    names come from --classes or, by default, from the weights.
+    The config comes from --run, --config-file, or the weights. If none of them has a config, the
+    config file `default` is used. The class names come from --classes or, by default, from the run
+    or the weights.
     """
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: the run's config is used, so leave --config-file out")

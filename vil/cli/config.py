@@ -64,7 +64,7 @@ def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
     """Return YAML with a line for each key whose value in `cfg` differs from `other`.
 
     A comment on each line has the value in `other` and the source of the value in `cfg`. sources:
-    {config key: where its value in `cfg` was set, such as a file name}.
+    {config key: source, such as a file name}.
     """
     lines = []
     for key, (value, was) in diff(cfg, other).items():
@@ -85,8 +85,8 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 def manual() -> str:
     """Return the text of docs/reference/config.md, the manual of all config keys.
 
-    The page has a table of keys for each section of the config, the combinations of keys that are
-    not allowed, and the keys of the 2021 code that are accepted but have no effect.
+    It lists the keys of each section, the combinations that are not allowed, and the keys of the
+    2021 code that are accepted but have no effect.
     """
     sections: dict[str, list[str]] = {}
     for name, key in defaults.KEYS.items():

@@ -94,11 +94,10 @@ def evaluate(
 ) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
-    class_names: names of the classes that the weights were trained on. num_worst: if
-    positive, draw this many images of each test set, those on which a detector makes the most
-    errors. part: "test" to evaluate on the sets in DATA.TEST, "val" to evaluate on those in
-    DATA.VAL. calibrate: whether to calibrate the probabilities by temperature scaling before the
-    evaluation.
+    class_names: names of the classes that the weights were trained on.
+    num_worst: number of images to draw of each test set, those with the most detection errors.
+    part: "test" for the sets in DATA.TEST, "val" for those in DATA.VAL.
+    calibrate: whether to calibrate the probabilities by temperature scaling first.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config

@@ -305,9 +305,8 @@ def write_predictions(
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split positional arguments into (config options, images). Options are KEY VALUE or KEY=VALUE.
 
-    A known config key always begins an option. A word that looks like an unknown config key begins
-    an option unless it is an existing path or has the suffix of an image file. The argument after a
-    KEY is its VALUE. All other arguments are images. suffixes: suffixes of image files.
+    A known config key begins an option. So does a word that looks like a config key, unless it is
+    an existing path or has one of the `suffixes` of image files.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -345,9 +344,8 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
 def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
     """Return the config and class names for prediction.
 
-    The config's task may define defaults for this command, such as a score threshold, and extra
-    flags, such as --tile. Both are applied to the config. Raises ConfigError for a flag or format
-    that the task does not have.
+    The config includes the task's defaults for this command and the task's extra flags, such as
+    --tile. Raises ConfigError for a flag or format that the task does not have.
     """
     found = with_weights(args)
     cfg = found.cfg

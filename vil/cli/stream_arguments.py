@@ -41,9 +41,9 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
 def check_flags(args: argparse.Namespace, images: list[str]) -> None:
     """Check the flags that depend on --stream. images: paths of the images to predict.
 
-    Without --stream, raises ConfigError if a flag is given that needs --stream. With --stream,
-    raises ConfigError if a flag is given that cannot be combined with --stream, if there are
-    several runs, or if there is not exactly one image file.
+    Raises ConfigError for a flag that needs --stream without it, and for a flag that cannot be
+    combined with it. With --stream, also raises ConfigError for several runs, and unless there is
+    exactly one image file.
     """
     if not args.stream:
         for name in ONLY:

@@ -5,8 +5,7 @@ coercion    converts values to types      load         merges and checks all set
 rules       allowed values                dump_yaml    writes a config
 presets     sets of keys for a purpose
 
-Importing this package does not import torch, so that a wrong key is reported immediately. The names
-that the package exports, such as `get_config`, are imported at their first use.
+Importing this package does not import torch, so that a wrong key is reported immediately.
 """
 
 from vil.utils.lazy import lazy_exports

@@ -1,8 +1,7 @@
 """Convert text to the type of a key's default value.
 
-For a float key, `1` and `1e-3` are floats. For a string key, `no` is a string. A YAML parser would
-derive the type from the text instead: `1` would be an integer, `1e-3` a string, and `no` a bool.
-A list that is written as text, such as `(1, 2)`, is parsed as a Python literal of limited length.
+A YAML parser does not know the key, and would read `1e-3` as a string and `no` as a bool. Text such
+as `(1, 2)` is parsed as a Python literal of limited length.
 """
 
 import ast

@@ -38,9 +38,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    If the name after the last dot is a config key of Swin or detectron2 that ALIASES lists, returns
-    vil's key with the same meaning. Otherwise, the similarity of two keys is the sum of two values:
-    the similarity of the full keys, and the similarity of the names after the last dot.
+    If the name after the last dot is in ALIASES, which lists keys of Swin and detectron2, returns
+    vil's key with the same meaning.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

@@ -35,10 +35,9 @@ SPELLINGS = {
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
     """Convert the settings of one file, or of the command line, to the current spellings.
 
-    The original 2021 code added RUNTIME_KEYS to the config while it ran. A file with any of these
-    keys was therefore saved by that code, and its unknown keys are dropped with a warning. In any
-    other file, unknown keys are typing errors, which `load` reports. known: function that returns
-    whether a key exists.
+    A file with any of RUNTIME_KEYS was saved by the original 2021 code, and its unknown keys are
+    dropped with a warning. Other unknown keys are kept, so that `load_config` reports them. known:
+    function that returns whether a key exists.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
@@ -64,11 +63,10 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config of the original 2021 code sets LN_EPS to a value other than 1e-6.
-    The original code ignored LN_EPS. vil applies it, except to models with weights of that code.
+    """Log a warning if a config of the original 2021 code changes LN_EPS, which that code ignored.
 
-    A config without the key VERSION counts as a config of the original code. sources: {key: source
-    of its value} for all keys that are set.
+    A config without the key VERSION counts as a config of that code. sources: {key: source of its
+    value} for all keys that are set.
     """
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:

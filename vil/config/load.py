@@ -1,8 +1,7 @@
 """Merge all sources of settings into one checked and frozen config.
 
 Later sources override earlier ones: environment, preset, base files, file, command line. yacs's
-merge_from_list is not used: its errors have no location and do not suggest a similar key, and it
-accepts fewer types than `coerce`.
+merge_from_list is not used, because its errors have no location.
 """
 
 import logging
@@ -51,14 +50,13 @@ def load_config(
     imports: Sequence[str] = (),
     preset: str | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
-    """Return the frozen config, and a dict {key: source of its value, such as file:line} of the
-    keys that are set.
+    """Return the frozen config, and {key: source, such as file:line} for the keys that are set.
 
-    opts: options KEY VALUE or KEY=VALUE. They override the file.
-    fallbacks: {key: value} from the environment. All other sources override them.
-    flags: {key: value}. They override all other sources.
-    imports: Python files to run first. Files that the config file lists in IMPORTS also run.
-    preset: name of a preset. The file and the options override its values.
+    opts: options KEY VALUE or KEY=VALUE, which override the file.
+    fallbacks: {key: value} with the lowest priority, from the environment.
+    flags: {key: value} with the highest priority.
+    imports: Python files to run first, in addition to the IMPORTS of the config file.
+    preset: name of a preset, which the file and the options override.
     """
     in_preset = read_preset(preset) if preset else []
     in_file = from_file(find(file)) if file else []

@@ -1,8 +1,7 @@
 """Run user code that registers components: Python files, and installed plug-ins.
 
-The code runs before the config is checked, so that its components are valid choices and its keys
-are known. A config records the files and plug-ins in IMPORTS, and loading that config runs them
-again.
+The code runs before the config is checked, so that its components are valid choices. A config
+records the files and plug-ins in IMPORTS, and runs them again when it is loaded.
 
 A recorded file runs only if this user has named it before, with --import or from Python. Otherwise
 the config of another user could run arbitrary code.
@@ -29,10 +28,9 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
     """Run the installed plug-ins and the given Python files. Returns the list to store in IMPORTS.
 
-    named: files that the user passes with --import or from Python. recorded: entries of IMPORTS in
-    a config, as pairs (file or plug-in, place in the config for messages). Raises ConfigError for a
-    missing file or plug-in, for code that fails, and for a recorded file that is not trusted. A
-    file is trusted if the user passes it now, or passed it in an earlier command.
+    named: files that the user passes with --import or from Python. recorded: pairs (entry of
+    IMPORTS in a config, place in the config for messages). Raises ConfigError if a file or plug-in
+    is missing, if its code fails, or if the user has never passed a recorded file.
     """
     installed = load_entry_points()
     for file in named:
@@ -59,10 +57,9 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 def load_entry_points() -> list[str]:
     """Load the installed plug-ins, once per process. Returns their names, such as "plugin:NAME".
 
-    The entry point of a plug-in is a module that registers components when it is imported, or a
-    function without arguments that registers them. The module, or the module that defines the
-    function, must have VIL_PLUGIN_API = 1. Raises ConfigError if it does not, or if code of the
-    plug-in raises an error.
+    An entry point is a module that registers components when it is imported, or a function without
+    arguments that registers them. Its module must have VIL_PLUGIN_API = 1. Raises ConfigError if it
+    does not, or if its code fails.
     """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):

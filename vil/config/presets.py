@@ -42,12 +42,10 @@ def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]
 
 
 def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
-    """Describe the keys of a preset. Returns a title line, and then one line for each key.
+    """Describe a preset. Returns a title line, and then one line for each key.
 
-    The line of a key shows its value in `cfg`. If another source overrides the preset, the line
-    also shows that source and the preset's value.
-
-    cfg, sources: the result of `vil.config.load_config` with this preset.
+    A key's line shows its value in `cfg` and, if the preset is overridden, the source of this
+    value. cfg, sources: the result of `vil.config.load_config` with this preset.
     """
     owner = {other: key for key, others in DEPENDENT.items() for other in others}
     lines = [f"preset {name}:"]

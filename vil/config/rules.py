@@ -24,7 +24,7 @@ class Rule(NamedTuple):
         """Return the allowed name that is most similar to the first invalid name in a value.
 
         The value can have several names, in a tuple or joined by "," or "/". Returns None if all
-        names are valid, or if none of the `choices` is similar.
+        names are valid or none of the `choices` is similar.
         """
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words = [word for word in names_in(text) if word not in self.choices]
@@ -35,9 +35,8 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are allowed. The registry can also give access to a
-    library, such as timm. The names of components of a library, such as "timm/lion", are allowed.
-    `choices` does not list them, but `proposal` searches them.
+    Names that are registered at run time are allowed. So are the names of a library's components,
+    such as "timm/lion", which `choices` does not list.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):

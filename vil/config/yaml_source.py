@@ -1,9 +1,7 @@
 """Read settings from YAML files and their base files, from KEY VALUE pairs, and from Python dicts.
 
-Values stay text, which `coercion` later converts to the type of the key. YAML tags, duplicate keys,
-and aliases that expand to too many nodes raise errors with file and line number. This module
-parses YAML nodes itself, because yacs and safe_load give no line numbers, accept duplicate keys,
-and read `1e-3` as text.
+Values stay text, which `coercion` later converts to the type of the key. This module parses YAML
+nodes itself, because yacs and safe_load give no line numbers and accept duplicate keys.
 """
 
 import difflib
@@ -149,14 +147,11 @@ def shown(path: Path) -> str:
 def read_yaml(
     text: str, label: str, keeps_empty: Callable[[str], bool] = EXTENSIBLE.__contains__
 ) -> list[Setting]:
-    """Return the settings in the text of a YAML file.
+    """Return the settings in a YAML text. Raises ConfigError if the text is not a valid config.
 
-    label: the name of the file, for error messages. keeps_empty: function that takes the dotted key
-    of an empty mapping `KEY: {}`. If the function returns True, the mapping becomes a setting with
-    the value EMPTY; otherwise, the mapping is dropped. The default function returns True for
-    sections that accept new keys.
-
-    Raises ConfigError if the text is not a valid config.
+    label: name of the file, for error messages. keeps_empty: function that returns whether an empty
+    mapping with a given dotted key becomes a setting, with the value EMPTY. By default, it does so
+    only for sections that accept new keys.
     """
     try:
         _check_events(text, label)
@@ -275,9 +270,8 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterator[Setting]:
     """Yield the settings of a Python mapping {KEY: value}.
 
-    A value that is a string is read like a value on the command line. A string inside a list or a
-    nested mapping is read like a quoted string in YAML. where: source of the settings, for error
-    messages.
+    A string value is read like a value on the command line, and a string inside a list or a nested
+    mapping like a quoted string in YAML. where: source of the settings, for error messages.
     """
     for key, value in values.items():
         if isinstance(value, str):

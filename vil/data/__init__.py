@@ -39,9 +39,8 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     """Raise ValueError if a dataset breaks the contract of `register_dataset`.
 
-    A dataset must take exactly three positional arguments: root, split and transform. All other
-    arguments must be keyword-only. If the dataset is a class, it must subclass ImageDataset and
-    define the abstract methods of that class. entry: the dataset's entry in DATASETS.
+    A dataset must take exactly three positional arguments: root, split and transform. All others
+    must be keyword-only. A class must also subclass ImageDataset and define its abstract methods.
     """
     name = entry.name
     if not callable(dataset):
@@ -109,13 +108,13 @@ def register_dataset(
     """Register a dataset under a name, for use in DATA.TRAIN and DATA.TEST.
 
     Args:
-        dataset: a subclass of ImageDataset, a function that returns an instance, or the import path
+        dataset: a subclass of ImageDataset, a function that returns an instance, or the location
             "module:attribute" of either, which is imported at first use. It is called as
-            dataset(root, split, transform, **kwargs). kwargs are the items of DATA.KWARGS that
-            match the dataset's keyword-only arguments.
+            dataset(root, split, transform, **kwargs), with the items of DATA.KWARGS that match its
+            keyword-only arguments.
         about: one-line description, shown in lists of datasets.
-        numbered: whether the labels are integers without class names. Such a dataset must have the
-            keyword-only argument `num_classes`.
+        numbered: whether the labels are integers without class names. The dataset must then have
+            the keyword-only argument `num_classes`.
 
     Raises ValueError if the name is taken, if it ends in a file suffix of FILES, such as ".csv", or
     if the dataset does not meet the requirements above.
@@ -134,9 +133,8 @@ def build_dataset(
     """Build the split "train", "val" or "test" of a dataset.
 
     name: a registered name, or a path below root that ends in a suffix of FILES, such as the file
-    "x.csv" or the folder "x/". The path of a .yaml file selects a TSV dataset, and all
-    its splits use this file. own: arguments of the dataset, see `own_arguments`. Raises ValueError
-    if the result is not an ImageDataset.
+    "x.csv" or the folder "x/". A .yaml file is used for all splits. own: arguments of the dataset,
+    see `own_arguments`. Raises ValueError if the result is not an ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 

@@ -1,8 +1,7 @@
 """Read images with 2 channels or 4 to 16 channels (bands), and convert them to RGB for display.
 
-PIL has no image type with an arbitrary number of bands, so these images are tensors. Gray and RGB
-images, with one or three channels, are read as PIL images in RGB. The transforms then convert them
-to gray if the model takes one channel.
+PIL has no image type with an arbitrary number of bands, so these images are tensors. Images with
+one or three channels are PIL images in RGB, see `vil.data.image.read_image`.
 
 Shapes: C channels, H W image size.
 """
@@ -60,8 +59,8 @@ def read_npy(
 ) -> BandImage:
     """Read an image from an .npy file that contains an array (H, W, C), or (H, W) for one channel.
 
-    channels: required number of channels. value_range: see `to_bands`. Raises ValueRangeError if
-    the array has another shape or too many pixels, or if `to_bands` cannot convert it.
+    channels, value_range: see `to_bands`. Raises ValueRangeError for another shape, for too many
+    pixels, and for values that `to_bands` cannot convert.
     """
     array = np.load(source, allow_pickle=False)
     array = array[..., None] if array.ndim == 2 else array
@@ -82,10 +81,10 @@ def from_pages(
 ) -> BandImage:
     """Convert the pages of an image file to a BandImage.
 
-    pages: one array (H, W) or (H, W, C), or several arrays (H, W). Each of several arrays becomes
-    one band. channels: required number of channels. value_range: see `to_bands`. mode: PIL mode of
-    the first page, for error messages. Raises ValueRangeError if several pages differ in size or
-    have more than one channel each, or if `to_bands` cannot convert the values.
+    pages: one array (H, W) or (H, W, C), or several arrays (H, W), one per band. channels,
+    value_range: see `to_bands`. mode: PIL mode of the first page, for error messages. Raises
+    ValueRangeError if several pages differ in size or have more than one channel, or if `to_bands`
+    cannot convert them.
     """
     if len(pages) == 1:
         pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]
@@ -103,13 +102,12 @@ def to_bands(
     """Convert an array (H, W, C) of numbers or bools to a BandImage.
 
     uint8 values are not changed, and bools become 0 and 255. Other values are scaled from
-    value_range (low, high) to float32 in 0..1. NaN and Inf become 0. If value_range is empty, the
-    range is 0..65535 for uint16 and 0..1 for floats.
+    value_range (low, high) to float32 in 0..1, and NaN and Inf become 0. If value_range is empty,
+    the range is 0..65535 for uint16 and 0..1 for floats.
 
-    channels: required number of channels. source: how error messages describe the array, such as
-    "pages of a file". Raises ValueRangeError if C differs from `channels`, if the dtype is not
-    numeric, or if no value is finite. If value_range is empty, also raises it for values outside of
-    the default range, and for integer dtypes other than uint8 and uint16.
+    source: description of the array for error messages. Raises ValueRangeError if C differs from
+    `channels`, if the dtype is not numeric, or if no value is finite. If value_range is empty, also
+    raises it for values outside of the default range, and for other integer dtypes.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(

@@ -1,8 +1,7 @@
 """Class lists of datasets: read and check them, and match them to a model's classes.
 
-Some datasets have named classes, such as folders. The sorted names of the training split then
-define the class numbers. Other datasets have integer labels without names. For these, only the
-number of classes is known.
+The sorted class names of the training split define the class numbers. A dataset with integer labels
+has no class names.
 """
 
 import json
@@ -26,12 +25,11 @@ def classes_of_split(
     """Return the class list to use for a split: the classes of the training split, if it exists.
 
     Args:
-        names: the sorted classes that occur in this split.
+        names: the sorted classes that occur in this split; returned if `train` does not exist.
         train: path of the training split, a file or folder.
         read: function that reads the class list of a split from its path.
 
-    If the path `train` does not exist (evaluation only), logs a warning and returns `names`. Raises
-    DataError if `names` has a class that the training split lacks.
+    Raises DataError if `names` has a class that the training split lacks.
     """
     if split == "train":
         return names
@@ -53,14 +51,12 @@ def match_classes(
     """Reorder a dataset's classes in place so that they match the classes of the model.
 
     Args:
-        learned: the class names that the model was trained with.
+        learned: the class names of the model.
         name: the dataset's name in messages.
-        by_position: match classes by their numbers instead of their names. The dataset is then not
-            changed.
+        by_position: match classes by their numbers, which does not change the dataset.
 
-    If the dataset or the model has no class names, classes are also matched by their numbers. If
-    only one of them has names, a warning is logged. Raises DataError if the two sets of names
-    differ, or if a reordering is needed but two classes have the same name.
+    Classes are also matched by number if the dataset or the model has no class names. Raises
+    DataError if the sets of names differ, or if two classes have the same name and need reordering.
     """
     here, learned = list(dataset.classes), list(learned)
     if here == learned or by_position:
@@ -89,11 +85,10 @@ def match_classes(
 
 
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
-    """Add missing classes to a dataset, in place: those that the model has and the dataset lacks.
+    """Add to a dataset, in place, the model's classes that it lacks. They have no images.
 
-    The added classes have no images. Logs a warning if any class is added. Does nothing for a
-    regression dataset (target_type "numbers"), or if the dataset has a class that the model lacks.
-    learned: the model's classes. name: the dataset's name.
+    Does nothing for a regression dataset (target_type "numbers"), or if the dataset has a class
+    that the model lacks. learned: the model's classes. name: the dataset's name.
     """
     here = set(dataset.classes)
     missing = [each for each in learned if each not in here]
@@ -119,11 +114,10 @@ def is_unnamed(names: Sequence[str]) -> bool:
 def parse_class(
     text: str, num_classes: int | None, file: Path, line: int, expected: str = "an integer"
 ) -> int:
-    """Parse a class number that was read from a line of a file.
+    """Parse a class number from a line of a file.
 
-    Raises DataError if the text is not an integer in 0..num_classes-1. If num_classes is None, any
-    integer of at least 0 is valid. file, line: the location for the error message. expected: how
-    the message describes a valid text.
+    Raises DataError unless the text is an integer in 0..num_classes-1, or at least 0 if num_classes
+    is None. file, line, expected: the location and a description of valid texts, for the message.
     """
     try:
         label = int(text)
@@ -141,14 +135,13 @@ def read_class_mapping(
 ) -> Tensor:
     """Read the mapping from model classes to dataset classes (DATA.TARGETMAP).
 
-    A mapping is needed if the dataset has other classes than the model. The JSON file maps class
-    numbers of the model to texts, such as {"3": "cat(n02123045)"}. The text before the last "(",
-    here "cat", selects the dataset classes called "cat" and those whose name starts with "cat(".
+    The JSON file maps class numbers of the model to texts, such as {"3": "cat(n02123045)"}. The
+    text before the last "(", here "cat", selects the dataset classes called "cat" and those whose
+    name starts with "cat(".
 
-    Returns a bool matrix (num_classes, number of dataset classes). A class of the model can map to
-    several classes of the dataset, and vice versa. Logs a warning if some dataset classes are not
-    mapped. Raises DataError if the file is invalid, has a class number that the model lacks, or
-    selects no dataset class.
+    Returns a bool matrix (num_classes, number of dataset classes). Warns of dataset classes that
+    are not mapped. Raises DataError if the file is invalid, has a class number that the model
+    lacks, or selects no dataset class.
     """
     mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
     columns = columns_by_name(dataset_classes)

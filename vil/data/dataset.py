@@ -25,10 +25,10 @@ MAX_NAMES = 10_000  # names that `fingerprint` hashes
 class LoadableDataset(Protocol):
     """The interface that the loaders need from a dataset, for any kind of target.
 
-    `__getitem__` raises OSError if an image cannot be read. The loaders count these errors and
-    continue. Any other exception stops the run. The optional attribute `groups` (N,) int64 has a
-    group number for each of the N samples, such as 0 for tall and 1 for wide images. Each training
-    batch then has samples of a single group, as far as possible.
+    `__getitem__` raises OSError for an unreadable image, which the loaders log and skip. Any other
+    exception stops the run. The optional attribute `groups` (N,) int64 has the group of each of the
+    N samples, such as 0 for tall and 1 for wide images. A training batch then has samples of a
+    single group, as far as possible.
     """
 
     classes: list[str]
@@ -54,24 +54,21 @@ def fingerprint(dataset: LoadableDataset) -> str:
 class ImageDataset(Dataset, ABC):
     """A dataset with one target per image: dataset[i] returns (image, target).
 
-    image is the output of `transform`, or an RGB PIL image if there is no transform. A subclass
-    sets `classes` and `targets` and defines `image` and `sample_name`. If its constructor takes the
-    keyword `channels`, images can also be gray or have many bands, see `read_image`. Target types:
+    image is the output of `transform`, or an RGB PIL image without a transform. A subclass sets
+    `classes` and `targets` and defines `image` and `sample_name`. If its constructor takes the
+    keyword `channels`, images can also be gray or have many bands, see `read_image`.
 
     target_type  targets                     an item's target  classes
     "class"      (N,) int64, class numbers   int               names of the classes
     "labels"     (N, K) float32, 0 or 1      (K,) float32      names of the K labels
     "numbers"    (N, K) float32              (K,) float32      names of the K numbers
-
-    splits: names of the splits that a subclass can open. weights (N,) float32: sample weights; None
-    if all are equal. split_groups (N,) int64: group number of each sample, or -1 for a sample
-    without a group; None if there are no groups. All samples of a group must be in the same split.
     """
 
     collate = staticmethod(collate)
     target_type = "class"
-    splits: Sequence[str] = ("train", "val")
-    weights: np.ndarray | None = None
+    splits: Sequence[str] = ("train", "val")  # those that the dataset can open
+    weights: np.ndarray | None = None  # (N,) float32, sample weights; None if all are equal
+    # (N,) int64: samples with the same number must be in the same split; -1 for no group
     split_groups: np.ndarray | None = None
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     channels = 3  # see `read_image`
@@ -119,11 +116,10 @@ class ImageDataset(Dataset, ABC):
         channels. Raises OSError if it cannot be read."""
 
     def content(self, index: int) -> bytes:
-        """Return bytes that are equal for two samples only if their images are identical. Raises
-        OSError if the image cannot be read.
+        """Return bytes that are equal for two samples only if their images are identical.
 
-        By default, the bytes are the mode, size and decoded pixels. Subclasses that read image
-        files return the bytes of the file, which is faster.
+        Subclasses that read image files return the bytes of the file, which is faster than
+        decoding. Raises OSError if the image cannot be read.
         """
         image = self.image(index)
         return f"{image.mode} {image.width}x{image.height} ".encode() + image.tobytes()

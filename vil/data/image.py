@@ -26,11 +26,9 @@ def read_image(
 ) -> Image.Image | BandImage:
     """Decode an image to 8-bit RGB or to a BandImage, rotated upright by its EXIF orientation.
 
-    value_range: (low, high) for images with more than 8 bits, see `to_rgb` and `to_bands`.
-    channels: number of channels that the model needs. For 1 and 3, the result is an RGB image. For
-    1, the transform later converts it to gray. For other numbers, the result is a BandImage, and
-    the file must have this many channels or pages. Raises UnreadableImage if the image cannot be
-    decoded.
+    value_range: see `to_rgb` and `to_bands`. channels: number of channels that the model takes. For
+    1 and 3, the result is RGB. For other numbers, it is a BandImage, and the file must have this
+    many channels or pages. Raises UnreadableImage if the image cannot be decoded.
     """
     if channels not in PIL_CHANNELS:
         return _read_bands(source, value_range, channels)

@@ -19,9 +19,9 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     """Return the group number (N,) int64 of each sample.
 
     group_by: "column" groups by the dataset's `split_groups`, "content" groups identical images,
-    and "none" makes no groups. "auto" combines "column" and "content", but compares no contents if
-    there are more than MAX_COMPARED images. An unreadable image equals no other image. name: the
-    dataset's name in messages. Raises ConfigError for "column" if the dataset has no groups.
+    "auto" combines both, and "none" makes no groups. "auto" compares no images if there are more
+    than MAX_COMPARED. name: the dataset's name in messages. Raises ConfigError for "column" if the
+    dataset has no groups.
     """
     count, keys = len(dataset), []
     if group_by in ("column", "auto") and dataset.split_groups is not None:
@@ -43,4 +43,4 @@ def _content_hash(dataset: ImageDataset, index: int) -> bytes | None:
     try:
         return hashlib.blake2b(dataset.content(index), digest_size=16).digest()
     except OSError:
-        return None
+        return None  # an unreadable image equals no other

@@ -74,10 +74,9 @@ class InspectedDataset(Dataset):
 class Inspection:
     """The result of reading the images of one split.
 
-    num_images: images in the split, of which num_opened were opened. unreadable: number of images
-    that cannot be read; bad_samples lists the first of them. mean, std: (C,) mean and standard
-    deviation of the pixel values in 0..1, where every image has the same weight; empty if no image
-    can be read.
+    unreadable: number of images that cannot be read; bad_samples lists the first of them. mean,
+    std: per channel, of the pixel values in 0..1, where every image has the same weight; empty if
+    no image can be read.
     """
 
     num_images: int
@@ -158,9 +157,9 @@ def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int,
 class Duplicates(NamedTuple):
     """Images with identical content.
 
-    within: {split: number of images that repeat an earlier image of the same split}. leaks: {(a,
-    b): number of images of split b that also occur in split a}. examples: {split or (a, b): the
-    first pairs of identical images}, where each image is (split, index).
+    within: {split: number of images that repeat an earlier one}. leaks: {(a, b): number of images
+    of split b that also occur in split a}. examples: {split or (a, b): the first pairs of identical
+    images}, where each image is (split, index).
     """
 
     within: dict[str, int]

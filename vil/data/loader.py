@@ -1,7 +1,7 @@
 """Data loaders: TrainLoader for any range of training steps, EvalLoader for a pass over a dataset.
 
-The pixels of a training sample are a function of (seed, epoch, position in the epoch). They do not
-depend on the number of workers, the number of processes, or the step at which a run resumes.
+The pixels of a training sample depend only on the seed, the epoch and the position in the epoch,
+not on the number of workers or processes, or on the step at which a run resumes.
 """
 
 from collections.abc import Iterator
@@ -46,10 +46,9 @@ class TrainLoader:
             rank, world: index of this process, and number of processes.
             repeats: copies of each sample, with different augmentations (repeated augmentation). An
                 epoch keeps its length and has fewer distinct samples.
-            balanced: sample all classes equally often, see `balanced_order`.
-            max_bad_fraction: allowed fraction of unreadable images. If there are more, loading
-                raises DataError.
-            bad_file: text file to which the loader appends the unreadable images.
+            balanced: sample all classes equally often.
+            max_bad_fraction: loading raises DataError if a larger fraction of images is unreadable.
+            bad_file: text file to which unreadable images are appended.
             options: workers, pin_memory and context of `build_data_loader`.
         """
         if repeats < 1:
@@ -104,11 +103,10 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """A loader that yields this process's share of a dataset in order.
+    """A loader that yields this process's share of a dataset in order, each time it is iterated.
 
-    The shares of all processes together contain every sample exactly once. The loader can be
-    iterated repeatedly. Its workers stay alive between iterations. Unreadable images are omitted,
-    and so are batches in which no image can be read.
+    The shares of all processes together contain every sample exactly once. Workers stay alive
+    between iterations. Unreadable images are omitted, and so are batches without a readable image.
     """
 
     def __init__(

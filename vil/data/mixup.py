@@ -25,8 +25,8 @@ class Mix:
         """Create the mixer. Raises ValueError if neither Mixup nor CutMix is enabled.
 
         Args:
-            mode: how often the mixing ratio and the CutMix box are sampled: once per batch
-                ("batch"), per pair of samples ("pair"), or per sample ("elem").
+            mode: whether to sample the mixing ratio and the CutMix box per "batch", per "pair" of
+                samples, or per sample ("elem").
             options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
                 of timm's Mixup. Mixup, CutMix and label smoothing are off by default.
         """

@@ -3,11 +3,9 @@
 Run lengths count pixels column by column. The first run is of zeros. A compressed string stores the
 first three run lengths as they are, and each later one as its difference from the run length two
 places earlier. These numbers are in two's complement, with five bits per character, lowest bits
-first. The ASCII code of a character is 48 + the five bits, + 32 if the number continues in the next
-character.
+first. The ASCII code of a character is 48 + the five bits, + 32 if the number continues.
 
-`decompress_runs` rejects invalid strings. The optional packages pycocotools and faster-coco-eval
-accept them. pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.
+Unlike pycocotools and faster-coco-eval, `decompress_runs` rejects invalid strings.
 """
 
 from collections.abc import Iterable

@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class RobustDataset(Dataset):
-    """A dataset wrapper that replaces unreadable images and seeds the random augmentation.
+    """A dataset wrapper that replaces unreadable images, and seeds the random augmentation by
+    (seed, epoch, position).
 
-    robust[position] returns (sample, reports). The wrapper tries up to `tries` consecutive indices
-    until an image can be read. `sample` is (image, target, index) of this image, or None if all
-    tries fail. `reports` has a BadSample for each failure. The augmentation is seeded by (seed,
-    epoch, position).
+    robust[position] returns (sample, reports). `sample` is (image, target, index) of the first
+    readable image among `tries` consecutive indices, or None if there is none. `reports` has a
+    BadSample for each unreadable image that was tried.
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):

@@ -1,10 +1,8 @@
 """Sample order and random seeds, as pure functions of (seed, epoch, position).
 
-Transforms of timm and torchvision use the global generators of `random`, numpy and torch (CPU).
-`fork_rng` seeds all three from one key and restores them afterwards. So samples do not depend on
-the number of workers, and a run resumes without saved generator states.
-
-Shapes: N samples, B batch size per process, W processes ("world"), rank 0 .. W-1.
+So samples do not depend on the number of workers, and a run resumes without saved generator states.
+`fork_rng` seeds the global generators of `random`, numpy and torch (CPU), which the transforms of
+timm and torchvision use, and restores them afterwards.
 """
 
 import random
@@ -58,10 +56,9 @@ class Position(NamedTuple):
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch in random order.
 
-    If repeats > 1, each selected sample occurs `repeats` times in a row, and an epoch has about
-    n / repeats distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335).
-    DeiT (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can
-    resume under another version.
+    If repeats > 1, each selected sample occurs `repeats` times in a row, and an epoch has about n /
+    repeats distinct samples (repeated augmentation, Hoffer et al., arXiv:1901.09335). All numpy
+    versions give the same order.
     """
     order = order_generator(seed, epoch).permutation(n)
     return order[: -(-n // repeats)].repeat(repeats)[:n]
@@ -75,12 +72,10 @@ def order_generator(seed: int, epoch: int) -> np.random.RandomState:
 def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch, in which every class is equally frequent.
 
-    Each class gets an equal share of the n positions. If a class has more images than positions, it
-    is sampled without replacement. If it has fewer, its images are repeated equally often,
-    up to a difference of one.
+    A class with more images than its share of the n positions is sampled without replacement. The
+    images of a class with fewer are repeated equally often, up to a difference of one.
 
-    classes: (n,) int64, the class of each image. Classes without images are ignored. seed, epoch,
-    repeats: see `epoch_order`.
+    classes: (n,) int64, the class of each image. seed, epoch, repeats: see `epoch_order`.
     """
     generator, parts = order_generator(seed, epoch), []
     present = generator.permutation(np.unique(classes))  # the first classes get one more position
@@ -108,17 +103,15 @@ def train_batches(
 ) -> Iterator[list[Position]]:
     """Yield a list of `batch_size` positions for each step in [start, stop), across epochs.
 
-    A step takes batch_size * world consecutive positions of the epoch, and each process takes a
-    slice of these. So all processes together see the same samples as one process with a batch of
-    batch_size * world. The incomplete batch at the end of an epoch is dropped.
+    All processes together see the same samples as one process with a batch of batch_size * world.
+    The incomplete batch at the end of an epoch is dropped.
 
     Args:
         n: number of samples.
         repeats: see `epoch_order`. The copies of a sample get different augmentations.
-        groups: (n,) group number of each sample. If given, each epoch is reordered by
-            `group_batches`.
-        balance: (n,) class number of each sample. If given, each epoch has the order of
-            `balanced_order` instead of `epoch_order`.
+        groups: (n,) group number of each sample. If given, `group_batches` reorders each epoch.
+        balance: (n,) class number of each sample. If given, the order is that of `balanced_order`
+            instead of `epoch_order`.
     """
     global_batch = batch_size * world
     order_epoch = None
@@ -139,10 +132,9 @@ def train_batches(
 def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
     """Reorder an epoch so that each batch holds samples of one group, as far as possible.
 
-    global_batch: samples per batch, over all processes. `order` (n,) has the dataset indices of the
-    epoch, `groups` (n,) the group of each dataset index. Full batches are sorted by the position of
-    their last sample in `order`. Samples that do not fill a batch of their group come last, in
-    their original order. The number of steps stays the same.
+    order (n,): dataset indices of the epoch. groups (n,): group of each dataset index.
+    global_batch: samples per batch, over all processes. Full batches are sorted by the position of
+    their last sample in `order`. The other samples come last, in their original order.
     """
     group_of, remainders, batches = groups[order], [], []
     for group in np.unique(group_of):
@@ -155,11 +147,10 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """Return this process's share of a dataset of n samples, as batches of at most `batch_size`
-    positions.
+    """Return this process's share of n samples, as batches of at most `batch_size` positions.
 
-    Each batch has consecutive indices. Process `rank` gets the batches rank, rank + world, ...
-    So every batch, and every output computed from it, is the same for any number of processes.
+    Each batch has consecutive indices. Process `rank` gets the batches rank, rank + world, ... So
+    every batch is the same for any number of processes.
     """
     firsts = range(rank * batch_size, n, world * batch_size)
     return [

@@ -2,11 +2,8 @@
 
 The method is iterative stratification: K. Sechidis, G. Tsoumakas and I. Vlahavas, "On the
 Stratification of Multi-Label Data", ECML PKDD 2011, section 3. Each part gets its share of every
-label, and samples of one group stay together.
-
-scikit-learn's splitters are not used. A split must stay the same under any version of numpy and
-scikit-learn, because another split would mix training and test images of an existing run. Also,
-scikit-learn has no splitter for groups with several labels.
+label, and samples of one group stay together. scikit-learn's splitters are not used, because
+another version may split differently and so mix training and test images of an existing run.
 
 Shapes: N samples, K labels or numbers, P parts.
 """
@@ -31,9 +28,9 @@ def assign_parts(
     If no group has more than one label, every part contains every label that occurs in at least P
     groups.
 
-    targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: (P,) the fraction of the
-    samples for each part. The sum is 1. groups: (N,) int64, the group of each sample. A group is
-    never divided. None means that each sample is a group of its own.
+    targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: (P,) fraction of the
+    samples for each part, with sum 1. groups: (N,) int64, groups of samples that stay in one part.
+    None: each sample is a group of its own.
     """
     count = len(targets)
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -117,9 +114,8 @@ def _group_labels(
 ) -> tuple[list[dict[int, int]], dict[int, list[int]]]:
     """Count the labels of each group. groups, labels: group and label of each (sample, label) pair.
 
-    Returns a list with {label: number of samples} for each group, and a dict {label: list of the
-    groups with this label}. Each list in the dict is sorted as in `order`, a permutation of all
-    groups.
+    Returns {label: number of samples} for each group, and {label: groups with this label}. The
+    groups are sorted as in `order`, a permutation of all groups.
     """
     labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
     for group, label in zip(groups.tolist(), labels.tolist()):
@@ -132,11 +128,11 @@ def _group_labels(
 
 
 def join_groups(*keys: np.ndarray) -> np.ndarray:
-    """Return the group (N,) int64 of each sample. Samples that share a key, directly or through a
-    chain of other samples, are in one group.
+    """Return the group (N,) int64 of each sample. Samples that share a key, directly or through
+    other samples, are in one group.
 
-    keys: arrays (N,) int64, each with one key per sample. A key below 0 equals no other key. A
-    group's number is the index of its first sample.
+    keys: arrays (N,) int64. A negative key equals no other key. A group's number is the index of
+    its first sample.
     """
     parents = list(range(len(keys[0])))
 

@@ -17,10 +17,11 @@ EXAMPLES = 6  # example images of a class
 class TargetSummary(NamedTuple):
     """Summary of a dataset's targets.
 
-    counts: {class or label: number of its images}; empty for regression. columns: {name: (smallest,
-    median, largest)} of each regression target; empty for classes and labels. notes: lines of text
-    with further counts. groups: (caption, indices of example images) for the first GROUPS (40)
-    classes, labels or regression targets, to draw a contact sheet.
+    counts: {class or label: number of its images}; empty for regression.
+    columns: {regression target: (smallest, median, largest)}; empty for classes and labels.
+    notes: lines of text with further counts.
+    groups: (caption, indices of example images) for the first GROUPS (40) classes, labels or
+    targets.
     """
 
     counts: dict[str, int]

@@ -2,9 +2,6 @@
 
 Shapes: c channels, S image size. The input is a PIL image if c is 1 or 3, otherwise a BandImage
 (`vil.data.bands`).
-
-There are three training transforms: timm's, torchvision's, and a simple one for fine-tuning at
-another image size.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,20 +63,17 @@ def train_transform(
 
     Args:
         use_timm: use timm's transform, the only one with auto_augment and random erasing (re_*).
-        finetune: only resize to image_size / crop_pct, crop and flip. Ignored with use_timm.
-        crop_pct: used only with finetune, where the shorter side of an image is first resized to
-            image_size / crop_pct.
+        finetune: only resize, crop and flip. Ignored with use_timm.
+        crop_pct: with finetune, the shorter side is first resized to image_size / crop_pct.
         scale, ratio: ranges of the area (as a fraction of the image) and of the aspect ratio of the
             random resized crop.
         hflip, vflip, gray_scale, gaussian_blur, re_prob: probabilities.
-        color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
-            the jitter. A single number s means (s, s, s, 0, 1).
+        color_jitter: strengths of brightness, contrast, saturation and hue, then the probability. A
+            single number s means (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
-        re_mode, re_count: fill mode, and maximum number of erased rectangles, of timm's
-            RandomErasing.
-        channels: number of channels of the result. For 1, the augmented RGB image is converted to
-            gray. For 2 and for more than 3, only crops, flips and random erasing are applied, and
-            all other augmentations are ignored.
+        re_mode, re_count: fill mode and maximum number of rectangles of timm's RandomErasing.
+        channels: channels of the result. For 1, the augmented RGB image is converted to gray. For 2
+            and for more than 3, only crops, flips and random erasing are applied.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)

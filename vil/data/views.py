@@ -16,9 +16,8 @@ CROP = 7 / 8  # side of a corner crop, as a fraction of the image's shorter side
 class View(NamedTuple):
     """One view of an image.
 
-    corner: the corner (x, y) of the image at which a square crop is taken; (0, 0) is the top left,
-    (1, 1) the bottom right. None: no crop, only the evaluation transform of the full image.
-    mirror: whether to flip the view horizontally.
+    corner: the corner (x, y) at which a square is cropped, from (0, 0) at the top left to (1, 1) at
+    the bottom right; None for the full image. mirror: whether to flip the view horizontally.
     """
 
     corner: tuple[int, int] | None = None
@@ -35,10 +34,13 @@ VIEWS = {"hflip": WHOLE, "crops": (View(), *CROPS), "crops+hflip": ALL}
 def parse_views(text: str | int | None) -> tuple[View, ...]:
     """Return the views that a setting of test-time augmentation selects.
 
-    text: the setting. "hflip" selects the image and its mirror image. "crops" selects the image and
-    its four corner crops. "crops+hflip" selects these five and their mirror images. A number N from
-    2 to 10 selects the first N of these ten views, in the order image, mirror image, crops,
-    mirrored crops. None and 1 select (), for no augmentation. Raises ValueError for anything else.
+    `text` is one of the following, otherwise ValueError is raised:
+    - "hflip": the image and its mirror image
+    - "crops": the image and its four corner crops
+    - "crops+hflip": these five views and their mirror images
+    - N from 2 to 10: the first N of these ten, in the order image, mirror image, crops, mirrored
+      crops
+    - None or 1: no views
     """
     if text is None:
         return ()
@@ -58,11 +60,10 @@ def make_views(
     transform: Callable[[Any], Tensor],
     crop_transform: Callable[[Any], Tensor],
 ) -> Tensor:
-    """Return the views of an image as one tensor (V, C, H, W), in the order of the V `views`.
+    """Return the V `views` of an image as one tensor (V, C, H, W).
 
-    transform: evaluation transform, applied to the full image. crop_transform: transform that is
-    applied to a square crop; it must not crop further. The side of a crop is CROP (7/8) times the
-    image's shorter side.
+    transform: evaluation transform of the full image. crop_transform: transform of a square crop,
+    which must not crop further.
     """
     side = max(round(CROP * min(image.width, image.height)), 1)
     tensors: dict[tuple[int, int] | None, Tensor] = {}

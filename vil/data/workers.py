@@ -33,12 +33,9 @@ def build_data_loader(
 ) -> DataLoader:
     """Build a DataLoader for given batches of samples.
 
-    Args:
-        batches: for each batch, the list of its samples, each as a `Position`.
-        workers: number of worker processes. If it is 0, this process loads the samples.
-        context: multiprocessing start method of the workers, such as "spawn". None selects the
-            default.
-        persistent: keep the workers alive for the next pass over the batches.
+    batches: for each batch, the list of its samples, each as a `Position`. workers: number of
+    worker processes; 0 to load in this process. context: start method of the workers, such as
+    "spawn"; None for the default. persistent: keep the workers for the next pass over the batches.
     """
     return DataLoader(
         samples,

@@ -67,10 +67,9 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     """Read the rank of this process, select its GPU, and initialize the process group if there are
     several processes.
 
-    backend: backend of the process group. None selects gloo on CPUs and nccl on CUDA. device: the
-    config's device. Raises ValueError if the ranks are invalid, if there is no GPU for this
-    process, or if `device` names one GPU (such as cuda:0) but several processes run on this
-    machine.
+    backend: None selects gloo on CPUs and nccl on CUDA. Raises ValueError if the ranks are invalid,
+    if there is no GPU for this process, or if `device` (such as cuda:0) names one GPU for several
+    processes.
     """
     dist = read_environment(os.environ)
     local_world = max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), dist.local_rank + 1)
@@ -116,9 +115,8 @@ def stop() -> None:
 def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
     """Wrap the model in DDP if there are several ranks and the model is not sharded.
 
-    DDP does not broadcast buffers at every step, because the buffers of ViL models are constant or
-    computed identically on every rank. On GPUs, the batch norms of other models are converted to
-    SyncBatchNorm. See also `share_buffers`.
+    On GPUs, batch norms are converted to SyncBatchNorm. On CPUs, their running statistics differ
+    between ranks until `share_buffers` is called.
     """
     if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
@@ -126,6 +124,7 @@ def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
     if device.type == "cuda":
         devices = [torch.cuda.current_device()]
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    # no broadcast of buffers in each step: those of ViL models are equal on all ranks
     return DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
     )

@@ -1,8 +1,8 @@
 """Shard weights over the ranks (FSDP2), and gather them for a checkpoint.
 
-Each rank stores a shard of every parameter, gradient and optimizer state, and gathers the weights
-of one transformer block at a time. A checkpoint has full tensors under the plain model's names, so
-a run can resume with another strategy (such as DDP) or number of ranks.
+Each rank stores a shard of every parameter, gradient and optimizer state. A checkpoint has full
+tensors under the plain model's names, so a run can resume with another strategy (such as DDP) or
+number of ranks.
 """
 
 from collections.abc import Iterable, Iterator

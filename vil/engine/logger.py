@@ -56,13 +56,13 @@ class RunLogger:
         thread_hint: Callable[[], str] | None = None,
         data_hint: Callable[[], str] | None = None,
     ) -> None:
-        """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
-        records of these steps that an earlier attempt left.
+        """Start to log metrics of the steps after `step`, to files and a progress bar.
+
+        Removes records of these steps that an earlier attempt left.
 
         end: the last step of the run.
         batch_size: images per step over all ranks.
-        evaluates: whether the run begins with an evaluation at `step`. If True, earlier records of
-        an evaluation at `step` are also removed.
+        evaluates: also remove records of an evaluation at `step`, because the run begins with one.
         thread_hint: called after the first line of metrics. Returns advice to log, or "".
         data_hint: called once, when steps spend more than the fraction SLOW_DATA of their time
         waiting for data. Returns advice to log.
@@ -154,11 +154,10 @@ class RunLogger:
             self.data_hint = None
 
     def first_progress(self, step: int) -> None:
-        """Log the step and the remaining time if no metrics have been logged yet and training began
-        at least FIRST_SECONDS ago.
+        """Log the remaining time if no metrics have been logged and FIRST_SECONDS have passed.
 
-        The line is normally logged once. But if it is logged after the first step, which is slower
-        than the others, it is logged again after the second step, with a better estimate.
+        The line is logged once. But an estimate from the first step, which is slower than the
+        others, is followed by another one after the second step.
         """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return
@@ -262,18 +261,14 @@ def position_of(line: str) -> tuple[float, str] | None:
 
 
 def open_bar(step: int, end: int):
-    """Start a progress bar for the steps from `step` to `end`, and return it (class
-    rich.progress.Progress).
-
-    The bar has no refresh thread. Such a thread could hold the terminal's lock while a loader
-    worker is forked, and the worker would hang when it prints a warning.
-    """
+    """Start and return a progress bar (rich.progress.Progress) for the steps `step` to `end`."""
     from rich import progress
     from rich.console import Console
 
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
     # bypass a StandardStream, because it escapes the bar's control characters
     console = Console(file=getattr(sys.stdout, "stream", sys.stdout))
+    # no refresh thread: a loader worker, forked while it holds the terminal's lock, would hang
     bar = progress.Progress(*columns, console=console, transient=True, auto_refresh=False)
     bar.add_task("train", completed=step, total=end)
     bar.start()

@@ -1,7 +1,6 @@
 """The training loop, as a single function, `train`.
 
-A step depends only on the state before it and on its number. torch's generators, from which dropout
-and drop path sample, are seeded at every step from (seed, step, rank). So a resumed run is
+torch's random generators are seeded at every step from (seed, step, rank). So a resumed run is
 bit-identical to an uninterrupted one, even if it resumes in the middle of an epoch.
 """
 
@@ -51,10 +50,9 @@ class Metric(NamedTuple):
 class Loss(NamedTuple):
     """The loss of a batch, or of a micro-batch if gradients are accumulated.
 
-    If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise `value` is a
-    sum, and `normalizer` is a scalar tensor, such as the sum of the sample weights. The loss of a
-    training step is then the sum of `value` divided by the sum of `normalizer`, where both sums are
-    over all micro-batches and ranks.
+    If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise, the loss of
+    a training step is sum(value) / sum(normalizer) over all micro-batches and ranks, where
+    `normalizer` is a scalar such as the sum of the sample weights.
     """
 
     value: Tensor
@@ -119,27 +117,24 @@ def train(
     """Train until the last epoch, or until `patience` consecutive evaluations did not improve the
     metric. Returns the final state.
 
-    objects: model, optimizer, gradient scaler and averaged weights, which training changes.
     lr_at: function that returns the learning rate of a step.
-    state: the state to start from, which is the initial state or that of a loaded checkpoint.
-    run: the run's folder, in which checkpoints and logs are written.
-    guard: records signals and detects hanging steps.
+    state: the initial state, or that of a loaded checkpoint.
     policy: schedule of evaluations and checkpoints.
-    set_progress: called before each step to pass the current step to the model's schedules.
-    accumulate: number of equal micro-batches into which a step's batch is split.
+    set_progress: called before each step to pass the step to the model's schedules.
+    accumulate: number of equal micro-batches per step.
     clip_grad: upper bound of the norm of all gradients together; 0 for no clipping.
     drop_on_plateau: number by which the learning rate is divided after each evaluation without a
     new best metric value; 0 for no drops.
-    patience: number of evaluations, see above; 0 for no early stopping.
+    patience: 0 for no early stopping.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
     max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
-    not finite. Without float16, a value above half an epoch of steps is reduced to half an epoch.
+    not finite. Without float16, it is at most half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
-    max_steps: number of steps after which the run ends, if that is before its last epoch.
-    draw: called on rank 0 with the run's folder after each evaluation, to draw plots.
+    max_steps: step at which the run ends, if that is before its last epoch.
+    draw: called on rank 0 with the run's folder after each evaluation.
 
-    Raises DivergedError if more than `max_bad_steps` consecutive steps had to be skipped, and
+    Raises DivergedError if more than `max_bad_steps` consecutive steps are skipped, and
     StoppedError, after saving a checkpoint, if a signal was received.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
@@ -300,9 +295,8 @@ def backward(
 ) -> dict[str, Tensor]:
     """Accumulate the scaled gradients of a batch. Returns {"loss": loss, metric: value}.
 
-    batch: the result of `task.prepare`. It is split into `num_parts` equal micro-batches, which run
-    one after the other. Their gradients add up to those of the full batch, with the memory of a
-    single micro-batch. Only batch norms and dropout behave differently than on the full batch.
+    batch: the result of `task.prepare`, which is split into `num_parts` equal micro-batches. Except
+    for batch norms and dropout, their gradients add up to those of the full batch.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -323,9 +317,8 @@ def backward(
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
     """Divide the gradients by the sum of `Loss.normalizer` over all micro-batches and ranks.
 
-    On entry, the gradients are averages over micro-batches and ranks. To turn them into sums, they
-    are also multiplied by the number of micro-batches and the number of ranks. Returns the total
-    factor, by which the caller multiplies the loss.
+    Before the division, the gradients are turned from averages over micro-batches and ranks into
+    sums. Returns the total factor, by which the caller multiplies the loss.
 
     normalizer: sum of `Loss.normalizer` over this rank's micro-batches. num_parts: number of
     micro-batches of a rank.

@@ -19,10 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
     """Return whether a line with averages is logged after `step`.
 
-    A line is logged at the end of each epoch. Earlier in the epoch, a line is logged every
-    `log_freq` steps, but only while at least `log_freq` more steps are left in the epoch. So the
-    line at the end does not average over only a few steps. end: the last step of the run.
-    per_epoch: steps per epoch.
+    A line is logged every `log_freq` steps of an epoch and at its end. A line less than `log_freq`
+    steps before the end is omitted, so that the last line averages over enough steps. end: the last
+    step of the run. per_epoch: steps per epoch.
     """
     in_epoch = (step - 1) % per_epoch + 1
     last = min(per_epoch, end - step + in_epoch)
@@ -32,9 +31,9 @@ def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time between a `read` and the request of the next batch is not counted, because the loop may
-    evaluate and save a checkpoint in between. If a checkpoint is saved between two steps without a
-    `read`, its time is counted as training time.
+    The time from a `read` to the request of the next batch is not counted, because the loop may
+    evaluate and save a checkpoint in between. A checkpoint that is saved without a `read` counts as
+    training time.
     """
 
     def __init__(self):
@@ -81,9 +80,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return the means since the last call, and reset the sums.
 
-        The metrics are averages over all ranks and over the steps that were not skipped. The result
-        also has two values of this rank: `time`, the seconds per step, and `data`, the seconds per
-        step that were spent waiting for data.
+        Metrics are averages over all ranks and over the steps that were not skipped. `time` and
+        `data` are the seconds per step of this rank, in total and spent waiting for data.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()

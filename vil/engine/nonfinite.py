@@ -1,9 +1,8 @@
 """Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-A flag on the device marks such a step. torch's fused optimizers read the flag on the device. For
-other optimizers, the host waits for the flag at each step. On a GPU, skipped steps are counted with
-a delay of one step, so that the host need not wait for the flag of the current step. A skipped step
-leaves weights, optimizer state and averages unchanged, but data and schedule advance.
+A skipped step leaves weights, optimizer state and averages unchanged, but data and schedule
+advance. A flag on the device marks such a step. torch's fused optimizers read the flag on the
+device. For other optimizers, the host waits for the flag at each step.
 """
 
 import json
@@ -45,9 +44,8 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
     """Return (flag, signal) of a training step as a float32 tensor (2,), the same on every rank.
 
-    The flag is 1 if the loss or the gradient norm of any rank is not finite, else 0. The signal is
-    the number of a signal that any rank received, or 0. loss, norm: this rank's loss and gradient
-    norm. signal: number of the signal that this rank received, or 0.
+    The flag is 1 if the loss or the gradient norm of any rank is not finite, else 0. signal: number
+    of the signal that this rank received, or 0. The returned signal is one that any rank received.
     """
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
@@ -94,10 +92,10 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
 
 
 class DelayedFlags:
-    """A reader of the flags of each step (see `Flags`), with a delay of one step on a GPU.
+    """A reader of the flags of each step (see `Flags`).
 
     On a GPU, `read` returns the flags of the previous step, so that the host does not wait for the
-    device. On a CPU there is no delay.
+    device.
     """
 
     def __init__(self, device: torch.device):
@@ -134,9 +132,9 @@ class NonFiniteSteps:
     def count(self, flags: Flags, model: nn.Module, step: int) -> int:
         """Count the step that `flags` describes. Returns 1 if it was skipped, else 0.
 
-        After more than `self.limit` skipped steps in a row, writes `flags.record` and the largest
-        gradients to a file in <run>/crash/, and raises DivergedError. step: number of the step
-        whose gradients the model has now. On a GPU, `flags` belongs to the step before it.
+        After more than `self.limit` skipped steps in a row, writes a crash file and raises
+        DivergedError. step: number of the step whose gradients the model has now. On a GPU, `flags`
+        belongs to the step before it.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

@@ -1,17 +1,16 @@
 """Stop a run cleanly after a signal, and end it by force if a step hangs.
 
-The first SIGTERM, SIGUSR1 (which schedulers send before they end a job) or SIGINT (Ctrl-C) is
-recorded. In each training step, and between the batches of an evaluation, the ranks exchange
-whether any rank has recorded a signal. If so, all ranks raise StoppedError at the same point, and
-the loop saves a checkpoint. The signal handler itself saves nothing, because it may run in the
-middle of a collective.
+If any rank receives SIGTERM, SIGUSR1 (which schedulers send before they end a job) or SIGINT
+(Ctrl-C), all ranks raise StoppedError at the same point, and the loop saves a checkpoint. For this,
+the ranks exchange received signals in each training step, and between the batches of an evaluation.
 
 A watchdog thread ends the process if no step finishes within `hang_seconds`. After a signal, the
 limit is `grace_seconds`, which is not applied while a checkpoint is saved. Before the thread ends
-the process, it writes the stacks of all threads to stderr and to <run>/crash/. If the hanging step
-holds Python's GIL, the watchdog thread cannot run. For this case, a run with `hang_seconds` also
-sets a timer of faulthandler. About 2 x `hang_seconds` after the last progress, the timer writes the
-stacks to stderr only, and ends the process with exit code 1.
+the process, it writes the stacks of all threads to stderr and to <run>/crash/.
+
+If a hanging step holds Python's GIL, the watchdog thread cannot run. A timer of faulthandler then
+writes the stacks to stderr only, about 2 x `hang_seconds` after the last progress, and ends the
+process with exit code 1.
 """
 
 import contextlib
@@ -45,8 +44,8 @@ class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
     Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: time without progress (see
-    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the limit that is used
-    instead once a signal has been received.
+    `beat`) after which the process is ended; 0 for no limit. grace_seconds: the limit after a
+    signal.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -130,6 +129,7 @@ class PreemptionGuard:
     def _record(self, number: int, frame: object) -> None:
         """Signal handler: record the first signal. A later signal ends the process if it arrives
         more than REPEAT_SECONDS after the first."""
+        # nothing is saved here, because the signal may arrive in the middle of a collective
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now

@@ -88,13 +88,10 @@ class RunDir:
         self.log.tick(step)
 
     def end(self, reason: str = "") -> None:
-        """Record that training is finished. The `with` block of the run updates status.json later,
-        when it ends.
+        """Record that training is finished. The run's `with` block writes status.json on exit.
 
         If no step was left to train, a status.json that already says "finished" is not changed.
-
-        reason: why training ended before the last epoch, for the log and status.json; "" if it
-        ended with the last epoch.
+        reason: why training ended before the last epoch, for the log and status.json; else "".
         """
         self.ended, self.reason = True, reason
         if reason and self.begun:
@@ -183,10 +180,7 @@ def refuse_links(folder: Path) -> None:
 def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
-    Raises RunInUseError if another process still holds the lock after a few attempts. There are
-    several attempts because `is_locked` holds the lock for a moment. The lock is a POSIX record
-    lock, which loader workers do not inherit. Workers may run for seconds after their run was
-    killed, and an inherited lock would block a restart.
+    Loader workers do not inherit the lock. Raises RunInUseError if another process holds the lock.
     """
     stream = file.open("a+")
     try:
@@ -205,8 +199,9 @@ def lock(file: Path) -> TextIO:
 def acquire(stream: TextIO) -> None:
     """Acquire the lock of an open file. Raises OSError if another process still holds it after
     LOCK_ATTEMPTS attempts."""
-    for left in reversed(range(LOCK_ATTEMPTS)):
+    for left in reversed(range(LOCK_ATTEMPTS)):  # `is_locked` may hold the lock for a moment
         try:
+            # Loader workers can outlive a killed run, but do not inherit a POSIX record lock.
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError:

@@ -1,8 +1,8 @@
 """Compile models ahead of time with AOTInductor.
 
-A package contains the weights and machine code. C++ and Python programs can load a package without
-the Python code of the model. It runs only on CPUs that have the vector instructions of the CPU on
-which it was compiled.
+A compiled package contains the weights and machine code, so C++ and Python programs need no Python
+code of the model. The package runs only on CPUs with the vector instructions of the CPU on which it
+was compiled.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,10 @@ def check_compiler() -> None:
 def write_package(
     model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
 ) -> None:
-    """Compile a model to an AOTInductor package and write it to the file `path`.
+    """Compile a model to an AOTInductor package: images (B, channels, H, W) to logits (B, classes).
 
-    The package maps images (B, channels, H, W) to logits (B, classes).
-    path: must end with .pt2. metadata: entries to store in the package. Raises ValueError if the
-    model cannot be compiled.
+    path: file to write, must end with .pt2. metadata: entries to store in the package. Raises
+    ValueError if the model cannot be compiled.
     """
     program = trace_model(model, spec)
     options = {"aot_inductor.metadata": dict(metadata), "freezing": True}

@@ -1,14 +1,11 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
-A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend that uses only standard operators. In an exported model, a query attends
-to all 3x3 chunks around it, even if the model was trained with random shift. Batch size and image
-size are dynamic by default.
+A copy of the model is traced on the CPU, in float32 and in evaluation mode, with an attention
+backend that uses only standard operators. In an exported model, a query attends to all 3x3 chunks
+around it, even if the model was trained with random shift. The file gets its final name only if its
+logits agree with those of the model.
 
-The file is written under a temporary name and loaded. If its logits agree with those of the model,
-the file is renamed to its final name.
-
-Shapes: B batch, c input channels, H W image size, K classes.
+Shapes: B batch, c input channels, H W image size.
 """
 
 import copy
@@ -66,8 +63,8 @@ def export_model(
     """Export a model to a file, and compare the logits of the file and the model on random images.
 
     path: file to write.
-    size: height and width of the images. The file accepts only this size unless `dynamic`
-      contains "size".
+    size: height and width of the images. The file accepts only this size unless `dynamic` contains
+      "size".
     format: "onnx", "torch" or "aoti" (an AOTInductor package, whose name must end with .pt2). By
       default, the file's suffix selects "onnx" (.onnx) or "torch" (.pt2).
     dynamic: which of the dimensions "batch" and "size" stay dynamic. Without "batch", the file
@@ -76,11 +73,10 @@ def export_model(
     metadata: entries to store in addition to vil's version, the architecture, the image size and
       the dynamic dimensions.
 
-    Returns a Difference for each image shape for which the file and the model were compared.
-
-    Raises ValueError if settings contradict each other or the model does not support them,
-    ExportError if the file's logits differ from the model's, OSError if the file cannot be written,
-    and ImportError, with the pip command to run, if a package is missing.
+    Returns a Difference for each image shape that was compared. Raises ValueError if settings
+    contradict each other or the model does not support them, ExportError if the file's logits
+    differ from the model's, OSError if the file cannot be written, and ImportError, with the pip
+    command to run, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
     spec = ExportSpec(size, dynamic, opset)

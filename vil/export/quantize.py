@@ -18,19 +18,13 @@ def quantize_linears(
 ) -> int:
     """Write a copy of an ONNX file with int8 linear layers. Returns the number of these layers.
 
-    path: a file written by `export_model`. out: the new file. calibration: batches of images
-    (B, channels, H, W), normalized as for the model.
+    path: a file written by `export_model`.
+    calibration: batches of images (B, channels, H, W), normalized as for the model. They determine
+    the range of the inputs of linear layers, and values outside of it are clipped (static
+    quantization). If None, each call computes the range from its own inputs (dynamic quantization).
 
-    Weights are stored as int8 with one scale per output channel. They use only 7 of the 8 bits,
-    because 8-bit matmuls would overflow on processors without VNNI. The inputs of linear layers are
-    quantized with a scale that depends on the range of their values. Without `calibration`, the
-    range is computed in each call (dynamic quantization). With `calibration`, the range is computed
-    once from the calibration images, and values outside of this range are clipped (static
-    quantization). All other operations (softmax, norms, convolutions, random features) stay in
-    float32.
-
-    Raises ValueError if the file has no linear layers with the metadata that `export_model` writes,
-    or if `calibration` has no images.
+    All other operations stay in float32. Raises ValueError if the file has no linear layers with
+    the metadata that `export_model` writes, or if `calibration` has no images.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load(path)
@@ -45,7 +39,7 @@ def quantize_linears(
     options = dict(
         nodes_to_exclude=others,
         per_channel=True,
-        reduce_range=True,
+        reduce_range=True,  # 7 bits: 8-bit matmuls would overflow on processors without VNNI
         weight_type=quantization.QuantType.QInt8,
     )
     with write_aside(Path(out)) as aside, quiet():
@@ -64,10 +58,9 @@ def quantize_linears(
 
 
 def _reader(model, batches: Iterable[Tensor]):
-    """Return an object that passes calibration images to onnxruntime's quantizer.
+    """Return a reader of calibration images (B, channels, H, W) for onnxruntime's quantizer.
 
-    model: the ONNX model. batches: batches of images (B, channels, H, W). They are passed in
-    batches of at most MAX_CHUNK (8) images, or one by one if the batch size of the model is fixed.
+    It passes at most MAX_CHUNK images at a time, or one if the ONNX model has a fixed batch size.
     """
     graph_input = model.graph.input[0]
     fixed = graph_input.type.tensor_type.shape.dim[0].dim_value

@@ -37,9 +37,8 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """Load a file written by `export_model` as a module that maps images to logits.
 
-    format: "onnx", "torch" or "aoti"; by default "onnx" if the file's name ends in .onnx, otherwise
-    detected from the content of the file. ONNX files run in onnxruntime on the CPU, with as many
-    threads as torch is set to use.
+    format: "onnx", "torch" or "aoti", by default detected from the file's name and content. ONNX
+    files run in onnxruntime on the CPU, with torch's number of threads.
     """
     path = Path(path)
     if format is None:

@@ -71,10 +71,9 @@ def write_program(
 
 
 def token_stride(model: nn.Module) -> int:
-    """Return the total stride of the model in pixels. Returns 32 for models of other libraries.
+    """Return the total stride of the model in pixels; 32 for models of other libraries.
 
-    The stride is the side of the image area that a token of the last stage covers. Images with a
-    smaller side would have no token in the last stage.
+    The stride is the side of the image area that a token of the last stage covers.
     """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
@@ -82,10 +81,9 @@ def token_stride(model: nn.Module) -> int:
 def least_side(model: nn.Module) -> int:
     """Return the smallest image side in pixels for tracing with dynamic sizes.
 
-    torch treats dimensions of size 1 as constant, so no dimension may be 1. With the returned side,
-    the token grid of every stage has at least two rows and two columns. With longformer attention,
-    each side of the grid also has at least two chunks. With srformer attention, each side has at
-    least two downsampled keys.
+    torch treats dimensions of size 1 as constant. Each side of every stage's token grid must
+    therefore have at least two tokens, two chunks in longformer attention, and two downsampled keys
+    in srformer attention.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
@@ -98,8 +96,8 @@ def least_side(model: nn.Module) -> int:
 def _open_side(model: nn.Module, side: int) -> int:
     """Return an image side near `side`, in pixels, at which to trace a program with a dynamic size.
 
-    At the returned side, no stage has the grid that its position embeddings and projections were
-    created for. Every stage then resizes them, so that the traced program includes the resizing.
+    At the returned side, every stage has to resize its position embeddings and projections, so that
+    the traced program includes the resizing.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}

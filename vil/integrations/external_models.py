@@ -32,16 +32,13 @@ def build_external(
 
     name: "timm/<name>" for a timm model, or the name of a torchvision model.
     num_classes, img_size, in_chans: K, S and c. torchvision models need c = 3.
-    pretrained: whether to load the published weights, which are downloaded if needed. If
-      num_classes differs from the number of classes of these weights, the head is initialized
-      randomly. If in_chans is not 3, timm sums or repeats the weights of the first layer.
-    drop_rate, drop_path_rate: rates of dropout and stochastic depth. torchvision models ignore
-      them.
-    grad_checkpoint: whether to use gradient checkpointing.
+    pretrained: load the published weights, and download them if needed. If they are for another
+      number of classes, the head is random. If c is not 3, timm sums or repeats the weights of the
+      first layer.
+    drop_rate, drop_path_rate: ignored by torchvision models.
 
-    Raises ValueError if the name is unknown, if the model does not support img_size or
-    grad_checkpoint, or if `pretrained` is True but the model has no published weights. Raises
-    CheckpointError if the weights cannot be downloaded.
+    Raises ValueError if the name is unknown, or if the model does not support img_size,
+    grad_checkpoint or `pretrained`. Raises CheckpointError if the weights cannot be downloaded.
     """
     try:
         if name.startswith(PREFIX):

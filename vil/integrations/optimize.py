@@ -92,20 +92,20 @@ def optimize_for_inference(
 ) -> OptimizedModel:
     """Return a faster copy of a model, for inference only. `model` is not changed.
 
-    The parameters are converted to `dtype` once, unlike under autocast, which converts them in
-    every forward pass. Dropout and stochastic depth are removed. Up to rounding, the outputs are
-    the same as those of the model in `dtype`. Modules with hooks are not replaced.
+    Parameters are converted to `dtype` once, not in every forward pass as under autocast. Dropout
+    and stochastic depth are removed. Up to rounding, the outputs are the same as those of the model
+    in `dtype`. Modules with hooks are not replaced.
 
     On a CPU, in float32 or bfloat16:
-    - Linear layers use oneDNN with reordered weights. In an MLP with GELU or ReLU, the first linear
-      layer also computes the activation. MLPs process a few tokens at a time.
+    - Linear layers use oneDNN with reordered weights. In an MLP, the first linear layer also
+      computes GELU or ReLU. MLPs process a few tokens at a time.
     - Convolutions use the channels-last format.
-    - If `vil tune` found compiled C++ code faster for MLPs or attention projections, they use this
-      code instead. The patch embedding of a stage with such MLPs uses it too.
+    - MLPs and attention projections use compiled C++ code if `vil tune` found it faster. The patch
+      embedding of a stage with such MLPs uses it too.
 
-    model: a model of this package, of timm, or any other module. dtype: type to which parameters
-    and inputs are converted. compile: use `torch.compile` with the option `freezing` instead of
-    the optimizations for a CPU. torch.compile then reorders weights and fuses activations itself.
+    model: a model of this package, of timm, or any other module.
+    dtype: type to which parameters and inputs are converted.
+    compile: use `torch.compile` with the option `freezing` instead of the optimizations for a CPU.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -132,9 +132,8 @@ def optimize_for_inference(
 def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
     """Return a faster replacement for a submodule, or the submodule itself if there is none.
 
-    child, name: the submodule and its attribute name. fused: "gelu" or "relu" if the parent is an
-    MLP whose first linear layer also computes this activation, otherwise "". pack: whether to
-    reorder the weights of linear layers.
+    name: its attribute name. fused: activation ("gelu" or "relu") that the first linear layer of
+    the parent MLP also computes, or "". pack: whether to reorder the weights of linear layers.
     """
     if has_hooks(child):
         return child
@@ -156,8 +155,8 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
     """Pack the weights of the modules that use vil's compiled C++ code.
 
     These are the attention projections and MLPs for which `vil tune` found this code faster, and
-    the patch embeddings of stages that have such MLPs. Returns the layers of the packed projections
-    and MLPs, so that the caller does not replace them.
+    the patch embeddings of stages with such MLPs. Returns the layers that the caller must not
+    replace.
     """
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:

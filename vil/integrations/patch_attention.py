@@ -62,11 +62,10 @@ def patch_attention(
       "full", which restores timm's attention. The default is "pattern" if the argument `pattern` is
       given, otherwise "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
-      Other blocks do not change.
-    kwargs: arguments of the attention. The docstring of its class explains them, for example that
+    kwargs: arguments of the attention, which the docstring of its class explains, for example that
       of `vil.layers.attention.LongformerAttention`.
       longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto". Training with
-        mode > 0 requires `vil.layers.attention.set_progress`.
+      mode > 0 requires `vil.layers.attention.set_progress`.
       pattern: pattern="axial | local:2", chunk=8, backend="auto".
 
     Raises ValueError if the model cannot be patched, or if the name of the attention, an argument
@@ -97,9 +96,8 @@ def patch_attention(
 def find_replacement(attention: str) -> type[PatchedAttention] | None:
     """Return the class that replaces timm's attention, or None for "full".
 
-    attention: name of the attention, see `patch_attention`. For a registered attention, the class
-    is created when it is first needed. Raises ValueError, with the valid names in the message, for
-    an unknown name or an attention that cannot use timm's projections.
+    attention: a name as in `patch_attention`. Raises ValueError, with the valid names in the
+    message, for an unknown name or an attention that cannot use timm's projections.
     """
     if attention == RESTORE:
         return None
@@ -201,9 +199,9 @@ def find_attentions(
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield (parent, name, attention) for each attention module to replace.
 
-    parent: the module that has the attention module as its attribute `name`. blocks: indices of the
-    transformer blocks to search; None for all. Raises ValueError if one of these blocks has no
-    attention module that can be replaced.
+    The module is the attribute `name` of `parent`. blocks: indices of the transformer blocks to
+    search; None for all. Raises ValueError if one of them has no attention module that can be
+    replaced.
     """
     for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]

@@ -21,15 +21,12 @@ from vil.layers.attention.pattern import PatternAttention
 class PatchGrid:
     """Rows and columns of the patch tokens in the current forward pass of each thread.
 
-    The object is a forward hook of the model's patch embedding, which `forward`, `forward_features`
-    and `forward_intermediates` all call first. All attention modules of a model share one
-    PatchGrid. It is copied and pickled with the model. It has no tensors, so it is not part of the
-    state dict.
+    The object is a forward hook of the model's patch embedding, shared by all attention modules of
+    a model. It is copied and pickled with the model, but is not part of the state dict.
 
     Gradient checkpointing may recompute a block after a later forward pass on images of another
     size. The grid of the block is then looked up by the number of tokens. This number is ambiguous
-    if a model runs on two transposed grids (14x28, then 28x14) before the backward pass.
-    `GridCheck` detects this case.
+    for two transposed grids (14x28 and 28x14), which `GridCheck` detects.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -49,8 +46,8 @@ class PatchGrid:
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
         """Record the patch grid of a forward pass, as a forward hook of the patch embedding.
 
-        tokens: the output of the patch embedding `embed`. If it is (B, X, Y, C), the grid is X x Y.
-        Otherwise the model takes images of one size only, and the grid is `embed.grid_size`.
+        tokens: the output of `embed`. If it is (B, X, Y, C), the grid is X x Y, otherwise the fixed
+        `embed.grid_size`.
         """
         size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
         self.last = self.local.size = size
@@ -100,17 +97,13 @@ class PatchGrid:
 
 
 class GridCheck(torch.autograd.Function):
-    """Identity function that raises an error if gradient checkpointing recomputes a block on a
-    different grid than in the forward pass.
-
-    For this, the function saves an empty tensor (rows, columns of the grid, 0) for backward. torch
-    compares the shapes of the tensors that a checkpointed block saves in the forward pass and in
-    the recomputation, and raises an error if the shapes differ. Without this error, the gradient
-    would be wrong.
-    """
+    """Identity function that makes torch raise an error if gradient checkpointing recomputes a
+    block on a different grid than in the forward pass. Without this error, the gradient would be
+    wrong."""
 
     @staticmethod
     def forward(ctx, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        # torch checks that saved tensors have the same shapes in the recomputation
         ctx.save_for_backward(x.new_empty(*grid, 0))
         return x.view_as(x)
 
@@ -125,10 +118,9 @@ class PatchedAttention(GlobalLocalAttention):
 
     Rotary embeddings apply to patch tokens only, as in timm.
 
-    plain: timm's module to replace, an Attention, AttentionRope or EvaAttention. It is stored for
-      `restore`, but not as a submodule.
+    plain: the Attention, AttentionRope or EvaAttention of timm to replace.
     num_global: number of prefix tokens, which become global tokens.
-    grid: the grid of patch tokens, shared by all attention modules of a model.
+    grid: patch grid, shared by all attention modules of a model.
     kwargs: arguments of vil's attention class.
     """
 
@@ -140,6 +132,7 @@ class PatchedAttention(GlobalLocalAttention):
             attn_drop=plain.attn_drop.p,
             **kwargs,
         )
+        # a tuple, so that timm's module, which `restore` returns, is not a submodule
         self.grid, self.scale, self.kept = grid, plain.scale, (plain,)
         for name in ("qkv", "q_bias", "gate"):  # missing in some classes and settings of timm
             if getattr(plain, name, None) is None:
@@ -204,8 +197,6 @@ class PatchedAttention(GlobalLocalAttention):
     def project_out(self, outputs: list[Tensor], x: Tensor) -> Tensor:
         """Normalize, gate and project attention outputs, then concatenate them to (B, G+L, C).
 
-        Concatenating last saves memory: autograd would otherwise save another copy of the outputs.
-
         outputs: if G > 0, the outputs of the G prefix tokens (B, G, C); then the outputs of the L
           patch tokens (B, L, C).
         x: the input of the attention (B, G+L, C), from which the gates are computed.
@@ -215,6 +206,7 @@ class PatchedAttention(GlobalLocalAttention):
             gates = self.gate(x).sigmoid().split([out.shape[1] for out in outputs], dim=1)
             outputs = [out * gate for out, gate in zip(outputs, gates)]
         outputs = [self.proj(out) for out in outputs]
+        # if concatenated before, autograd would save another copy of the outputs
         return self.proj_drop(torch.cat(outputs, dim=1) if self.num_global else outputs[0])
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

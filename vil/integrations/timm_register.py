@@ -121,8 +121,8 @@ def _create(
     `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
     `build_model_with_cfg`.
 
-    Settings that the caller omits are those of the requested weights, if the weights are published
-    under a tag or have a model card. Otherwise the defaults of the model are used.
+    Omitted settings are those of the requested weights if these have a published tag or a model
+    card, and otherwise the defaults of the model.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)

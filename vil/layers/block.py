@@ -30,7 +30,6 @@ class Block(nn.Module):
     """Transformer block: x = x + attn(norm1(x)), then x = x + mlp(norm2(x)).
 
     The MLP has 4C hidden channels and exact GELU.
-    attn: the attention module.
     drop: dropout rate of the MLP.
     drop_path: rate of stochastic depth, for attention and MLP.
     norm_eps: epsilon of the layer norms.
@@ -81,9 +80,8 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    A `PackedMlp` also computes the norm, and `norm` is ignored. Any other MLP is computed by
-    `vil.ops.mlp.norm_mlp` if tuning found compiled code faster and `mlp_weights` returns the
-    parameters. If not, the modules `norm` and `mlp` are called.
+    Uses compiled code if tuning found it faster. A `PackedMlp` has its own copy of the norm, and
+    `norm` is ignored.
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)
@@ -117,10 +115,9 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
 def build_block(fields: Mapping[str, Any]) -> Block:
     """Build a transformer block from a plain dict.
 
-    fields: "attention", a name in the registry `ATTENTIONS`; the arguments that `build_attention`
-    takes for this name; and "drop", "drop_path" and "norm_eps" of `Block`.
-    Raises ValueError for a missing field, and for an unknown name or field (the message suggests
-    the nearest one).
+    fields: "attention" (a name in the registry `ATTENTIONS`), the arguments of this attention (see
+    `build_attention`), and "drop", "drop_path" and "norm_eps" of `Block`.
+    Raises ValueError for a missing field, and for an unknown name or field.
     """
     fields = dict(fields)
     name = fields.pop("attention", None)

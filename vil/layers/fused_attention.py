@@ -1,9 +1,9 @@
 """Compute the attention branch of a block in fewer passes over the tokens.
 
-One operation computes the layer norm and the projections to queries, keys and values. Another
-computes the output projection and adds the residual connection (see `vil.ops.linear`).
+The layer norm and the projections to queries, keys and values are one operation. The output
+projection and the residual connection are another.
 
-Shapes: B batch, T tokens, C channels, O outputs.
+Shapes: B batch, T tokens, C channels.
 """
 
 from functools import partial
@@ -28,9 +28,9 @@ FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
 def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
     """Return whether `attend_fused` should compute attn(norm(x)), plus x if `residual`.
 
-    x is (B, T, C). Returns True if `can_fuse` returns True and tuning found compiled code faster,
-    either for the norm and projections or for the output projection. If the weights are packed
-    (`PackedProjections`), returns True if the compiled code can use them for x.
+    x is (B, T, C). Returns True if `can_fuse` is true and tuning found compiled code faster for one
+    of the two operations. With packed weights, returns whether the compiled code can use them for
+    x.
     """
     if packed := getattr(attn, "packed", None):
         return packed.can_run(x) and not any(map(has_hooks, (norm, attn, *attn.children())))

@@ -28,8 +28,7 @@ def is_plain(layer: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks, or a `forward` that was replaced in this instance.
 
-    Calling such a module may do more than the `forward` of its class. Other packages replace
-    `forward` in this way, for example to record tensors or to move them to a device.
+    Calling such a module may do more than the `forward` of its class, for example record tensors.
     """
     forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     backward = module._backward_hooks or module._backward_pre_hooks

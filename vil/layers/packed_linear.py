@@ -22,8 +22,7 @@ class PackedLinear(nn.Module):
 
     linear: the layer whose weights (float32 or bfloat16) are copied to oneDNN's memory layout.
     activation: "gelu" (exact), "relu", or "" for none.
-    This layer has no parameters, so its weights are not in the state dict of a model. To save them,
-    save the state dict of the original model.
+    The weights are not in the state dict. Save the state dict of the original model instead.
     """
 
     def __init__(self, linear: nn.Linear, activation: str = "") -> None:
@@ -55,10 +54,9 @@ class PackedLinear(nn.Module):
 class PackedMlp(nn.Module):
     """A layer norm and an MLP for inference.
 
-    `norm_mlp` computes both, with compiled code if possible (`vil.ops.mlp`). `forward` only calls
-    the original MLP, for tokens that are already normalized.
-    mlp: the original MLP. weights: parameters of the layer norm and of `mlp`, float32 or bfloat16.
-    eps: epsilon of the layer norm.
+    `norm_mlp` computes both, with compiled code if possible. `forward` calls only the MLP, for
+    tokens that are already normalized. weights: parameters of the layer norm and of `mlp`, float32
+    or bfloat16. eps: epsilon of the layer norm.
     """
 
     def __init__(self, mlp: nn.Module, weights: MlpWeights, eps: float) -> None:

@@ -72,8 +72,8 @@ class PackedPatchEmbed(nn.Module):
         """Return G global tokens, then the position embeddings of L local tokens: (G+L, C) float32.
 
         The global tokens include their own position embeddings. Without position embeddings, the
-        local tokens get 0. The result is cached. Like the packed weights, it is not updated if
-        parameters are changed in place.
+        local tokens get 0. The result is cached, and not updated if parameters are changed in
+        place.
         """
         last_grid, last_parameters, tokens = self.last
         parameters = tuple(embed.parameters())  # `set_input_size` replaces some of them

@@ -14,13 +14,9 @@ from vil.layers.pos_embed import AbsoluteEmbedding, small_normal
 class PatchEmbed(nn.Module):
     """Patch convolution that prepends global tokens and can add an absolute position embedding.
 
-    in_chans: c. dim: C. num_global: G.
-    patch: side of a patch, in rows and columns of the input.
-    position: the position embedding; None for no embedding.
-    norm_eps: epsilon of the LayerNorm after the convolution; None for no LayerNorm.
-    drop: dropout rate of the tokens.
-
-    Rows and columns of the input beyond the last complete patch are dropped.
+    patch: side of a patch, in rows and columns of the input. Rows and columns beyond the last
+    complete patch are dropped. norm_eps: epsilon of the LayerNorm after the convolution; None for
+    no LayerNorm. drop: dropout rate of the tokens.
     """
 
     def __init__(

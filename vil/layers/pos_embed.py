@@ -1,8 +1,8 @@
 """Position embeddings: absolute embeddings, relative position tables, and resizing of both.
 
+Parameters have the same names as in the original Vision Longformer code (2021).
+
 Shapes: B batch, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads.
-The 2021 reference is the original Vision Longformer code. Parameters have the same names as in that
-code, so that its weights can be loaded.
 """
 
 import math
@@ -33,10 +33,8 @@ def small_normal(*shape: int) -> nn.Parameter:
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
     """Return whether two sizes are equal; False if `new` has a symbolic dimension.
 
-    A symbolic dimension is not compared, because torch.export would record the constraint
-    new != old, and the exported program would reject inputs of the old size. If the result is
-    False, the caller resizes its parameters. This changes nothing if the sizes are equal at run
-    time.
+    If a symbolic dimension were compared, torch.export would record the constraint new != old, and
+    the exported program would reject inputs of the old size.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
@@ -58,11 +56,9 @@ def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
 def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> Tensor:
     """Resize a table (old rows * old columns, N) to (new rows * new columns, N).
 
-    old, new: (rows, columns) of the table.
     rule: a key of RULES. "linear" and "bicubic" interpolate the table as an image. "extend" is for
-    relative position tables, which have an entry for each displacement, with displacement 0 in the
-    center. It keeps the entry of each displacement, and repeats the outermost entries for larger
-    displacements.
+    relative position tables, in which displacement 0 is in the center. It keeps the entry of each
+    displacement, and repeats the outermost entries for larger ones.
     """
     if rule == "extend":
         rows, cols = (
@@ -78,13 +74,11 @@ def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> T
 def resize_tables(
     table: Tensor, old: Grid, new: Grid, sizes: Tensor, *, centered: bool = False
 ) -> Tensor:
-    """Resize a table (old rows * old columns, N) to a different size for each image.
+    """Resize a table (old rows * old columns, N) to a different size for each of B images.
 
-    old: (rows, columns) of the table. sizes (B, 2): rows and columns to resize to, for each of B
-    images. new: (rows, columns) of the returned tables, at least as large as all `sizes`.
-    Returns (B, new rows * new columns, N). The resized table is at the top left of the returned
-    one, or in its center if `centered`. The other entries are undefined. Does not synchronize with
-    the device.
+    sizes (B, 2): rows and columns for each image, at most `new`. Returns (B, new rows * new
+    columns, N), with each resized table at the top left or, if `centered`, in the center. The other
+    entries are undefined. Does not synchronize with the device.
     """
     rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
     tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
@@ -108,16 +102,13 @@ def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor
 class AbsoluteEmbedding(nn.Module):
     """Absolute position embedding of local and global tokens.
 
-    The embedding of a local token concatenates the embeddings of its row and its column. Each
-    global token has its own vector.
+    The embedding of a local token concatenates the embeddings of its row and its column.
 
     dim: number of channels, which must be even.
     grid: rows and columns that the embeddings are sized for.
-    num_global: number of global tokens.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
-    column embeddings. "crop" keeps the first n row embeddings for a grid of n rows, and likewise
-    for columns, as the original Vision Longformer code for detection does. It raises ValueError if
-    the grid has more rows or columns than there are embeddings.
+    column embeddings. "crop" keeps the first ones, as the original Vision Longformer code for
+    detection does, and raises ValueError for a larger grid.
     """
 
     def __init__(
@@ -209,15 +200,15 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 
 
 def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
-    """Register the relative position bias of an attention module.
+    """Register the relative position bias of an attention module with N heads and G global tokens.
 
     table: (rows, columns) of the bias table of local tokens; None for no table.
 
-    These parameters are registered, for N heads and G global tokens:
-    local_relative_position_bias_table (rows * columns, N): for pairs of local tokens.
-    g2g_relative_position_bias (N, G, G): for pairs of global tokens, if there are global tokens.
-    g2l_relative_position_bias (2, N, G), if there are global tokens: index 0 for global queries and
-    local keys, index 1 for local queries and global keys.
+    The parameters are these, of which the last two are registered only if G > 0:
+    local_relative_position_bias_table (rows * columns, N): pairs of local tokens.
+    g2g_relative_position_bias (N, G, G): pairs of global tokens.
+    g2l_relative_position_bias (2, N, G): global queries with local keys (index 0), and local
+    queries with global keys (index 1).
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:

@@ -1,18 +1,17 @@
 """Reversible residual blocks: the backward pass recomputes activations from the outputs.
 
-There are two streams, which both start as the input. Each block updates them in turn:
+Two streams, x1 and x2, both start as the input. Each block updates them in turn:
 
     y1 = x1 + attn_branch(x2)
     y2 = x2 + mlp_branch(y1)
 
-Only y1 and y2 of the last block are stored. The backward pass recomputes the branches in reverse
-order and subtracts their outputs to get the inputs of each block. Therefore, the memory does not
-grow with the number of blocks. The cost is the time of one more forward pass. The output is the
-mean of the streams.
+Only y1 and y2 of the last block are stored. The backward pass recomputes the branches to get the
+inputs of each block. So the memory does not grow with the number of blocks, at the cost of one more
+forward pass. The output is the mean of the streams.
 
 Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
-section 3. As in the Rev-MViT of the second paper, the streams are averaged before each stage
-transition. Here, they are also averaged after the last stage.
+section 3. As in the second paper's Rev-MViT, the streams are averaged before each stage transition,
+and here also after the last stage.
 
 Shapes: B batch, T tokens (global and local), C channels, n blocks.
 """
@@ -51,13 +50,12 @@ def run_reversible(
 ) -> Tensor:
     """Apply blocks to x (B, T, C) in two residual streams. Returns their mean (B, T, C).
 
-    The streams are at least float32: in bfloat16, recomputed inputs would lose most of their
-    digits.
     recompute: recompute activations in the backward pass instead of storing them. This is ignored
     in an export, under torch.func transforms, and if no gradients are needed.
     """
     if not len(blocks):
         return x
+    # in bfloat16, recomputed inputs would lose most of their digits
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     parameters = [p for block in blocks for p in block.parameters() if p.requires_grad]
     call = Call(blocks, grid, valid_hw)
@@ -90,9 +88,9 @@ class Call:
     def advance(self, streams: list[Tensor], step: int) -> None:
         """Run a step: add the output of a branch for one stream to the other stream.
 
-        streams: a list of two tensors (B, T, C), one of which is replaced.
-        step: from 0 to 2n - 1. An even step adds attn_branch(streams[1]) to streams[0], and an odd
-        step adds mlp_branch(streams[0]) to streams[1].
+        streams: two tensors (B, T, C), one of which is replaced. An even step adds
+        attn_branch(streams[1]) to streams[0], and an odd step adds mlp_branch(streams[0]) to
+        streams[1].
         """
         block, changed = self.blocks[step // 2], step % 2
         streams[changed] = streams[changed] + self.branch(block, step, streams[1 - changed])
@@ -186,12 +184,11 @@ class RecomputedBlock(nn.Module):
     def undo(
         self, streams: list[Tensor], grads: list[Tensor], step: int, autocast: Autocast
     ) -> None:
-        """Undo a step: change `streams` and `grads` in place to their values before the step.
+        """Undo a step: change `streams` and their gradients `grads` in place to their values before
+        the step. Also add the gradients of the block's parameters to `self.grads`.
 
-        Also adds the gradients of the block's parameters to `self.grads`.
-        streams: the two streams. grads: the gradients of the loss with respect to the streams.
         step: even for the attention branch of the block, odd for its MLP branch.
-        autocast: a function that returns the autocast context of the forward pass.
+        autocast: function that returns the autocast context of the forward pass.
         """
         changed, other = step % 2, 1 - step % 2
         x = streams[other].detach().requires_grad_()

@@ -2,17 +2,17 @@
 
 The format is that of the original Vision Longformer code (2021).
 Example: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'. Stages are separated by `_`. A stage is a
-comma-separated list of items in any order. An item is one of these letters, followed by a number:
+comma-separated list of letters, each followed by a number, in any order:
   l number of the stage, h heads, d width, n blocks, g global tokens, p patch side
   s 0 for full attention, 1 for the attention in the attention string (see below)
   f attention size: window (longformer), num_features (linformer, performer) or ratio (srformer)
   a 0 for relative position bias, 1 for absolute position embedding
 Omitted letters have the defaults in LETTERS.
 
-A second string, the attention string, names the attention of each transformer block. Example:
-'linformer/longformer,full'. Stages are separated by `/`. A stage has one attention name for all of
-its blocks, or several names separated by commas, which are repeated over its blocks. The names of
-the last stage are also used for all later stages of the ARCH string.
+A second string, the attention string, names the attention of each block. Example:
+'linformer/longformer,full'. Stages are separated by `/`. A stage has one name, or several names
+separated by commas, which are repeated over its blocks. Later stages use the names of the last
+stage in the string.
 """
 
 import re
@@ -39,12 +39,11 @@ class StageSpec:
 
     dim: embedding width.
     attention: the name of each block's attention.
-    num_global: number of global tokens.
     patch: side of a patch, in pixels in the first stage, and in tokens of the previous stage in
-      other stages.
+    others.
     attn_size: window size of longformer, number of features of linformer and performer, or
-      reduction ratio of srformer.
-    absolute: use an absolute position embedding instead of a relative position bias.
+    reduction ratio of srformer.
+    absolute: use absolute position embeddings, not a relative position bias.
     """
 
     dim: int
@@ -122,13 +121,12 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
     """Split the text of an attention's argument into one value per block that uses this attention.
 
     text: the values of each stage, separated by `/`. A stage has one value, or several values
-    separated by `;`, which are repeated over these blocks. The values of the last stage are also
-    used for all later stages of the model. Text in quotes is not split.
-    counts: for each stage, the number of blocks that use this attention.
+    separated by `;`, which are repeated over these blocks. Later stages use the values of the last
+    stage in the text. Text in quotes is not split.
+    counts: number of these blocks in each stage.
 
-    Returns, for each stage, the list of values of these blocks. Raises ValueError if a value is
-    empty, if the text has more stages than the model, or if a stage has more values than such
-    blocks. If a stage has no such block, its values are not counted.
+    Returns a list of values for each stage. Raises ValueError if a value is empty, or if the text
+    has too many stages or, in a stage with such blocks, too many values.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):

@@ -1,8 +1,7 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return the softmax weights, so each attention class recomputes them,
-without dropout. For queries that are not padding, the sum of the values, weighted by the softmax
-weights, is the attention output before the output projection.
+without dropout.
 
 Shapes: B batch, c input channels, H W image size, C channels, T tokens, N heads, Q queries, K keys.
 """
@@ -28,15 +27,16 @@ def attention_maps(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in one block of an MsViT.
 
-    Returns `AttentionWeights`, which have the weights (B, N, Q, K) of Q queries over K keys in N
-    heads. They are differentiable if gradients are enabled.
+    The result has the weights (B, N, Q, K) of Q queries over K keys in N heads. They are
+    differentiable if gradients are enabled.
 
-    images (B, c, H, W): model inputs. stage, block: indices of the stage, and of the block in the
-    stage, from 0. Negative indices count from the end.
-    queries: indices of tokens in the stage, where the global tokens come first; None for all.
-    valid (B, 2): height and width of each image without its padding; None if no image is padded.
+    images (B, c, H, W): model inputs.
+    stage, block: indices of the stage, and of the block in the stage. Negative indices count from
+    the end.
+    queries: indices of tokens in the stage, global tokens first; None for all.
+    valid (B, 2): unpadded height and width of each image; None if no image is padded.
     Raises ValueError if the stage, block or token does not exist, if the model is not an MsViT, or
-    if the block's attention does not compute a weight for each pair of query and key.
+    if the block's attention has no weight for each query and key.
     """
     module, calls = attention_at(model, stage, block), []
     hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
@@ -52,9 +52,8 @@ def attention_maps(
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
     """Return the attention module of a block of an MsViT.
 
-    stage, block: indices of the stage, and of the block in the stage, from 0. Negative indices
-    count from the end. Raises ValueError if the stage or block does not exist, or if the model is
-    not an MsViT.
+    stage, block: indices of the stage, and of the block in the stage. Negative indices count from
+    the end. Raises ValueError if the block does not exist, or the model is not an MsViT.
     """
     if not isinstance(model, MsViT):
         raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
@@ -78,14 +77,10 @@ def token_weights(
 ) -> AttentionWeights:
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    Returns `AttentionWeights`, which have the weights (B, N, Q, K) of Q queries over K keys in N
-    heads.
+    The result has the weights (B, N, Q, K) of Q queries over K keys in N heads.
 
-    module: the attention module. x (B, T, C): input tokens, global tokens first.
-    grid: (rows, columns) of local tokens.
-    queries: indices of tokens in x; None for all.
-    valid_hw (B, 2): for each image, rows and columns of local tokens that are not padding; None if
-    there is no padding.
+    x (B, T, C): input tokens, global tokens first. grid: (rows, columns) of local tokens. queries:
+    indices of tokens in x; None for all. valid_hw (B, 2): unpadded rows and columns of each image.
     Raises ValueError if a token in `queries` does not exist.
     """
     tokens = x.shape[1]

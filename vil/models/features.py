@@ -11,9 +11,8 @@ from vil.models.head_names import find_heads
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
     """Return the pooled features (B, D) of images (B, C, H, W): the input of the model's head.
 
-    If the model has timm's methods `forward_features` and `forward_head`, these are called.
-    Otherwise, a hook records the input of the head. Features that are maps (B, D, X, Y) or tokens
-    (B, L, D) are averaged over positions. Raises ValueError if the model does not call its head.
+    Features that are maps (B, D, X, Y) or tokens (B, L, D) are averaged over positions. Raises
+    ValueError if the model does not call its head.
     """
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
         features = model.forward_head(model.forward_features(images), pre_logits=True)

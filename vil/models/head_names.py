@@ -8,9 +8,8 @@ from vil.layers.packed_linear import PackedLinear
 def find_heads(model: nn.Module) -> list[nn.Module]:
     """Return the list of a model's classification heads, usually one.
 
-    For a model with the method `get_classifier`, such as timm's models, the heads are the return
-    value of this method. For other models, the head is the last linear layer, or the last
-    convolution if there is no linear layer.
+    If the model has the method `get_classifier`, as timm's models do, the method returns the heads.
+    Otherwise, the head is the last linear layer or, without linear layers, the last convolution.
     """
     if hasattr(model, "get_classifier"):
         heads = model.get_classifier()

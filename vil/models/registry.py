@@ -53,13 +53,12 @@ def list_models(pattern: str = "*") -> list[str]:
 def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """Return copies of the stages with other window sizes.
+    """Return the stages with other window sizes.
 
-    windows: one size for all stages, a sequence with one size per stage, or None to keep the sizes.
-    In a stage whose attention has no windows, the size replaces another setting, such as the number
-    of features (see `StageSpec.attn_size`).
-    name: the model's name, for the error message.
-    Raises ValueError if the length of the sequence is not the number of stages.
+    windows: one size for all stages, or one size per stage; None to keep the sizes. In attention
+    without windows, the size has another meaning, see `StageSpec.attn_size`. name: the model's
+    name, for the error message. Raises ValueError if the number of sizes is not the number of
+    stages.
     """
     if windows is None:
         return list(stages)

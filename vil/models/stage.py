@@ -24,10 +24,10 @@ from vil.models.arch import StageSpec
 class Stage(nn.Module):
     """One stage of MsViT: a patch embedding, then transformer blocks.
 
-    spec: dimensions and attention of the stage. in_chans: channels of its input. grid: (rows,
-    columns) of local tokens, for which the position embedding and bias tables are created.
-    drop_path_rates: stochastic depth rate of each block. arguments: for each block, additional
-    keyword arguments of its attention class. settings: all keyword arguments of MsViT.
+    spec: dimensions and attention of the stage. grid: (rows, columns) of local tokens, for which
+    the position embedding and bias tables are created. drop_path_rates: stochastic depth rate of
+    each block. arguments: additional arguments of each block's attention class. settings: all
+    keyword arguments of MsViT.
     """
 
     def __init__(
@@ -76,11 +76,10 @@ class Stage(nn.Module):
     def forward(
         self, x: Tensor, valid: Tensor | None = None
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """Map x (B, c, H, W) to (tokens (B, G+L, d), grid (X, Y), valid_hw).
+        """Map x (B, c, H, W) to the tokens (B, G+L, d), their grid (X, Y), and valid_hw.
 
-        valid (B, 2): for each image, the rows and columns of x that are not padding; None if no
-        image is padded. valid_hw (B, 2): for each image, the rows and columns of local tokens that
-        are not padding; None if `valid` is None.
+        valid (B, 2): unpadded rows and columns of each image in x; None if no image is padded.
+        valid_hw (B, 2): the same, in tokens.
         """
         tokens, grid = self.embed(x)
         if valid is not None:
@@ -105,9 +104,9 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Make a model's reversible stages store their activations in a `with` block.
 
-    Autograd then records every operation. This makes second derivatives available, and the
-    gradients of intermediate tensors, such as those that forward hooks receive. The outputs do not
-    change, but a forward pass needs as much memory as in a model that is not reversible.
+    This makes second derivatives available, and the gradients of intermediate tensors, such as
+    those in forward hooks. A forward pass then needs as much memory as in a model that is not
+    reversible.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]
@@ -125,7 +124,7 @@ def to_map(
 ) -> Tensor:
     """Drop the global tokens from tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
-    num_global: G. grid: (X, Y). valid (B, 2): for each image, rows and columns of local tokens that
-    are not padding; None if there is no padding. The map is set to 0 in the padding.
+    num_global: G. grid: (X, Y). valid (B, 2): unpadded rows and columns of each image's tokens. The
+    map is 0 in the padding.
     """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

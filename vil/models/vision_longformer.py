@@ -41,17 +41,17 @@ class MsViT(nn.Module):
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
     pos_resize: "interpolate" or "crop" absolute position embeddings for images of other sizes.
-    attention_args: {attention name: additional keyword arguments of `build_attention`}, such as
-      {"longformer": {"mode": 1}}. Some arguments, such as an attention pattern, can be text with
-      different values for different stages and blocks, see `vil.models.arch.split_by_block`.
+    attention_args: {attention name: keyword arguments of `build_attention`}, such as {"longformer":
+      {"mode": 1}}. Some arguments, such as an attention pattern, can be text with values for
+      different stages and blocks, see `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
-    reversible: use reversible blocks, whose activations are recomputed from the stage's output in
-      backward. The outputs differ from those of ordinary blocks with the same parameters, see
-      `vil.layers.reversible`. grad_checkpoint is then ignored, with a warning.
+    reversible: use reversible blocks, whose activations are recomputed in backward. Their outputs
+      differ from those of ordinary blocks, see `vil.layers.reversible`. grad_checkpoint is then
+      ignored, with a warning.
 
-    If a stage requests a relative position bias, but one of its attention classes does not support
-    it, the stage uses an absolute position embedding instead, and a warning is logged. Raises
-    ValueError if a stage has no tokens at img_size, or if an argument is invalid.
+    If an attention class does not support the relative position bias that a stage requests, the
+    stage uses an absolute position embedding, with a warning. Raises ValueError if a stage has no
+    tokens at img_size, or if an argument is invalid.
     """
 
     def __init__(
@@ -193,14 +193,14 @@ class MsViT(nn.Module):
 
         The features are the output of `forward_features`. The map of stage i is (B, d_i, X_i, Y_i).
 
-        indices: indices of the selected stages, from 0, in the order of the returned maps. Negative
-          indices count from the end. An int n selects the last n stages, None selects all.
+        indices: selected stages, from 0, in the order of the returned maps. Negative indices count
+          from the end. An int n selects the last n stages, None selects all.
         norm: apply the final norm to the last stage's map.
         stop_early: stop after the last selected stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
         intermediates_only: return only the list of maps.
-        valid (B, 2): height and width of each image without its padding; None if no image is
-          padded. Tokens entirely in the padding are never attended to, and are 0 in the maps.
+        valid (B, 2): height and width of each image without its padding. Tokens entirely in the
+          padding are never attended to, and are 0 in the maps.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
@@ -343,10 +343,9 @@ class MsViT(nn.Module):
     def layer_of(self, name: str) -> int:
         """Return the layer index of the parameter `name`, for layer-wise learning rate decay.
 
-        The patch embedding of the first stage is layer 0. Each block of each stage is one layer.
-        The final norm and the head are the last layer. Any other patch embedding is in the layer of
-        the first block of its stage, or of the previous block if its stage has no blocks.
-        Raises ValueError for a name that is not a parameter of the model.
+        Layer 0 is the patch embedding of the first stage, each block is one layer, and the last
+        layer is the final norm and the head. Any other patch embedding is in the layer of the first
+        block of its stage. Raises ValueError for a name that is not a parameter of the model.
         """
         if name.startswith(("norm.", "head.")):
             return self.num_layers
@@ -357,6 +356,7 @@ class MsViT(nn.Module):
         before = sum(len(earlier.blocks) for earlier in self.stages[:stage])
         if match[2] is not None:
             return before + int(match[2]) + 1
+        # a later stage without blocks: the layer of the previous block
         return before + 1 if stage and len(self.stages[stage].blocks) else before
 
     # Image size and cost
@@ -396,12 +396,11 @@ class MsViT(nn.Module):
 def arguments_by_block(
     stages: Sequence[StageSpec], arguments: Mapping[str, Mapping[str, Any]]
 ) -> list[list[dict[str, Any]]]:
-    """Return, for each stage, a list with the attention arguments of each block.
+    """Return the attention arguments of each block, in a list per stage.
 
-    arguments: {attention name: {argument: value}}. Some arguments, such as an attention pattern,
-    can differ by block. If the value of such an argument is a string, `split_by_block` splits the
-    string into one value per block. Raises ValueError if an attention name is unknown, or if a
-    string has values for too many stages or blocks.
+    arguments: {attention name: {argument: value}}. A string for an argument that can differ by
+    block, such as an attention pattern, is split by `split_by_block`. Raises ValueError for an
+    unknown attention name, and for values for too many stages or blocks.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():

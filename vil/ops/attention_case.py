@@ -18,14 +18,7 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 
 @dataclass(frozen=True)
 class Case:
-    """The static properties of a `local_attention` call with q (batch, heads, tokens, head_dim).
-
-    table_bias: whether the call has a relative position bias table.
-    global_bias: whether the call has a learned bias of each head toward each global token.
-    valid: whether the call passes `valid_hw`, the size of each image without its padding.
-    dropout: whether the dropout probability is above 0.
-    needs_grad: whether autograd is enabled.
-    """
+    """The static properties of a `local_attention` call with q (batch, heads, tokens, head_dim)."""
 
     window: Window | Layout
     batch: int
@@ -34,11 +27,11 @@ class Case:
     num_global: int = 0
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    table_bias: bool = False
-    global_bias: bool = False
-    valid: bool = False
-    dropout: bool = False
-    needs_grad: bool = True
+    table_bias: bool = False  # whether there is a relative position bias table
+    global_bias: bool = False  # whether each head has a learned bias toward each global token
+    valid: bool = False  # whether `valid_hw` is passed, the size of each image without its padding
+    dropout: bool = False  # whether the dropout probability is above 0
+    needs_grad: bool = True  # whether autograd is enabled
 
     @classmethod
     def of(cls, call: Call) -> Case:
@@ -69,10 +62,10 @@ class Case:
     def bucket(self) -> str:
         """Return the key of this case in the tuning cache, which stores the fastest backend.
 
-        Similar cases share a key. The batch size in the key is rounded up to a power of two, and is
-        at most LARGE_BATCH. Grid sides of more than four chunks are also rounded up to a power of
-        two. The key contains how many chunks a query attends to, but not which ones. So all steps
-        of random shift share a key, although each step has another neighbor chunk.
+        Similar cases share a key. Batch sizes, and grid sides of more than four chunks, are rounded
+        up to powers of two. Batch sizes above LARGE_BATCH count as LARGE_BATCH. The key contains
+        how many chunks a query attends to, but not which ones, so all steps of random shift share a
+        key.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

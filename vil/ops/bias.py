@@ -14,9 +14,9 @@ from vil.ops.window import Window
 class LocalBias(NamedTuple):
     """The bias added to the attention scores of local queries. Both fields are optional.
 
-    table (N heads, entries): the bias toward local keys, with an entry for each relative position
-    (query position minus key position). For a `Window` of size w, there are (4w-1)**2 entries.
-    to_global (N heads, G): the bias toward each of the G global keys.
+    table (N heads, entries): the bias toward local keys by relative position, query minus key. For
+    a `Window` of size w, there are (4w-1)**2 entries.
+    to_global (N heads, G): the bias toward each global key.
     """
 
     table: Tensor | None = None
@@ -29,9 +29,8 @@ NO_BIAS = LocalBias()
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
     """Return the relative position bias (N heads, W, K*W) of a query chunk toward its local keys.
 
-    The query chunk has W queries. The keys are those of the K attended chunks, with W keys per
-    chunk, in the order of `window.offsets`. The result is the same for all query chunks. Returns
-    None if `bias` has no table.
+    The keys are those of the K attended chunks, in the order of `window.offsets`. The result is the
+    same for all query chunks. Returns None if `bias` has no table.
     """
     if bias.table is None:
         return None
@@ -42,9 +41,8 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
     """Return the bias (N heads, W, G + K*W) of a query chunk toward its global and local keys.
 
-    The query chunk has W queries. The keys are the G global ones, then those of the K attended
-    chunks, with W keys per chunk, in the order of `window.offsets`. A field of `bias` that is None
-    counts as 0. Returns None if both fields are None.
+    The local keys are those of the K attended chunks, in the order of `window.offsets`. A field of
+    `bias` that is None counts as 0. Returns None if both fields are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

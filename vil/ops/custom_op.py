@@ -1,18 +1,17 @@
 """Build a backend from a forward pass and a backward pass that recomputes the scores.
 
-The fastest forward pass and the fastest backward pass may come from different libraries, so every
-combination of the two is a backend. (Theano's meta-optimizer combined the passes of convolutions in
-the same way.) All passes have the same interface:
+The fastest passes may come from different libraries, so every combination of two passes is a
+backend, as in Theano's meta-optimizer for convolutions. All passes have the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
 out is (B, N, L, D). lse (B, N, L) is the log-sum-exp of the scores of each query, in float32
-(float64 for float64 inputs). It is -inf for a query without keys. If `call.needs_lse` is False, lse
+(float64 for float64 inputs), and -inf for a query without keys. If `call.needs_lse` is False, lse
 may have any values.
 
-Each combination is a custom torch operator with a FLOP formula for FlopCounterMode. torch.compile
-and torch.export do not trace into it.
+Each combination is a custom torch operator with a FLOP formula. torch.compile and torch.export do
+not trace into it.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
@@ -74,11 +73,10 @@ def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Return the function `run` of a backend with the given forward and backward pass.
+    """Return the function `run` of a backend. It takes a `Call` and returns the attention output.
 
-    `run` takes a `Call` and returns the attention output.
-    forward: a key of FORWARDS. backward: a key of BACKWARDS. Call `join_passes` only once for each
-    combination of a forward and a backward pass, because it declares torch operators.
+    forward, backward: keys of FORWARDS and BACKWARDS. Call `join_passes` only once for each
+    combination of passes, because it declares torch operators.
     """
     operator = _operator(forward, backward)
 
@@ -222,9 +220,8 @@ def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
 def _num_layout_pairs(layout: Layout, num_global: int) -> int:
     """Count the query-key pairs whose scores are computed for a layout, for one head of one image.
 
-    If a query chunk has a query that attends to a key of a key chunk, all query-key pairs of these
-    two chunks are counted, including masked pairs. If patterns differ by head, the count is the
-    mean over heads.
+    If any query of a query chunk attends to any key of a key chunk, all query-key pairs of the two
+    chunks are counted. If patterns differ by head, the count is the mean over heads.
     """
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))

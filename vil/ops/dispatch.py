@@ -1,8 +1,7 @@
 """Select the backend that computes a call of local attention.
 
-All backends compute the same result. A backend that does not support a case returns the reasons as
-sentences. This module does not time backends: `vil.ops.tuning.tuner` times them, and stores the
-fastest backend of each case in CHOICES.
+All backends compute the same result. `vil.ops.tuning.tuner` times them, and stores the fastest
+backend of each case in CHOICES.
 """
 
 import math
@@ -45,10 +44,8 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 def preferred(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a case that is not tuned, best first.
 
-    On a CPU, two kinds of windows use full attention. If every query attends to the whole grid, no
-    mask is needed, and `masked_sdpa` comes first. If the window covers much of a small grid,
-    `masked` comes first, which uses a dense mask and is up to 3 times as fast as the other
-    backends.
+    On a CPU, full attention comes first in two cases: `masked_sdpa` if every query attends to the
+    whole grid, and `masked`, which uses a dense mask, if the window covers much of a small grid.
     """
     if is_exporting():
         return ("masked",) if case.is_layout else EXPORTABLE
@@ -84,9 +81,8 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 def describe_crossover() -> str:
     """Describe in one line which backends are selected for attention patterns on a CPU.
 
-    `blocked` computes only the attended pairs of chunks. For dense patterns, full attention with a
-    dense mask is faster. The line has the limits of `Layout.density` above which full attention is
-    selected. They depend on the number of tokens, and apply only to cases that are not tuned.
+    The line has the limits of `Layout.density` above which full attention with a dense mask is
+    selected instead of `blocked`. They apply only to cases that are not tuned.
     """
     rules = [
         f"{name} above a density of {density}"
@@ -114,12 +110,11 @@ def is_sparse(case: Case) -> bool:
 def choose(case: Case, backend: str = "auto") -> str:
     """Return the name of the backend for a case.
 
-    backend: the name of the backend to use, or "auto". "auto" uses the backend that tuning found to
-    be fastest. If the case is not tuned, or if that backend does not support it, "auto" uses the
-    first preferred backend that supports the case.
-    Raises ValueError if `backend` is an unknown name (the message lists the known names), if the
-    named backend does not support the case, or if no backend supports it (the message lists the
-    reasons).
+    backend: a name, or "auto" for the backend that tuning found to be fastest. If the case is not
+    tuned, or if that backend does not support it, "auto" selects the first preferred backend that
+    does.
+    Raises ValueError if the name is unknown, if the named backend does not support the case, or if
+    no backend supports it.
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
@@ -155,11 +150,10 @@ def tuned(case: Case) -> str | None:
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """Return {backend: verdict} for all backends.
 
-    The verdict of the selected backend is "chosen", or "chosen, tuned" if tuning found it to be
-    fastest, or "chosen, pinned" if it was requested with `backend`. The verdict of other backends
-    is "could run" if they support the case. If a backend does not support the case, its verdict
-    lists the reasons. A pinned backend is prepared, for example compiled, to find out whether it
-    can run.
+    The verdict of the selected backend is "chosen", followed by ", tuned" if tuning found it to be
+    fastest, or by ", pinned" if `backend` names it. The verdict of another backend is "could run",
+    or the reasons why it cannot. A pinned backend is prepared, for example compiled, to check that
+    it can run.
     """
     if backend == "auto":
         chosen = tuned(case)

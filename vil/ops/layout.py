@@ -1,9 +1,8 @@
 """The layout of a pattern on a grid: which key chunks each query chunk attends to, and their masks.
 
-To a query chunk, a key chunk is hidden, fully visible, or partly visible. If it is partly visible,
-the pair of chunks has a mask with an entry for each query token and each key token. Equal masks are
-stored once. Incomplete chunks at the bottom and the right of the grid are padded with tokens to
-which no query attends.
+If a key chunk is only partly visible to a query chunk, this pair of chunks has a mask with an entry
+for each query token and each key token. Incomplete chunks at the bottom and right of the grid are
+padded with tokens to which no query attends.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
 chunks, Q = R*C, H heads if their patterns differ, else 1, E pairs of chunks, T masks.
@@ -36,15 +35,14 @@ log = logging.getLogger(__name__)
 class Layout(ChunkGrid):
     """A pattern on a grid of tokens, divided into chunks of w x w tokens for computation.
 
-    grid: rows and columns of tokens.
     size: w. The result of attention does not depend on it.
     pattern: the rule that defines which keys each query attends to.
-    max_reach: the largest displacement (rows, columns) that has a separate entry in the bias table.
-    Larger displacements are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default,
-    it is the pattern's reach, or the largest displacement in the grid if the pattern has no reach.
+    max_reach: the largest displacement (rows, columns) that has its own entry in the bias table.
+    Larger ones are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default, it is
+    the pattern's reach or, if there is none, the largest displacement in the grid.
 
-    Raises ValueError for a grid side or a size below 1, if the pattern is not defined on the grid,
-    and if the grid is symbolic (torch.export) but the pattern is not traceable.
+    Raises ValueError for a grid side or size below 1, for a pattern that is not defined on the
+    grid, and for a symbolic grid (torch.export) if the pattern is not traceable.
     """
 
     grid: Grid
@@ -144,9 +142,8 @@ class Layout(ChunkGrid):
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Compute the masks of n pairs of chunks, (n, W, W) bool.
+        """Compute the masks (n, W queries, W keys) of n chunk pairs, True where a key is visible.
 
-        A mask is True where a query token (dim 1) attends to a key token (dim 2).
         head, query, key (n,): the index of the head, query chunk and key chunk of each pair.
         """
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
@@ -168,13 +165,13 @@ class Layout(ChunkGrid):
 class ChunkLists:
     """The E chunk pairs that are computed for a layout, sorted by head, query chunk, key chunk.
 
-    A chunk pair is a query chunk and a key chunk with at least one visible pair of tokens.
-    head, query, key (E,) int64: the index of the head, query chunk and key chunk of each pair.
-    mask (E,) int64: the mask of each pair, as an index into `masks`, or FULL if all W x W pairs of
-    tokens are visible.
+    Each pair has at least one visible pair of tokens.
+    head, query, key (E,) int64: the indices of each pair's head, query chunk and key chunk.
+    mask (E,) int64: index of each pair's mask in `masks`, or FULL if all pairs of tokens are
+    visible.
     masks (T, W, W) bool: the distinct masks.
-    num_visible: number of visible pairs of tokens, summed over heads.
-    num_blind: number of tokens that attend to no token, summed over heads.
+    num_visible: visible pairs of tokens, summed over heads.
+    num_blind: tokens that attend to no token, summed over heads.
     """
 
     head: Tensor
@@ -225,11 +222,11 @@ def build_lists(layout: Layout) -> ChunkLists:
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Select the chunk pairs whose masks must be computed. Other pairs reuse one of these masks.
 
-    In an invariant pattern, visibility depends only on the displacement. So chunk pairs with the
-    same head and displacement have the same mask, unless the border of the grid truncates their key
-    chunks differently. If the pattern is not invariant, all pairs are selected.
-    pairs: (head, query chunk, key chunk) of each chunk pair.
-    Returns (distinct, index): the selected pairs and, for each of `pairs`, the index of the
+    In an invariant pattern, pairs with the same head and displacement have the same mask, unless
+    the border of the grid truncates their key chunks differently. Otherwise, all pairs are
+    selected.
+    pairs (n, 3): head, query chunk and key chunk.
+    Returns (distinct, index): the selected pairs and, for each of the n pairs, the index of the
     selected pair with the same mask.
     """
     if not layout.pattern.invariant:
@@ -246,8 +243,8 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return (masks, index): the distinct masks (T, W, W), and the index of each pair's mask.
 
-    pairs: (head, query chunk, key chunk) of each chunk pair. The index is FULL if all token pairs
-    of the two chunks are visible, and ABSENT if none is visible.
+    pairs (n, 3): head, query chunk and key chunk. The index is FULL if all pairs of tokens are
+    visible, and ABSENT if none is.
     """
     shape = (layout.tile, layout.tile)
     ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}

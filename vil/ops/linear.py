@@ -1,8 +1,7 @@
 """Linear layers, optionally after a layer norm and before a residual connection.
 
 `linear` selects the backend for a call: "torch" (PyTorch's operators) or "native" (C++ code for
-CPUs). The C++ code keeps normalized tokens in the CPU cache. Under autocast, it converts tokens and
-weights to the autocast dtype while it copies them for the matmul.
+CPUs, which keeps normalized tokens in the cache).
 
 Shapes: ... leading dimensions, I inputs, O outputs.
 """
@@ -38,9 +37,9 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """Return norm(x) @ weight.T + bias + residual, a tensor (..., O).
 
-    x (..., I). weight (O, I). bias (O,) and residual (..., O) may be None. norm: a layer norm that
-    is applied to x first, if given.
-    If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's operators.
+    x (..., I). weight (O, I). bias (O,). residual (..., O). norm: a layer norm that is applied to x
+    first. If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's
+    operators.
     """
     parameters = (weight, bias, residual, *(norm[:2] if norm else ()))
     native = is_native(kind_of(norm, residual), x, weight.shape[0], *parameters)
@@ -77,9 +76,8 @@ def linear_native(
     """Compute `linear` with C++ code for CPUs.
 
     Under autocast, the matmul is in the autocast dtype. The output has the dtype of `residual` or,
-    without a residual, the dtype of the matmul.
-    packed: whether `weight` is the result of `pack_weight` for the dtype of the matmul. If it is,
-    gradients cannot be computed.
+    without a residual, of the matmul. packed: whether `weight` is from `pack_weight`. If it is,
+    gradients are not supported.
     """
     gain, shift, eps = norm or (None, None, 0.0)
     half = compute_dtype(x) == torch.bfloat16
@@ -90,8 +88,8 @@ def linear_native(
 def pack_weight(weight: Tensor, *, half: bool) -> Tensor:
     """Copy a weight (O, I) to the memory layout that the C++ matmul reads.
 
-    half: whether to multiply in bfloat16. O and I must be multiples of CHANNELS_UNIT. Returns a
-    float32 tensor (O, I) or, if `half`, (O, I/2), whose elements hold two bfloat16 values each.
+    O and I must be multiples of CHANNELS_UNIT. half: whether to multiply in bfloat16. Returns
+    float32 (O, I) or, if `half`, (O, I/2) with two bfloat16 values per element.
     """
     outputs, inputs = weight.shape
     packed = weight.new_empty(outputs, inputs // 2 if half else inputs, dtype=torch.float32)
@@ -169,8 +167,7 @@ def _empty_gradients(
     """Allocate the gradients of x, gain, shift, weight and bias.
 
     The gradient of x has the dtype of x, the others are float32. Gradients that are not computed
-    are empty tensors. With a layer norm, the gradients of x, gain and shift are computed together:
-    if one of them is needed, all three are allocated.
+    are empty tensors. With a layer norm, the first three are all computed if one of them is needed.
     """
     of_norm = gain is not None and any(needs[:3])
     computed = (of_norm, of_norm, needs[3], needs[4])
@@ -255,11 +252,10 @@ def _call(
     function: str, tensors: dict[str, Tensor], inputs: int, *, half: bool,
     is_backward: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library. It writes its results to some of `tensors`.
+    """Call a function of the native library, which writes its results to some of `tensors`.
 
-    tensors: {field name of `_Call`: contiguous tensor}. inputs: number of input channels of the
-    layer. half: whether to multiply in bfloat16. is_backward: whether to run the backward pass.
-    settings: the fields eps and packed of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}. inputs: number of input channels. half:
+    whether to multiply in bfloat16. settings: the fields eps and packed of `_Call`.
     """
     x, y = tensors.get("x"), tensors["dy" if is_backward else "y"]
     numbers = _Call(

@@ -30,12 +30,12 @@ NAMES = {  # {kind of call: its name in logs}
 
 @dataclass(frozen=True)
 class LinearCase:
-    """The static properties of a call of a linear layer or MLP. They decide which backend runs.
+    """The properties of a call of a linear layer or MLP that decide which backend runs.
 
-    kind: a key of NAMES, such as "norm linear" for a layer norm and a linear layer.
+    kind: a key of NAMES, such as "norm linear".
     tokens: number of tokens of all images.
     dim: number of channels of a token.
-    features: number of output features of the linear layer, or of hidden channels of the MLP.
+    features: output features of the linear layer, or hidden channels of the MLP.
     dtype: dtype of the matmuls, for example the autocast dtype.
     needs_grad: whether autograd is enabled.
     packed: whether the weights are packed in advance, as in a model optimized for inference.

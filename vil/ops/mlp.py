@@ -1,9 +1,8 @@
 """A layer norm and an MLP, the second half of a transformer block, as one operation.
 
-`norm_mlp` uses PyTorch's operators, or C++ code for CPUs: the backends "torch" and "native". The
-C++ code keeps the hidden activations of a few tokens in the CPU cache. For the backward pass, it
-saves its input. It also saves the outputs of the first linear layer if computing them again would
-take longer than reading them from memory.
+`norm_mlp` uses PyTorch's operators (the backend "torch") or C++ code for CPUs ("native"). The C++
+code keeps the hidden activations of a few tokens in the CPU cache. In training, it saves the
+outputs of the first linear layer only if reading them is faster than computing them again.
 
 Shapes: ... leading dimensions, C channels, F hidden channels.
 """
@@ -77,9 +76,8 @@ class PackedWeights(NamedTuple):
     """The parameters of a layer norm and an MLP, packed for the C++ backend on this machine.
 
     gain, shift (C,): weight and bias of the layer norm. packed: the weights of both linear layers
-    in one flat tensor. bias1 (F,), bias2 (C,): biases of the linear layers. half: whether the
-    matmuls are in bfloat16. All tensors are float32. If `half`, an element of `packed` holds two
-    bfloat16 values.
+    in one flat tensor. bias1 (F,), bias2 (C,): their biases. half: whether the matmuls are in
+    bfloat16. All tensors are float32. If `half`, an element of `packed` holds two bfloat16 values.
     """
 
     gain: Tensor
@@ -236,9 +234,8 @@ def _call(
 ) -> None:  # fmt: skip
     """Call a function of the native library, which writes its results to some of `tensors`.
 
-    tensors: {field name of `_Call`: contiguous tensor}, inputs and results. half: whether to
-    multiply in bfloat16. is_backward: whether to run the backward pass. settings: the fields eps
-    and residual of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}. half: whether to multiply in bfloat16.
+    settings: the fields eps and residual of `_Call`.
     """
     x = tensors.get("x")
     hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()

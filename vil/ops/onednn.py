@@ -29,12 +29,11 @@ def linear_packed(x: Tensor, packed: Tensor, bias: Tensor | None, activation: st
 
 
 def apply_in_parts(function: Callable[[Tensor], Tensor], x: Tensor, hidden: int) -> Tensor:
-    """Split the tokens of x (..., I) into small parts, and apply a function to each part.
+    """Return function(x) for x (..., I), computed for a few tokens at a time.
 
-    Returns the same result as function(x). The parts are so small that the activations inside the
-    function stay in the CPU cache.
-    function: must compute each token independently of the other tokens. hidden: the largest number
-    of features of a token inside the function.
+    The activations inside the function then stay in the CPU cache. function: must compute each
+    token independently of the others. hidden: the largest number of features of a token inside the
+    function.
     """
     rows = max(1, PART_BYTES // (hidden * x.itemsize))
     if x.numel() <= rows * x.shape[-1]:

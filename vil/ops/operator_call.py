@@ -19,11 +19,12 @@ from vil.utils.transforms import is_exporting
 
 
 def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
-    """Call a torch operator with x and the other positional arguments, and return its result.
+    """Call a torch operator with x and the other positional arguments, if possible without torch's
+    dispatcher.
 
-    torch's dispatcher is used if x is not a CPU tensor, if a tracer, transform, mode, profiler or
+    The dispatcher is used if x is not a CPU tensor, if a tracer, transform, mode, profiler or
     tensor subclass must see the call, or if an input requires a gradient that the operator does not
-    define. Otherwise, the Python functions of the operator are called directly.
+    define.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     watched = (

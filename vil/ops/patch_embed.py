@@ -1,7 +1,7 @@
 """A patch embedding for CPU inference, computed by compiled code.
 
-The C++ code gathers the pixels of a few patches, multiplies them by the weights of the convolution,
-applies the layer norm, adds the position embeddings, and writes the tokens once.
+The C++ code computes the convolution, the layer norm and the sum with the position embeddings for a
+few patches at a time, and writes the tokens once.
 
 Shapes: B batch, c input channels, H W input size, p side of a patch, X Y grid of patches, L = X*Y
 local tokens, G global tokens, C channels.
@@ -24,12 +24,11 @@ from vil.ops.operator_call import call_operator
 class PackedPatches(NamedTuple):
     """The parameters of a patch embedding, packed for the compiled code on this machine.
 
-    weight: the weights of the convolution, from `pack_weight`. bias (C,): its bias for C output
-    channels, or None. gain, shift (C,): weight and bias of the layer norm, or None without a norm.
-    eps: added to the variance of the layer norm. patch: side of a patch in pixels.
-    adjacent_channels: whether the weights are for inputs in the channels-last format. half: whether
-    the convolution is in bfloat16. Each float32 element of `weight` then holds two bfloat16 values.
-    The other tensors are float32 in any case.
+    weight, bias (C,): parameters of the convolution, with the weights from `pack_weight`. gain,
+    shift (C,), eps: parameters of the layer norm. gain and shift are None without a norm. patch:
+    side of a patch in pixels. adjacent_channels: whether the inputs are in the channels-last
+    format. half: whether the convolution is in bfloat16.
+    All tensors are float32. If `half`, each element of `weight` holds two bfloat16 values.
     """
 
     weight: Tensor
@@ -67,10 +66,9 @@ def pack_patches(
 def embed_patches(x: Tensor, packed: PackedPatches, added: Tensor, num_global: int) -> Tensor:
     """Return G global and L local tokens (B, G+L, C) of images x (B, c, H, W), without gradients.
 
-    x: float32 or bfloat16, the dtype of the weights before they were packed.
-    added (G+L, C): float32. The first G rows are the global tokens. The last L rows are added to
-    the local tokens, for example as position embeddings.
-    num_global: G.
+    x: float32 or bfloat16, the dtype of the weights before they were packed. added (G+L, C)
+    float32: the G global tokens, then L rows that are added to the local tokens, such as position
+    embeddings.
     """
     return call_operator(_embed_patches, x, *packed, added, num_global)
 

@@ -1,10 +1,9 @@
 """Attention of local and global tokens from one qkv tensor, computed by C++ code for CPUs.
 
-The C++ code replaces two operations: `vil.ops.local_attention` with the backend "native" for the
-local queries, and `scaled_dot_product_attention` for the global queries. It reads queries, keys and
-values from the output of the qkv linear layer, and writes the outputs of all tokens to one tensor.
-In the backward pass, it writes the gradients of queries, keys and values to one tensor. No tensors
-are copied, concatenated or added afterward.
+It replaces `vil.ops.local_attention` with the backend "native" for the local queries, and
+`scaled_dot_product_attention` for the global queries. It reads the output of the qkv linear layer
+and writes the outputs of all tokens to one tensor, so nothing is concatenated or added afterward.
+The same holds for the gradients.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """
@@ -45,8 +44,8 @@ def attend_qkv(
     window: which local keys each local query attends to. Global queries attend to all keys.
     num_heads, num_global: N and G.
     bias: bias of the scores of local queries, as in `vil.ops.local_attention`.
-    from_globals (N, G, G+1): bias of the scores of each global query. The first G entries are
-    toward the global keys, the last entry is toward all local keys. None for no bias.
+    from_globals (N, G, G+1): bias of the scores of global queries: G values toward the global keys,
+    and one toward all local keys.
     scale: factor of q @ k^T.
     The backend "native" must support the arguments. Raises ValueError for wrong shapes.
     """
@@ -139,8 +138,8 @@ def _view_heads(
 ) -> Tensor:  # fmt: skip
     """View N*D consecutive channels of consecutive tokens as N heads, (B, N, count, D).
 
-    x: (B, tokens, channels), contiguous. token, channel: indices of the first token and the first
-    channel of the view. count: number of tokens in the view; None for all tokens from `token` on.
+    x: (B, tokens, channels), contiguous. token, channel: first token and first channel of the view.
+    count: number of tokens; None for all from `token` on.
     """
     batch, tokens, width = x.shape
     shape = (batch, num_heads, tokens - token if count is None else count, head_dim)

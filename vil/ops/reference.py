@@ -1,9 +1,8 @@
 """The reference implementation of local attention. Every backend is tested against it.
 
-It is slow and simple. It processes one query at a time, with one softmax over the global keys and
-the query's local keys. In a small grid, a cyclic window may contain a token several times. The
-token then counts as several keys with different biases. An attention pattern is evaluated for each
-query and all keys. This file shares no code with the masks of window.py and layout.py.
+It is slow and simple: it processes one query at a time, with one softmax over the global keys and
+the query's local keys. A token that occurs several times in a cyclic window counts as several keys
+with different biases. This file shares no code with the masks of window.py and layout.py.
 """
 
 import torch

@@ -1,9 +1,8 @@
-"""Replace a window larger than the grid by an equivalent window of the grid's size.
+"""Replace a window larger than the grid by an equivalent, faster window of the grid's size.
 
-The smaller window takes less time. If w >= max(X, Y), the grid is a single chunk, and every query
-attends to all tokens. In a cyclic window, all offsets lead to this chunk, so each token occurs
-several times in the softmax, each time with the bias of another offset. This is equivalent to one
-occurrence whose bias is the log-sum-exp of these biases.
+If w >= max(X, Y), every query attends to all tokens. In a cyclic window, each token then occurs
+several times in the softmax. This is equivalent to one occurrence whose bias is the log-sum-exp of
+the biases of all occurrences.
 
 Shapes: N heads, X Y grid, w window size, s = max(X, Y), the size of the new window.
 """
@@ -24,15 +23,15 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid.
 
-    Returns `window` unchanged if its size is smaller than this side, if its grid is symbolic, or if
-    it is a layout. With dropout, a cyclic window of several offsets is also unchanged, because
-    dropout is applied to each occurrence of a key separately.
+    Returns `window` unchanged if it is smaller than that, if its grid is symbolic, or if it is a
+    layout. With dropout, a cyclic window of several offsets is also unchanged.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
         return window
     if window.mask == Mask.EXACT:
         return Window(window.grid, size, Mask.EXACT)
+    # dropout is applied to each occurrence of a key separately
     if window.cyclic and len(window.offsets) > 1 and dropout:
         return window
     return Window(window.grid, size, Mask.CHUNKS, (SELF_CHUNK,))
@@ -74,9 +73,8 @@ def _square(table: Tensor, size: int) -> Tensor:
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
     """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
 
-    In `window`, which is cyclic, several offsets lead to the same key, each with its own bias. The
-    bias in the new table is the log-sum-exp of these biases. If `table` is None, these biases are
-    0, and q determines N and the dtype. size: s.
+    In the cyclic `window`, a key occurs at several offsets. Its new bias is the log-sum-exp of its
+    biases, which are 0 if `table` is None. q: determines N and the dtype in this case. size: s.
     """
     if table is None:
         number = math.log(len(window.offsets))

@@ -122,11 +122,9 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
     """Compare backends with the reference in float64. Returns {"backend, tensor": (error, bound)}.
 
-    A tensor is the output or a gradient, with the name that `run` gives it. The error is the
-    `distance` to the reference. The bound is a multiple of the rounding error of the case's dtype,
-    at least a few ulps and at most CEILING_ULPS. This rounding error is measured with the backend
-    `masked` (full attention), or with the reference if `masked` does not support the case.
-    names: keys of BACKENDS. seed: random seed of the inputs.
+    A tensor is the output or a gradient, as named by `run`. The error is the `distance` to the
+    reference. The bound is a multiple of the dtype's rounding error, at least a few ulps and at
+    most CEILING_ULPS. names: keys of BACKENDS.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))

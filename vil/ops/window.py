@@ -3,15 +3,12 @@
 Shapes: B batch, X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk,
 R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 
-The grid is divided into chunks of w x w tokens. A query attends to the chunks at certain offsets
-from its chunk. These always include the offset (0, 0), which is the query's chunk (Vision
-Longformer, arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine
-chunks, the query's chunk only, or the query's chunk and one neighbor. The last of these is used for
-random shift (section 3.3).
+A query attends to its own chunk and to chunks at certain offsets from it (Vision Longformer,
+arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine chunks, the
+query's chunk only or, for random shift (section 3.3), the query's chunk and one neighbor.
 
-The mask of a call combines up to three masks. Two masks, of rows and of columns, state which keys
-are not padding. The mask of the exact window, (W, K*W), is the same for all chunks. No mask has
-L x L entries, so masks are cheap enough to compute in each call.
+The mask of a call combines a mask of padded rows, a mask of padded columns, and the mask of the
+exact window, (W, K*W). None of them has L x L entries.
 """
 
 from __future__ import annotations
@@ -113,9 +110,8 @@ class Window(ChunkGrid):
     mask: a `Mask` or its value.
     offsets: the chunks that a query attends to, as (row, column) offsets from the query's chunk.
 
-    Raises ValueError for a grid side or a size below 1, and for an unknown mask. Raises ValueError
-    unless the offsets are distinct members of ALL_NINE and include (0, 0). With the exact mask,
-    they must be ALL_NINE.
+    Raises ValueError for a grid side or a size below 1, for an unknown mask, and unless the offsets
+    are distinct members of ALL_NINE and include (0, 0). The exact mask requires ALL_NINE.
     """
 
     grid: tuple[int, int]
@@ -202,10 +198,9 @@ class Window(ChunkGrid):
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the index of each query-key pair in a flattened bias table, (W, K*W) int64.
 
-        The W queries are the tokens of a chunk. The K*W keys are the tokens of K chunks, one for
-        each of `offsets`. The indices are the same for all query chunks. The table has 4w-1 rows
-        and columns. A pair's row is 2w-1 + (query row - key row), and its column is 2w-1 + (query
-        column - key column).
+        The W queries are the tokens of any chunk, and the K*W keys are the tokens of the K chunks
+        at `offsets`. The table has 4w-1 rows and columns. A pair's row is 2w-1 + (query row - key
+        row), and its column is computed likewise.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
@@ -214,10 +209,9 @@ class Window(ChunkGrid):
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return whether each query attends to each key, (B or 1, R, C, W or 1, K*W) bool.
 
-        Each of the R x C chunks has W queries. Their K*W keys are the tokens of K chunks, one for
-        each of `offsets`. The first dimension is B only with `valid_hw`, and the fourth is W only
-        with the exact mask. Otherwise, they are 1.
-        valid_hw (B, 2): rows and columns of each image that are not padding.
+        Each of R x C chunks has W queries. Their K*W keys are the tokens of the K chunks at
+        `offsets`. The first dimension is 1 without `valid_hw`, and the fourth is 1 unless the mask
+        is exact. valid_hw (B, 2): rows and columns of each image that are not padding.
         """
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
@@ -236,8 +230,8 @@ class Window(ChunkGrid):
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of the exact window, (W, K*W) bool, which is the same for all chunks.
 
-        It is True if a key is at most w rows and w columns away from a query. The W queries are the
-        tokens of a chunk. The K*W keys are the tokens of K chunks, one for each of `offsets`.
+        It is True for keys at most w rows and w columns away. The W queries are the tokens of a
+        chunk, and the K*W keys are the tokens of the K chunks at `offsets`.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
@@ -257,8 +251,8 @@ class Window(ChunkGrid):
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
         """Return which rows (axis 0) or columns (axis 1) of the key chunks are not padding.
 
-        The result is (B or 1, R, K, w) bool: for each of R query chunks along the axis, the w rows
-        or columns of each of its K key chunks. It is False outside the grid and for padding.
+        The result (B or 1, R, K, w) bool has, for each of R query chunks along the axis, the w rows
+        or columns of each of K key chunks. It is also False outside the grid.
         """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
@@ -267,10 +261,10 @@ class Window(ChunkGrid):
         return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
-        """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, int64.
+        """Return the row (axis 0) or column (axis 1) numbers of the key chunks, (R, K, w) int64.
 
-        The result is (R, K, w): for each of R query chunks along the axis, the w rows or columns of
-        each of its K key chunks. Numbers may be outside the grid.
+        For each of R query chunks along the axis, these are w numbers for each of K key chunks.
+        Numbers may be outside the grid.
         """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)

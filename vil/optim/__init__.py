@@ -69,10 +69,9 @@ def register_optimizer(
 ) -> None:
     """Register an optimizer under a name for the config key OPTIM.OPT.
 
-    build: a function build(groups, settings, **arguments) that returns a torch Optimizer. It must
-    pass `groups` (from `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
-    Alternatively, a string "module:function" with the location of the function, which is imported
-    on first use.
+    build: a function build(groups, settings, **arguments) that returns a torch Optimizer, or its
+    location as a string "module:function", which is imported on first use. The function must pass
+    `groups` (from `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
     keys: {keyword argument of `build`: config key that sets it}.
     can_shard: whether the optimizer also works with parameters that FSDP shards.
     about: one-line description for lists of optimizers.
@@ -91,10 +90,9 @@ def register_schedule(
 ) -> None:
     """Register a learning-rate schedule under a name for the config key SOLVER.LR_POLICY.
 
-    function: a function(schedule, time, **arguments) that returns the learning rate. `schedule` is
-    a `Schedule`. `time` is the epoch if `schedule.epoch_based` is True, else the step.
-    Alternatively, a string "module:function" with the location of the function, which is imported
-    on first use.
+    function: a function(schedule, time, **arguments) that returns the learning rate, or its
+    location as a string "module:function", which is imported on first use. `schedule` is a
+    `Schedule`. `time` is the epoch if `schedule.epoch_based` is True, else the step.
     keys: {keyword argument of `function`: config key that sets it}.
     about: one-line description for lists of schedules.
 

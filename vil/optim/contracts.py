@@ -17,9 +17,9 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     """Build an optimizer for two parameters and take one step. Raises ValueError if that fails.
 
     build: function that builds the optimizer, see `register_optimizer`.
-    entry: registry entry of the optimizer. Its dict `keys` maps arguments of `build` to config
-    keys. For a new config key (a `Key`), the argument is set to the default of the key. For an
-    existing config key (a str), the argument is not passed, so `build` must have a default for it.
+    entry: registry entry of the optimizer. Arguments of `build` for new config keys (`Key`) are set
+    to the defaults of these keys. No other arguments are passed, so `build` must have defaults for
+    them.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]

@@ -4,8 +4,8 @@ After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
 
-Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip an update if a flag on the device
-is set, without copying the flag to the host.
+Unlike in torch and timm, an update can be skipped by a flag on the device, without a copy to the
+host.
 """
 
 import copy
@@ -18,8 +18,8 @@ class Ema:
     """Exponential moving average of a model's weights.
 
     source: the model in training, without wrappers such as DDP. decay: factor of the previous
-    average in an update, at least 0 and less than 1. The attribute `model` is a copy of `source`
-    with the averaged weights, in eval mode and without gradients.
+    average in an update, from 0 to below 1. The attribute `model` is a copy of `source` with the
+    averaged weights, in eval mode.
     """
 
     def __init__(self, source: nn.Module, decay: float):

@@ -6,8 +6,8 @@ from typing import NamedTuple
 class LrRange(NamedTuple):
     """Range of the peak learning rates in published recipes for a family of optimizers.
 
-    low, high: limits of the range. `low` is rounded down, and `high` is rounded up, to 1, 2 or 5
-    times a power of ten. source: text that names published recipes and their learning rates.
+    low, high: limits of the range, rounded outward to 1, 2 or 5 times a power of ten. source: text
+    that names recipes and their learning rates.
     """
 
     low: float
@@ -33,11 +33,11 @@ LR_RANGES = {
 
 
 def lr_factor(batch_size: int, reference: int, scaling: str) -> float:
-    """Return the factor by which to multiply a learning rate for a batch of `batch_size` images.
+    """Return the factor by which to multiply a learning rate for batches of `batch_size` images.
 
-    reference: batch size for which the learning rate was chosen. If it is 0, the factor is 1.
-    scaling: "linear", batch_size / reference (Goyal et al., arXiv:1706.02677), or "sqrt", the
-    square root of that (Malladi et al., arXiv:2205.10287).
+    reference: batch size for which the learning rate was chosen; 0 for a factor of 1. scaling:
+    "linear", batch_size / reference (Goyal et al., arXiv:1706.02677), or "sqrt", the square root of
+    that (Malladi et al., arXiv:2205.10287).
     """
     ratio = batch_size / reference if reference else 1.0
     return ratio**0.5 if scaling == "sqrt" else ratio
@@ -55,8 +55,8 @@ def default_scaling(optimizer: str) -> str:
 def explain_unusual_lr(lr: float, family: str | None) -> str | None:
     """Return a description of how a peak learning rate differs from published recipes.
 
-    family: family of the optimizer, a key of LR_RANGES, or None for an optimizer without a family.
-    Returns None if the learning rate is in the range of the family, or if there is no range.
+    family: the optimizer's family, a key of LR_RANGES. Returns None if the learning rate is in the
+    range of the family, or if there is no range.
     """
     known = LR_RANGES.get(family)
     if known is None or known.low <= lr <= known.high:

@@ -22,8 +22,7 @@ class Settings:
     """Common settings of optimizers. An optimizer ignores those that it does not support.
 
     nu: weight of the momentum buffer in `QHM`. fused: whether torch's fused implementation may be
-    used. sharded: whether FSDP2 shards the parameters. The weight decay is not a setting, because
-    each parameter group has its own.
+    used. sharded: whether FSDP2 shards the parameters.
     """
 
     lr: float
@@ -40,11 +39,10 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimizer `name` for the parameter groups from `decay_groups`.
 
-    own: additional keyword arguments of this optimizer's build function. settings: any of the
-    fields lr (required), momentum, betas, eps and nu of `Settings`. An optimizer ignores the fields
-    that it does not support.
-    Raises ValueError if the name is unknown, if training does not support the optimizer, if it
-    needs apex and apex is not installed, or if there are no trainable parameters.
+    own: keyword arguments of this optimizer only. settings: lr (required), momentum, betas, eps and
+    nu of `Settings`. An optimizer ignores those that it does not support.
+    Raises ValueError if the optimizer is unknown or unsupported, if it needs apex and apex is not
+    installed, or if there are no trainable parameters.
     """
     check_usable(name)
     build = OPTIMIZERS.load(name)

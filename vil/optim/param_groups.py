@@ -17,23 +17,20 @@ def decay_groups(
 ) -> list[dict]:
     """Group parameters by weight decay and layer, and return the groups for an optimizer.
 
-    Groups with the weight decay `weight_decay` come first, then those with `weight_decay_norm`.
-    The groups hold (name, parameter) pairs, because checkpoints store optimizer state by name.
-    Frozen parameters are skipped. A shared parameter is listed once, under its first name. The key
-    "no_decay" of a group is True if its parameters are listed in the argument `no_decay`, whatever
-    the value of `weight_decay_norm`.
+    The groups hold (name, parameter) pairs. Those with the weight decay `weight_decay` come first.
+    Frozen parameters are skipped. A shared parameter is listed once, under its first name. The
+    caller must multiply the learning rate of a group by its value "lr_scale". The value "no_decay"
+    of a group is True if `no_decay` lists its parameters.
 
     Args:
         weight_decay: weight decay of the parameters whose names are not in `no_decay`.
         weight_decay_norm: weight decay of the parameters whose names are in `no_decay`.
         no_decay: names of parameters, for example from a model's `no_weight_decay()`.
         layer_of: function that maps a parameter's name to the index of its layer, from 0 (the first
-          patch embedding) to `num_layers`.
-        num_layers: largest index that `layer_of` returns, the index of the head.
-        layer_decay: ratio of the learning rates of one layer and the next layer, as in the
-          fine-tuning of BEiT (arXiv:2106.08254). If it is not 1, each layer has separate groups.
-          The caller must multiply the learning rate of a group by its value "lr_scale", which is
-          layer_decay^(num_layers - layer).
+            patch embedding) to `num_layers` (the head).
+        layer_decay: ratio of the learning rates of one layer and the next layer, as in BEiT
+            (arXiv:2106.08254). If it is not 1, each layer has separate groups, whose "lr_scale" is
+            layer_decay^(num_layers - layer).
     """
     groups: dict[tuple[bool, int], list] = {}
     seen = set()

@@ -1,8 +1,8 @@
 """Learning-rate schedules as pure functions of the step, without state to save.
 
-The learning rates are exactly those of the original Vision Longformer code (2021). As in that code,
-the cosine starts at step 0, not after the warm-up. At the end of the warm-up, the learning rate
-therefore drops slightly, from the base learning rate to the cosine.
+The learning rates are exactly those of the original Vision Longformer code (2021). The cosine
+starts at step 0, not after the warm-up, so the learning rate drops slightly at the end of the
+warm-up.
 """
 
 import math
@@ -18,10 +18,9 @@ from vil.utils.lookup import lookup
 class Schedule:
     """A learning-rate schedule. The method `lr_at` returns the learning rate of a step.
 
-    policy: name of the schedule, a key of SCHEDULES. lr: base learning rate, at the end of the
-    warm-up. epochs, warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: whether
-    the learning rate changes only at the start of an epoch. own: additional arguments of the
-    schedule function.
+    policy: a key of SCHEDULES. lr: base learning rate, at the end of the warm-up. epochs,
+    warmup_epochs, drop_freq and drop_epochs are in epochs. epoch_based: whether the learning rate
+    changes only at the start of an epoch.
     """
 
     policy: str
@@ -89,8 +88,7 @@ def multistep(s: Schedule, time: int) -> float:
     """Return the base learning rate, divided by `drop_factor` for each drop epoch reached so far.
 
     The drop epochs are `drop_epochs` or, if that is empty, the multiples of `drop_freq` below
-    `epochs`. In the warm-up, the result is also multiplied by the warm-up factor. time: the epoch
-    if `epoch_based`, else the step.
+    `epochs`. The warm-up is applied too. time: the epoch if `epoch_based`, else the step.
     """
     epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
     drops = sum(epoch * s.unit <= time for epoch in epochs)

@@ -1,10 +1,9 @@
 """The optimizers of timm, as entries of OPTIMIZERS with the names timm/<name>, such as timm/muon.
 
-The list of optimizers is from timm's registry. This file adds properties that timm does not have,
-such as whether FSDP may shard the parameters. An optimizer is built with the parameter groups, the
-learning rate and the momentum OPTIM.MOM. As in timm's train script, the betas and eps of OPTIM.ADAM
-are passed only if they differ from the defaults of these config keys. Otherwise, the defaults of
-the optimizer's class apply, such as Lion's betas (0.9, 0.99).
+This file adds properties that timm's registry does not have, such as whether FSDP may shard the
+parameters. As in timm's train script, the betas and eps of OPTIM.ADAM are passed only if they
+differ from the config's defaults. Otherwise, the optimizer's own defaults apply, such as Lion's
+betas (0.9, 0.99).
 """
 
 import functools
@@ -98,13 +97,13 @@ def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
 def combine(info: Any, key: str, value: Any) -> Any:
     """Return the value to pass as argument `key` to a timm optimizer, or None to pass no value.
 
-    info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: value of `key` in the
+    info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: its value in the
     config.
 
-    If the value is the config's default, it is not passed, so that the default of the optimizer's
-    class applies. If only one of the two betas is the config's default, this beta is set to the
-    default of the class. An optimizer with three betas, such as Adan, always uses its defaults. A
-    warning is logged if the config has other betas.
+    The config's default is not passed, so that the default of the optimizer's class applies. If
+    only one of two betas is the config's default, the class's default replaces it. An optimizer
+    with three betas, such as Adan, always uses its defaults, with a warning if the config has other
+    betas.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -127,10 +126,9 @@ def combine(info: Any, key: str, value: Any) -> Any:
 def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
-    By default, timm applies Muon to all parameters with the shape of a matrix, including position
-    embeddings and relative position bias tables. This function excludes the groups whose key
-    "no_decay" is True, as timm's `fallback_no_weight_decay` does. These groups contain the
-    embeddings and the tables.
+    By default, timm applies Muon to everything with the shape of a matrix. Groups whose "no_decay"
+    is True, such as position embeddings and relative position bias tables, are excluded here, as
+    with timm's `fallback_no_weight_decay`.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)

@@ -23,12 +23,11 @@ def find_stems(model: nn.Module) -> tuple[str, ...]:
 def adapt_stem(weight: Tensor, shape: torch.Size) -> Tensor | None:
     """Convert the weight (O, C, h, w) of a convolution to another number of input channels.
 
-    If the new number is 1, the weight is summed over C. A gray image then gives the same outputs as
-    an image with C copies of it as channels. Otherwise, the weight is repeated and scaled by
-    C / (new number), so that the outputs keep their magnitude. This generalizes timm's
-    adapt_input_conv to any C.
+    For one channel, the weight is summed over C, so that a gray image gives the same outputs as C
+    copies of it. Otherwise, it is repeated and scaled, so that the outputs keep their magnitude.
+    Generalizes timm's adapt_input_conv to any C.
 
-    shape: the new shape of the weight. Returns None if `shape` does not have the same O, h and w.
+    shape: the new shape of the weight. Returns None if its O, h or w differs.
     """
     if weight.ndim != 4 or (weight.shape[0], *weight.shape[2:]) != (shape[0], *shape[2:]):
         return None

@@ -119,10 +119,10 @@ def check_card(card: Any, source: Path) -> dict:
 
 
 def check_size(card: Mapping, file: Path) -> None:
-    """Check the model card of a weight file. Raises CheckpointError if the file cannot be read, if
-    the card has no valid architecture, or if the described model has more parameters than the file.
+    """Raise CheckpointError if a model card describes more parameters than its weight file has.
 
-    file: the safetensors file. Only the shapes in its header are read, and no model is built.
+    Also raises it if the file cannot be read, or if the card has no valid architecture. Reads only
+    the header of the file.
     """
     model = card["model"]
     try:

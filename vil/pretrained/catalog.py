@@ -1,14 +1,13 @@
 """Weight enums in the style of torchvision, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
 There is one enum class per model, with one member per weight file. A member has `url`, `sha256`,
-`meta` and `transforms()`, which builds the input transform. `meta` is a dict with the number of
-parameters, multiply-accumulates, metrics, config file and class names. `meta["status"]` is
-"published" if the metrics are from the paper's authors, and "measured" if they were measured with
-this package. DEFAULT is the member with the best accuracy.
+`transforms()`, which builds the input transform, and the dict `meta` with metrics, number of
+parameters, config file and class names. `meta["status"]` is "published" if the metrics are from the
+paper's authors, and "measured" if they were measured with this package. DEFAULT is the member with
+the best accuracy.
 
-The file of ViL_Nano_Weights.DIGITS ships with the package. The authors published the other files,
-listed in published.csv, but their server is offline. Downloads fail with an error that explains how
-to use a local copy.
+The file of ViL_Nano_Weights.DIGITS ships with the package. The server of all other files is
+offline, so downloads fail with an error that explains how to use a local copy.
 """
 
 import csv

@@ -1,9 +1,8 @@
 """Convert state dicts of the original Vision Longformer code of 2021, the reference.
 
-Each of vil's parameter names maps to one name of the reference. The projections of full attention
-can be converted to those of longformer attention and back: full attention has one matrix for
-queries, keys and values, and longformer attention has one for queries and one for keys and values.
-In files of the reference's detection code, the parameter names of the backbone have a prefix.
+Each of vil's parameter names maps to one name of the reference. Attention projections can be
+converted between full attention and longformer attention. In files of the reference's detection
+code, the parameter names of the backbone have a prefix.
 """
 
 import logging
@@ -59,11 +58,11 @@ def convert_projections(
     """Convert attention projections between full attention (qkv) and longformer (query and kv).
 
     For C channels, qkv (3C, C) is query (C, C) stacked on kv (2C, C). Missing projections for
-    global tokens, such as query_global, are copied from those for local tokens.
+    global tokens are copied from those for local tokens.
 
-    wanted: key names of the model. Each projection in `wanted` that the state dict lacks is added.
-    A projection that was converted is removed if it is not in `wanted`. Returns (state dict,
-    lines), with a line of text per added projection.
+    wanted: key names of the model. Projections in `wanted` that the state dict lacks are added.
+    Converted projections that are not in `wanted` are removed. Returns (state dict, a line of text
+    per added projection).
     """
     result, lines = dict(state), []
     for name in wanted:
@@ -84,8 +83,8 @@ def _make_projection(
     """Make a missing attention projection from other projections in the state dict.
 
     prefix: start of the attention module's keys, "" or ending in a dot. kind: "qkv", "query", "kv"
-    or "proj". leaf: "weight" or "bias". Returns (projection, names of the tensors that it was made
-    from), or None if the state dict lacks these tensors.
+    or "proj". leaf: "weight" or "bias". Returns (projection, names of its source tensors), or None
+    if the state dict lacks them.
     """
     same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
     if same in state:
@@ -101,8 +100,8 @@ def _make_projection(
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
     """Return whether a key of a state dict of the original Vision Longformer code can be ignored.
 
-    Three types of keys can be ignored: index buffers, bias tables that the code never used, and
-    copies of a shared weight that equal the original. unused: names of the unused bias tables.
+    This is the case for index buffers, bias tables that the code never used, and copies of a shared
+    weight that equal the original. unused: names of the unused bias tables.
     """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
@@ -124,9 +123,9 @@ def find_unused_tables(module: nn.Module) -> set[str]:
 def use_2021_rules(model: MsViT) -> None:
     """Make a model compute like the original Vision Longformer code (2021).
 
-    Use this for weights that were trained with that code. Attention arguments that are "auto", and
-    the epsilon of all LayerNorms, are set to the values of that code. Updates `model.settings`, and
-    logs a warning if anything changed.
+    Use this for weights of that code. Sets attention arguments that are "auto", and the epsilon of
+    all LayerNorms, to the values of that code. Updates `model.settings`, and logs a warning if
+    anything changed.
     """
     changed: dict[str, dict[str, Any]] = {}
     for stage, spec in zip(model.stages, model.specs):

@@ -34,11 +34,10 @@ def get_model(
     weights: None (random initialization), published weights, or a file. Published weights are a
       member of `vil.get_model_weights(name)` or its name, such as "DEFAULT". They also set the
       image size, classes and windows. A file can be any that `load_weights` can read. If it has
-      a model card, settings that are not passed here are taken from the card. The exceptions are
-      dropout rates, gradient checkpointing and, with `convert`, the attention.
-    attention: name of the attention type of those stages that do not have full attention, such as
-      "linformer", or a string with a name for each block; see vil/models/arch.py. Default:
-      "longformer".
+      a model card, the card gives the settings that are not passed here, except dropout rates,
+      gradient checkpointing and, with `convert`, the attention.
+    attention: name of the attention type of the stages without full attention, such as "linformer",
+      or a string with a name for each block, see vil/models/arch.py. Default: "longformer".
     windows: side of longformer's window in tokens, or the size parameter of another attention type.
       One number applies to all stages. A list has a number for each stage.
     head, rule, convert: how to adapt weights with another number of classes, another size of

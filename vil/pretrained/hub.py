@@ -1,9 +1,8 @@
 """Save and load models in the folder layout of the Hugging Face Hub.
 
 A folder contains config.json, model.safetensors and README.md. config.json has timm's keys and the
-key `vil`, whose value is the model card that describes the model. `from_pretrained` loads these
-folders. timm can load a folder too if its architecture is one of `vil.list_models()`. Import
-vil.integrations.timm_register first, then call
+key `vil` for the model card, which describes the model. timm can also load a folder whose
+architecture is one of `vil.list_models()`. To do so, import vil.integrations.timm_register and call
 `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
@@ -38,8 +37,9 @@ def save_pretrained(
 
     transform: mean, std, crop_pct and interpolation of input images, as in timm. classes: class
     names. Both default to the model's `notes`. source: the file that the weights come from, whose
-    name and SHA-256 are recorded. Raises CheckpointError if the folder cannot be written,
-    ValueError if the model cannot be described by a model card.
+    name and SHA-256 are recorded.
+    Raises CheckpointError if the folder cannot be written, and ValueError if a model card cannot
+    describe the model.
     """
     folder = Path(folder)
     card = make_model_card(model, transform=transform, classes=classes, source=source)
@@ -59,15 +59,15 @@ def from_pretrained(
     """Load a model from a folder, a file written by `vil convert`, or a repository of the Hub.
 
     source: path of the folder or file, or name of the repository.
-    head: "keep" loads the saved head; "new" and "rows:FILE" allow another number of classes, see
-      `load_weights`.
+    head: "keep" loads the saved head. "new" and "rows:FILE" allow another number of classes, see
+    `load_weights`.
     rule: how to resize position embeddings, see `load_weights`.
     settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
-      ones.
+    ones.
 
     The returned model is in eval mode, and its `notes` have the input transform and the class
     names, if known. Raises CheckpointError if the source is missing, damaged or not a model of vil,
-    ValueError for an unknown setting.
+    and ValueError for an unknown setting.
     """
     path = Path(source)
     if path.is_file():

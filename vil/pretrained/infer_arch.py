@@ -23,15 +23,16 @@ RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
 def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """Find the built-in architecture that a state dict belongs to. Returns (name, model): the name
-    of the architecture, such as "vil_tiny", and a randomly initialized model that fits the state
-    dict.
+    """Find the built-in architecture that a state dict belongs to.
 
-    state: state dict with the key names of vil or of the original 2021 code. It determines the
-    image size, the number of classes and each stage's attention (full or local). The windows are
-    inferred from the relative bias. If there is none, they are the architecture's defaults. For
-    images of other sizes, the model interpolates its position embeddings or, if the state dict is a
-    detector's, crops these embeddings as the original code did.
+    Returns (name, model): the name, such as "vil_tiny", and a randomly initialized model that fits
+    the state dict.
+
+    state: state dict of vil or of the original 2021 code. It determines the image size, the number
+    of classes, and each stage's attention (full or local) and window. Without relative bias, the
+    windows are the defaults of the architecture. For images of other sizes, the model interpolates
+    its position embeddings. A model for a detector's state dict crops them instead, as the original
+    code did.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """

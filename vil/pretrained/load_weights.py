@@ -2,9 +2,8 @@
 
 State dicts have the key names of vil or of the original Vision Longformer code (2021). Position
 embeddings are resized. The head is loaded, replaced, or reduced to selected classes. By default, an
-error is raised if a key is missing, unexpected or of another shape. These unexpected keys raise no
-error, but are reported as ignored: copies of shared projections, index buffers, bias tables that
-the original code never used, and the modules of a detector outside of its backbone.
+error is raised if a key is missing, unexpected or of another shape. Unexpected keys that are not
+needed are only reported as ignored, such as the modules of a detector outside of its backbone.
 """
 
 import logging
@@ -53,13 +52,7 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted", "adapte
 class Report:
     """Report of what happened to each key of a state dict that was loaded into a model.
 
-    Each field is a list of keys. `loaded` has the keys that were loaded. Keys that were changed to
-    fit the model are also in `resized`, `converted` (from other attention projections) or
-    `adapted` (to another number of image channels). `ignored` has keys that are not needed. `fresh`
-    has weights of the model that keep their initial values because the caller requested this. Three
-    fields have keys that do not fit: `missing` has weights of the model that the state dict does
-    not have, `unexpected` has keys that the model does not have, and `mismatched` has weights of
-    another shape.
+    The keys in `missing`, `unexpected` and `mismatched` do not fit the model.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -68,8 +61,8 @@ class Report:
     adapted: list[str] = field(default_factory=list)  # stem for other channels; also in `loaded`
     ignored: list[str] = field(default_factory=list)  # aliases, index buffers, parts of a detector
     fresh: list[str] = field(default_factory=list)  # left as initialized, on request
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # in the model, not in the state dict
+    unexpected: list[str] = field(default_factory=list)  # in the state dict, not in the model
     mismatched: list[str] = field(default_factory=list)  # of another shape that no rule resizes
 
     @property
@@ -85,9 +78,9 @@ class Report:
         return "; ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Format the report as lines of text. The first line has the number of keys in each field.
-        Each further line has one key that the user may have to check, such as a missing key. If
-        there are many such keys, only some of them are listed."""
+        """Format the report as lines of text: the number of keys in each field, then one line for
+        each key that the user may have to check, such as a missing key. Long lists of keys are
+        truncated."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
@@ -107,10 +100,10 @@ def load_2021_weights(
     From a detector's state dict, only the backbone is loaded.
 
     strict: raise CheckpointError if a key is missing, unexpected or of another shape.
-    rule: how position embeddings of another size are resized. "linear" is the reference's method
-      (bilinear, corners not aligned). "bicubic" is antialiased: sharper when enlarging an
-      embedding, without aliasing when shrinking it. "extend" keeps the value of each relative
-      position; use it if the window changes and the image size does not.
+    rule: how to resize position embeddings. "linear" is bilinear without aligned corners, as in the
+    2021 code. "bicubic" is antialiased: sharper when enlarging, without aliasing when shrinking.
+    "extend" keeps the value of each relative position; use it if the window changes and the image
+    size does not.
     Returns a report of what happened to each key.
     """
     state, ignored = extract_backbone(state_dict)
@@ -131,14 +124,14 @@ def load_weights(
 ) -> Report:
     """Load weights into a model. An MsViT also accepts weights of the original 2021 code.
 
-    weights: a state dict or a file. strict: raise CheckpointError if a key is missing, unexpected
-      or of another shape. rule: how position embeddings of another size are resized, see
-      `load_2021_weights`.
+    weights: a state dict or a file.
+    strict: raise CheckpointError if a key is missing, unexpected or of another shape.
+    rule: how to resize position embeddings, see `load_2021_weights`.
     head: "keep" loads the head of `weights`, which must match the model's classes. "new" keeps the
-      model's initial head. "rows:FILE" loads selected rows of the head of `weights`. FILE lists the
-      class indices of these rows, one per line.
+    model's initial head. "rows:FILE" loads the rows of the head of `weights` whose class indices
+    FILE lists, one per line.
     convert: convert projections between full and longformer attention, and repeat a single global
-      token if the model has several. A converted model gives other outputs and must be fine-tuned.
+    token if the model has several. A converted model gives other outputs and must be fine-tuned.
     Returns a report of what happened to each key. Raises CheckpointError if a file cannot be read,
     or if a weight is NaN or infinite.
     """
@@ -176,8 +169,7 @@ def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
 def translate(
     model: nn.Module, state_dict: Mapping[str, Tensor], *, rule: str = "linear"
 ) -> dict[str, Tensor]:
-    """Convert a state dict for a model: rename the keys to the model's names, and resize tensors of
-    another shape where possible, such as position embeddings.
+    """Convert a state dict to the key names of a model and, where possible, to its shapes.
 
     Tensors that do not fit and cannot be resized are returned unchanged, and the caller must handle
     them. rule: how to resize position embeddings, see `load_2021_weights`.
@@ -210,8 +202,8 @@ def _copy(
     """Copy those weights that fit the module into it.
 
     fitted, report: results of `_fit`. heads: names of the head parameters whose size the caller can
-    choose, for a hint in the error. Raises CheckpointError, before anything is copied, if a weight
-    is not finite, or if `strict` is set and the report lists weights that do not fit.
+    choose, for a hint in the error. Raises CheckpointError, before anything is copied, if a
+    parameter is not finite, or if `strict` is set and some weights do not fit.
     """
     if strict and not report.complete:
         raise CheckpointError(

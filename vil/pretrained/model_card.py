@@ -34,17 +34,16 @@ def make_model_card(
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> dict:
-    """Return a dict for JSON with the architecture, settings, input transform and class names of a
-    model. `build_from_card` can rebuild the model, without its weights, from this dict.
+    """Return a dict for JSON from which `build_from_card` can rebuild the model.
+
+    The dict has the architecture, settings, input transform and class names, but no weights.
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
-    classes: class names. Both default to the model's `notes`. source: the file that the weights
-    come from, whose name and SHA-256 are recorded.
+    classes: class names. Both default to the model's `notes`.
+    source: the file that the weights come from, whose name and SHA-256 are recorded.
 
-    An attention pattern (`Pattern`) is saved as text. Raises ValueError for an unknown key in
-    `transform`, a wrong number of class names, a head that is neither nn.Linear nor nn.Identity, a
-    global pooling that `from_pretrained` does not support, a setting that JSON cannot represent,
-    and a pattern that cannot be recovered from its text.
+    Raises ValueError for an unknown key in `transform`, a wrong number of class names, and a head,
+    global pooling, setting or attention pattern that a card cannot represent.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
@@ -99,9 +98,8 @@ def _pattern_text(value: object) -> str:
 def read_card(name: str, path: Path) -> dict | None:
     """Read the model card in a weight file. Returns None if the file does not exist or has no card.
 
-    path: the weight file, or another path for which `find_weights` returns the weight file. Raises
-    CheckpointError if the card is not valid, or if its architecture has other depths, widths, heads
-    or patch sizes than the model `name`.
+    path: the weight file, or a path for which `find_weights` returns it. Raises CheckpointError if
+    the card is invalid, or has other depths, widths, heads or patch sizes than the model `name`.
     """
     file = find_weights(path)
     card = read_metadata(file) if file.is_file() else None

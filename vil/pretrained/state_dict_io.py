@@ -2,7 +2,7 @@
 
 `write_weights` writes a safetensors file. Its header also has the model card, which describes the
 model (vil/pretrained/model_card.py), and the SHA-256 of the tensors, which is verified when the
-file is read. The safetensors format itself has no checksum.
+file is read.
 """
 
 import argparse
@@ -35,11 +35,10 @@ SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model car
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read the state dict of a weight file, a checkpoint, a run folder or a model folder.
 
-    If a checkpoint has averaged weights (EMA), these are returned. In a checkpoint of another
-    program, such as timm, the state dict may be under a key such as "model". The prefixes `module.`
-    and `_orig_mod.` are removed if all keys have them. .pt and .pth files are read without
-    unpickling objects. Raises CheckpointError if the file is missing, damaged or contains no state
-    dict.
+    If a checkpoint has averaged weights (EMA), these are returned. The state dict may be under a
+    key such as "model", as in timm's checkpoints. The prefixes `module.` and `_orig_mod.` are
+    removed if all keys have them. .pt and .pth files are read without unpickling arbitrary objects.
+    Raises CheckpointError if the file is missing, damaged or contains no state dict.
     """
     path = find_weights(Path(path))
     if not path.is_file():
@@ -64,12 +63,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Find the weight file that a path given by the user refers to. Returns the file's path.
+    """Return the weight file that a path given by the user refers to.
 
-    For the folder of a run, returns the weight file of the run's best checkpoint. For a run's file
-    `best` or `last`, which contains the name of a checkpoint, returns the weight file of that
-    checkpoint. For any other folder, such as a checkpoint or a folder of `save_pretrained`, returns
-    the weight file in the folder. Other paths are returned unchanged.
+    - the folder of a run: the weight file of the run's best checkpoint
+    - a run's file `best` or `last`, which contains the name of a checkpoint: its weight file
+    - any other folder, such as a checkpoint: the weight file in the folder
+    - any other path: the path itself
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
@@ -84,8 +83,8 @@ def find_weights(path: Path) -> Path:
 def find_run(path: Path) -> Path | None:
     """Return the folder of the run that `path` belongs to; None if it belongs to no run.
 
-    path: the folder of a run, the folder of a checkpoint, a file in a checkpoint, or a run's file
-    `best` or `last`, which contains the name of a checkpoint.
+    path: the folder of a run, one of its checkpoints, a file in a checkpoint, or the run's file
+    `best` or `last`.
     """
     path = path.absolute()
     folders = [path]
@@ -97,9 +96,11 @@ def find_run(path: Path) -> Path | None:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """Return the state dict in a loaded checkpoint: the dict under a key such as "model" or, if
-    there is no such key, the content itself. The prefixes `module.` and `_orig_mod.` are removed if
-    all keys have them. Raises ValueError if the content has no state dict."""
+    """Return the state dict in a loaded checkpoint.
+
+    It is the dict under a key such as "model", or else the content itself. The prefixes `module.`
+    and `_orig_mod.` are removed if all keys have them. Raises ValueError if there is no state dict.
+    """
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

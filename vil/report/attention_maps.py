@@ -24,10 +24,12 @@ SIDE = 1.75  # inches of a panel
 class Row(NamedTuple):
     """Attention weights of one query token, drawn as a row of panels with one panel per head.
 
-    title: caption of the row. weights (N, G+R): attention weights of N heads, to G global tokens
-    and then to R cells, the squares into which the image is divided. num_global: G. cells: (number
-    of rows, number of columns) of cells. side: side of a cell in pixels. square: (top, left, side)
-    of the query token in pixels; None for a global token.
+    weights (N, G+R): weights of N heads, to G global tokens and then to R cells, the squares into
+    which the image is divided.
+    num_global: G.
+    cells: (rows, columns) of cells.
+    side: side of a cell in pixels.
+    square: (top, left, side) of the query token in pixels; None for a global token.
     """
 
     title: str
@@ -80,8 +82,8 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
     """Draw a panel: the attention weights as a heat map over the darkened image.
 
-    Cells with weight 0 have no color. name: first part of the panel's caption; the second part is
-    the highest weight. weights (G+R): attention weights of G global tokens and R cells.
+    Cells with weight 0 have no color. name: first part of the panel's caption. weights (G+R):
+    attention weights of G global tokens and R cells.
     """
     height, width = image.shape[:2]
     grey = 0.55 * (image @ np.array(LUMINANCE))

@@ -1,10 +1,9 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-There is one plot per dtype, window size and number of heads. In a plot, each pair of a mask (shape
-of the attention window) and a mode (chunks of tokens that the window covers) has a row of two
-panels, time and memory, as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each
-backend is a line, the lower bound (matmuls alone) is a dashed line, and two dotted lines show the
-slopes of linear and quadratic growth.
+There is one plot per dtype, window size and number of heads. Each pair of a mask (shape of the
+attention window) and a mode (chunks of tokens that the window covers) has two panels, time and
+memory, as in Vision Longformer (arXiv:2103.15358). The lower bound (matmuls alone) is dashed.
+Dotted lines show linear and quadratic growth.
 """
 
 import zlib
@@ -98,8 +97,8 @@ def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
 def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
     """Plot a panel: one line per backend, and lines that show linear and quadratic growth.
 
-    rows: benchmark rows. value: function that returns the number to plot for a row, such as the
-    time. Rows are omitted if this number is None or 0. Returns {backend: its line}.
+    value: function that returns the number to plot for a benchmark row. Rows with None or 0 are
+    omitted. Returns {backend: its line}.
     """
     points: dict[str, dict[int, float]] = {}
     grids = {}
@@ -185,10 +184,9 @@ def sort_key(name: str) -> tuple[bool, int, str]:
 def describe_case(mask: str, mode: int | None) -> str:
     """Return a panel's title, which describes the tokens that a query attends to.
 
-    mask: a key of MASKS, or the text of an attention pattern. mode: number that selects the
-    attended chunks of tokens. 0: the query's chunk and its eight neighbors. -1: only the query's
-    chunk. 1 to 8: the query's chunk and the neighbor with this number. None: a selection that
-    has no number.
+    mask: a key of MASKS, or the text of an attention pattern. mode: the attended chunks of tokens.
+    0: the query's chunk and its eight neighbors. -1: only the query's chunk. 1 to 8: the query's
+    chunk and one neighbor. None: other chunks.
     """
     if mask not in MASKS:
         return f"pattern {mask}"

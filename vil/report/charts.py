@@ -49,9 +49,9 @@ class Chart(NamedTuple):
 def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
     """Compute the positions of lines, dots and ticks of a chart.
 
-    curves: {name: list of (epoch, value)}, each with at least one point. label: name of the
-    plotted quantity. thin: curves whose name begins with this text are drawn as thin lines without
-    dots, because they are noisy.
+    curves: {name: list of (epoch, value)}, each with at least one point. label: name of the plotted
+    quantity. thin: beginning of the names of noisy curves, which are drawn as thin lines without
+    dots.
     """
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))

@@ -41,13 +41,14 @@ class Setting(NamedTuple):
 class Page(NamedTuple):
     """Content of the report of a run.
 
-    record: the logged data. settings: the config keys with their values. model: cost of the model,
-    or the reason why the cost is unknown. epochs: configured number of epochs. made: text that
-    states when the page was made, and by which version of vil. metric, label, unit: key, label and
-    unit of the metric that selects the best checkpoint. columns: names of the metrics to show in
-    the table of evaluations; empty for all. cards: numbers to show at the top, as (title, value,
-    remark), from an evaluation that was run for this page. sections: other results of this
-    evaluation, as HTML.
+    record: the logged data.
+    model: cost of the model, or the reason why the cost is unknown.
+    epochs: configured number of epochs.
+    made: when the page was made, and by which version of vil.
+    metric, label, unit: key, label and unit of the metric that selects the best checkpoint.
+    columns: metrics to show in the table of evaluations; empty for all.
+    cards: numbers to show at the top, from an evaluation that was run for this page.
+    sections: other results of this evaluation.
     """
 
     title: str
@@ -84,11 +85,11 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return the page's cards about its metric, as (title, value, remark).
+    """Return the cards about the page's metric, as (title, value, remark).
 
-    A card is a number at the top of the page. Two cards have the metric's best and last value on
-    the first evaluated set. A third card has the final value on a test set that was not used to
-    select the checkpoint, if the run has logged it. Returns [] if the run has logged no value.
+    A card is a number at the top of the page: here, the best and the last value on the first
+    evaluated set and, if logged, the final value on a test set that was not used to select the
+    checkpoint. Returns [] if no value is logged.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
@@ -104,11 +105,10 @@ def _logged_cards(page: Page) -> list[Card]:
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return the page's cards about training, as (title, value, remark).
+    """Return the cards about training, as (title, value, remark).
 
-    A card is a number at the top of the page. These cards have the number of trained epochs, the
-    time of all training steps and, if it was logged, the speed. Returns [] if the run has logged no
-    training step.
+    A card is a number at the top of the page: here, the number of trained epochs, the time of all
+    training steps and, if logged, the speed. Returns [] if no step is logged.
     """
     steps = [p for p in page.record.points if p["split"] == "train"]
     if not steps:

@@ -21,10 +21,9 @@ FINEST = 64  # most tokens of a side with lines between tokens
 def seen_from(
     attended: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
 ) -> np.ndarray:
-    """Mark the tokens that a query attends to. Returns an array (X, Y) with the value UNSEEN, SEEN,
-    TWICE (attended more than once) or QUERY for each token.
+    """Return which tokens a query attends to, as an array (X, Y) of UNSEEN, SEEN, TWICE and QUERY.
 
-    attended: (row, column) of each attended key; a key may occur several times. grid: (X, Y).
+    attended: (row, column) of each key. TWICE marks keys that occur more than once. grid: (X, Y).
     token: (row, column) of the query.
     """
     counts = np.zeros(grid, dtype=int)
@@ -38,9 +37,8 @@ def seen_from(
 def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -> None:
     """Draw attention patterns as panels, four in a row, and write the figure to the file `path`.
 
-    panels: (title, array (X, Y) from `seen_from`, side of a chunk in tokens). Dark lines divide
-    the grid of tokens into the square chunks of local attention. Raises OSError if the file cannot
-    be written.
+    panels: (title, array (X, Y) from `seen_from`, side of a chunk in tokens). Dark lines separate
+    the chunks. Raises OSError if the file cannot be written.
     """
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)

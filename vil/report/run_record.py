@@ -69,8 +69,8 @@ def metrics(file: Path) -> Iterator[dict]:
     """Yield each line of a metrics.jsonl as a dict {name: number}, in which only "split" is text.
 
     NaN, Inf and numbers whose absolute value exceeds LARGEST are omitted. Incomplete lines are
-    skipped, because a run may still be writing the last line, or a crash may have truncated a line.
-    If the file does not exist, nothing is yielded.
+    skipped, such as the last line of a run that is still writing. Yields nothing if there is no
+    file.
     """
     if not file.is_file():
         return

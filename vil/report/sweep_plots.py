@@ -1,7 +1,7 @@
 """Plot the results of a sweep: the metric of each group of runs, and the metric against the cost.
 
-A group consists of the runs that differ only in their seed. The metric is the one by which the
-sweep compares runs. The costs are training speed and multiply-accumulates (MACs).
+A group consists of the runs that differ only in their seed. The costs are training speed and
+multiply-accumulates (MACs).
 """
 
 from collections.abc import Callable

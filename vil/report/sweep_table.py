@@ -15,71 +15,53 @@ from vil.utils.metric_format import digits_for
 
 
 class RunRow(NamedTuple):
-    """Results of one run of a sweep. Numbers are None if they are not logged yet.
-
-    name: name of the run. group: name of the group of runs that differ only in their seed.
-    settings: {config key: value} for the keys that the sweep varies. state: state of the run, such
-    as "running", see `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt
-    to train the run. reason: why this attempt failed. step: number of finished training steps.
-    metric: the sweep's metric at the last evaluation. best: best value of the metric over all
-    evaluations. test: the metric of the best checkpoint on the first set of DATA.TEST, if DATA.VAL
-    is set. images_per_second: median training speed. memory_mib: peak memory, see
-    `vil.engine.logger.memory_mb`. seconds: time of all training steps.
-    """
+    """Results of one run of a sweep. Numbers are None if they are not logged yet."""
 
     name: str
-    group: str
-    settings: dict[str, Any]
+    group: str  # name of the group of runs that differ only in their seed
+    settings: dict[str, Any]  # {config key that the sweep varies: value}
     seed: int
-    state: str
-    code: int | None = None
-    reason: str = ""
-    step: int = 0
-    metric: float | None = None
-    best: float | None = None
+    state: str  # such as "running", see `vil.workflows.sweeping.state.RunState`
+    code: int | None = None  # exit code of the last attempt to train the run
+    reason: str = ""  # why this attempt failed
+    step: int = 0  # number of finished training steps
+    metric: float | None = None  # the sweep's metric at the last evaluation
+    best: float | None = None  # best value of the metric over all evaluations
+    # metric of the best checkpoint on the first set of DATA.TEST, if DATA.VAL is set
     test: float | None = None
-    images_per_second: float | None = None
-    memory_mib: float | None = None
-    seconds: float | None = None
+    images_per_second: float | None = None  # median training speed
+    memory_mib: float | None = None  # peak memory, see `vil.engine.logger.memory_mb`
+    seconds: float | None = None  # time of all training steps
 
 
 class GroupRow(NamedTuple):
     """Mean results of a group of runs that differ only in their seed.
 
-    name: name of the group. metric, images_per_second, memory_mib: means over the finished runs.
-    spread: sample standard deviation of the metric; None with fewer than two finished runs. values:
-    metric of each finished run. tests: metric in the final test of each run that has one. seeds:
-    number of finished runs. runs: number of all runs. parameters: number of parameters of the
-    model. macs: multiply-accumulates of the model for one image.
+    metric, images_per_second and memory_mib are means over the finished runs.
     """
 
     name: str
     settings: dict[str, Any]
     metric: float | None
-    spread: float | None
-    values: list[float]
-    tests: list[float]
-    seeds: int
-    runs: int
+    spread: float | None  # sample standard deviation of the metric; None below two runs
+    values: list[float]  # metric of each finished run
+    tests: list[float]  # metric in the final test of each run that has one
+    seeds: int  # number of finished runs
+    runs: int  # number of all runs
     images_per_second: float | None
     memory_mib: float | None
-    parameters: int | None = None
-    macs: int | None = None
+    parameters: int | None = None  # number of parameters of the model
+    macs: int | None = None  # multiply-accumulates of the model for one image
 
 
 class Table(NamedTuple):
-    """Results of a sweep.
+    """Results of a sweep."""
 
-    title: name of the sweep. metric: name of the metric by which runs are compared. label, unit:
-    label and unit of this metric, for headings. keys: {config key that the sweep varies: short
-    name}. groups: a row per group of runs that differ only in their seed. runs: a row per run.
-    """
-
-    title: str
-    metric: str
-    label: str
-    unit: str
-    keys: dict[str, str]
+    title: str  # name of the sweep
+    metric: str  # name of the metric by which runs are compared
+    label: str  # label of the metric, for headings
+    unit: str  # unit of the metric, for headings
+    keys: dict[str, str]  # {config key that the sweep varies: short name}
     groups: list[GroupRow]
     runs: list[RunRow]
 
@@ -87,9 +69,11 @@ class Table(NamedTuple):
 def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
-    """Compute the mean results of a group of runs that differ only in their seed. name: name of the
-    group. runs: rows of its runs. parameters: number of parameters of the model; None if unknown.
-    macs: multiply-accumulates of the model for one image; None if unknown."""
+    """Compute the mean results of a group of runs that differ only in their seed.
+
+    name: name of the group. parameters: number of parameters of the model. macs:
+    multiply-accumulates of the model for one image. Both are None if unknown.
+    """
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
@@ -197,10 +181,9 @@ def number(value: float | None, form: str) -> str:
 def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
     """Format a Markdown page with the results of a sweep.
 
-    The page has a table with a row per group of runs that differ only in their seed, a table of
-    unfinished runs, the plots and the notes.
-
-    plots: paths of images, relative to the page. notes: paragraphs of text.
+    The page has a table of the groups of runs that differ only in their seed, a table of unfinished
+    runs, the plots and the notes. plots: paths of images, relative to the page. notes: paragraphs
+    of text.
     """
     head, *rows = summary_cells(table)
     lines = [f"# {escape(table.title)}", "", *table_lines([head, ["---"] * len(head), *rows])]

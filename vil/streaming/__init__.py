@@ -1,8 +1,8 @@
 """Run forward passes over images that do not fit into memory, in horizontal strips.
 
-The result equals that of a forward pass over the full image. Local attention needs only a strip and
-the rows around it. Global tokens attend to all strips, one after the other. `forward.py` has the
-public functions, `planner.py` chooses the strips, and `passes.py` runs them.
+The result equals that of a forward pass over the full image, because local attention needs only a
+strip and the rows around it, and global tokens attend to all strips in turn. `forward.py` has the
+public functions.
 """
 
 from vil.utils.lazy import lazy_exports

@@ -83,7 +83,7 @@ class StageCosts:
         """Return the memory cost of reading the tokens after the patch embedding of this stage.
 
         source: memory cost of reading the input map. copies: number of copies of the input rows in
-        memory while they are read; 0 if they are a view of the caller's image.
+        memory; 0 if they are a view of the caller's image.
         """
         embed, height = self.stage.embed, min(embed_height(self.stage), self.grid[0])
         pixels = height * embed.patch * self.row_bytes
@@ -140,12 +140,11 @@ class StageCosts:
         return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
-        """Return the set of strip sizes of a block for which the memory must be counted. A size is
+        """Return the sizes of a block's strips for which the memory must be counted, each as
         (number of rows that a strip needs as input, number of rows of the strip).
 
-        The largest size is always included. The first strip and the last two strips may be smaller.
-        Their sizes are included only if they have so few tokens that another attention backend may
-        be selected.
+        The largest size is always included. A smaller size, at the top or bottom, is included only
+        if another attention backend may be selected for its few tokens.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)

@@ -92,10 +92,10 @@ def plan_stream(
     """Plan `vil.stream` for an image of `size` (H, W) in pixels, without reading an image.
 
     For each stage, the plan states where its tokens are stored, the number of passes, the strip
-    heights, the peak bytes and the matmul work. `print(plan)` shows a table. The plan assumes that
-    the caller provides arrays (`into`) for all outputs that are maps. memory, outputs: see
-    `vil.stream`. Raises ConfigError if the model cannot be streamed, if `size` is invalid, or if no
-    plan stays within `memory`.
+    heights, the peak bytes and the matmul work. `print(plan)` shows a table. Outputs that are maps
+    are assumed to be written to arrays of the caller (`into`). memory, outputs: see `vil.stream`.
+    Raises ConfigError if the model cannot be streamed, if `size` is invalid, or if no plan stays
+    within `memory`.
     """
     network = find_network(model)
     names = check_outputs(network, outputs)
@@ -156,10 +156,12 @@ class PreparedStream:
         journal: Journal | None = None,
         progress: Report = lambda share: None,
     ) -> StreamResult:
-        """Run a plan and return its outputs. folder: folder in which tokens are stored, required
-        only if the plan stores tokens on disk. journal: records the progress, so that an
-        interrupted run can be resumed. progress: function that is called with the fraction of the
-        work that is done."""
+        """Run a plan and return its outputs.
+
+        folder: where tokens are stored, required only if the plan stores tokens on disk. journal:
+        records the progress, so that the run can be resumed. progress: function that is called with
+        the fraction of the work that is done.
+        """
         maps = {name: self.into.get(name) for name in self.shapes}
         device = self.image.device
         for name, target in maps.items():

@@ -1,10 +1,8 @@
 """Run a block of full attention in strips of query rows.
 
-The queries of a strip attend to the keys of the full image, K keys at a time. Keys and values are
-not stored, but recomputed for each strip.
+Keys and values are not stored, but recomputed for each strip.
 
-Shapes: X Y grid, N heads, D head dim, C = N*D channels, G global tokens, Q queries of a strip, K
-keys that are processed at once.
+Shapes: X Y grid, N heads, C channels, G global tokens, Q queries of a strip, K keys at a time.
 """
 
 import torch
@@ -21,11 +19,11 @@ SCORE_BYTES = 1 << 24  # of the scores of a strip and a part of the keys
 
 
 class FullRows(StripRows):
-    """A `RowSource` that computes the local tokens after a block of full attention. Computing the
-    first strip also sets `global_tokens`, the global tokens after the block.
+    """A `RowSource` that computes the local tokens after a block of full attention.
 
-    source: the block's input, which is read once per strip. x_global (1, G, C): the global tokens
-    of the input. height: number of rows in a strip. dtype: dtype of the output.
+    Computing the first strip also sets `global_tokens`, the global tokens after the block. source:
+    the block's input, which is read in full for each strip. x_global (1, G, C): the input's global
+    tokens. height: number of rows in a strip. dtype: dtype of the output.
     """
 
     def __init__(
@@ -79,10 +77,8 @@ class FullRows(StripRows):
     ) -> None:
         """Let a range of queries attend to tokens (K, C).
 
-        softmax: has the queries, and accumulates their attention.
-        query: index of the first query among the local tokens; None if the queries are the global
-        tokens. key: index of the first added token among the local tokens; None if the added tokens
-        are the global tokens.
+        softmax: has the queries, and accumulates their attention. query: index of the first query
+        among the local tokens; None for the global tokens. key: the same for tokens[0].
         """
         if not len(tokens):
             return
@@ -117,12 +113,10 @@ class FullBias:
     def pairs(
         self, query: int | None, num_queries: int, key: int | None, num_keys: int
     ) -> Tensor | None:
-        """Return the bias for a range of queries and a range of keys, broadcastable to
-        (N, num_queries, num_keys). Returns None if the attention has no bias.
+        """Return the bias for a range of queries and a range of keys, or None if there is no bias.
 
-        query: index of the first query among the local tokens; None if the queries are the global
-        tokens. key: index of the first key among the local tokens; None if the keys are those of
-        the global tokens.
+        The bias is broadcastable to (N, num_queries, num_keys). query: index of the first query
+        among the local tokens; None for the global tokens. key: the same for the first key.
         """
         if not self.attn.rel_pos:
             return None

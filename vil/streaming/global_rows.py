@@ -1,10 +1,10 @@
 """Compute the global tokens of a block, which attend to all tokens of the image.
 
-The keys of the image arrive strip by strip, so the global tokens are complete only after the last
-strip. The next block needs these global tokens. It therefore runs in another pass over the image,
-which can start only after this pass has ended (a barrier).
+The image arrives strip by strip, so the global tokens are complete only after the last strip. The
+next block needs them, and therefore runs in another pass over the image.
 
-Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip.
+Shapes: N heads, D head dim, C = N*D channels, G global tokens, T local tokens of a strip, n rows, Y
+columns.
 """
 
 from torch import Tensor
@@ -36,12 +36,11 @@ class GlobalRows:
         self.softmax.add(k[0], v[0], among)
 
     def add(self, tokens: Tensor, kv: Tensor, size: int) -> None:
-        """Let the global tokens attend to the T local tokens (T, C) of a strip of rows. The strips
-        must contain each token of the image exactly once.
+        """Let the global tokens attend to the local tokens (T, C) of a strip of rows.
 
-        kv (T, 2C): keys and values of the tokens. If the attention has separate projections for
-        global queries, `kv` is ignored and other keys and values are computed. size: maximum number
-        of tokens to process at once.
+        Each token of the image must be added exactly once. kv (T, 2C): keys and values of the
+        tokens, ignored if global queries have separate projections. size: maximum number of tokens
+        to process at once.
         """
         attn = self.block.attn
         for part in parts(len(tokens), size):

@@ -16,9 +16,8 @@ from vil.streaming.tokens import part_size, parts
 class Head:
     """The final norm, the pooling and the head of a model, applied to the tokens of its last stage.
 
-    Computes the outputs "logits" and "pooled". If the model pools, the outputs are vectors, which
-    `finish` stores in `results`. Otherwise they are maps, whose rows are passed to `writers` as
-    soon as they are computed.
+    Computes the outputs "logits" and "pooled". If the model pools, they are vectors, which `finish`
+    stores in `results`. Otherwise they are maps, whose rows are passed to `writers`.
 
     names: the requested outputs. writers: {name of a map: function that writes its rows}.
     """

@@ -2,11 +2,7 @@
 
 .npy files are memory-mapped, and so are .tif files whose pixels are uncompressed and in one piece.
 Other .tif files and .zarr files are read in chunks. All .tif and .zarr files need the extra
-`stream`.
-
-Pillow decodes a complete .png or .jpg file to 8 bits per channel, and holds the decoded image in
-memory. A .jpg file is decoded when the first rows are read. Most .png files are decoded when they
-are opened.
+`stream`. A .png or .jpg file is decoded completely, to 8 bits per channel, and held in memory.
 """
 
 from collections.abc import Iterator
@@ -32,8 +28,8 @@ SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
 def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
     """Open an image file. Returns the array, and whether it is (H, W, C) instead of (C, H, W).
 
-    channels: number of channels that the model needs. is_hwc: whether arrays in .npy and .zarr
-    files are (H, W, C). Raises DataError if the file cannot be read.
+    channels: number of channels that the model needs. is_hwc: whether .npy and .zarr files have the
+    shape (H, W, C). Raises DataError if the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -67,11 +63,10 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 class PillowRows:
-    """A wrapper that presents an image file as an array (H, W, C) of uint8. Most PNG files are
-    decoded when they are opened, because Pillow looks for their orientation. Other files are
-    decoded when the first rows are read.
+    """An image file, opened by Pillow, as an array (H, W, C) of uint8.
 
-    image: the image, opened by Pillow. mode: Pillow mode to which the rows are converted.
+    Most PNG files are decoded when they are opened, because Pillow looks for their orientation.
+    Others are decoded when the first rows are read. mode: Pillow mode of the rows.
     """
 
     dtype = np.dtype(np.uint8)

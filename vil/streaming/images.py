@@ -29,9 +29,9 @@ ReadRows = Callable[[int, int], Any]
 class Pixels:
     """An opened image.
 
-    size: (H, W). channels: c. dtype: name of the dtype, such as "uint8". rows: function that takes
-    the first row and the end row (exclusive) and returns an array (c, n, W), or (n, W, c) if
-    `is_hwc`. name: the name of the image in error messages.
+    size: (H, W). channels: c. dtype: name of the dtype, such as "uint8". rows: function of the
+    first row and the end row (exclusive) that returns an array (c, n, W), or (n, W, c) if `is_hwc`.
+    name: the image's name in error messages.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
     """Open an image to read its pixels a few rows at a time.
 
     image: see `vil.stream`. layout: "CHW" or "HWC" for arrays and for .npy and .zarr files.
-    channels: number of channels that the model takes. Raises ConfigError if the object is not an
-    image or has another number of channels, and DataError if a file cannot be read.
+    channels: number of channels of the model's input. Raises ConfigError unless the object is an
+    image with this number of channels, and DataError if a file cannot be read.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -143,9 +143,9 @@ def _open_reader(image: Any, name: str) -> Pixels:
 class ImageRows(RowSource):
     """A `RowSource` of an image's pixels, as the input of a model.
 
-    dtype, device: dtype and device of the model's parameters. transform: function applied to strips
-    (c, n, W), or None. Raises ConfigError if the pixels are not floats and there is no transform,
-    or if the transform is a `Normalize` without a value range for the dtype of the pixels.
+    dtype, device: those of the model's parameters. transform: function applied to strips (c, n, W).
+    Raises ConfigError if the pixels are not floats and there is no transform, or if a `Normalize`
+    has no value range for their dtype.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class Normalize:
     """A transform that scales values to 0..1, subtracts the mean and divides by the std.
 
     mean, std: one number per channel, for values in 0..1. value_range: the values (low, high) that
-    are scaled to 0 and 1. By default, this is the full range of uint8 or uint16, and 0..1 for
-    floats. Values of any other type need a value_range.
+    are scaled to 0 and 1. Default: the full range of uint8 or uint16, and (0, 1) for floats. Values
+    of any other type need a value_range.
     """
 
     def __init__(

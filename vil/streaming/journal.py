@@ -1,8 +1,7 @@
 """Record the progress of a streamed forward pass, so that another process can resume it.
 
-The record is a file with the number of the current pass, its next strip and the running sums. The
-file is replaced atomically. The tokens themselves are in the scratch files. A pass reads one
-scratch file and writes another, so all tokens before the recorded strip are complete.
+The record is a file with the number of the current pass, its next strip and the running sums. It is
+replaced atomically. The tokens before the next strip are complete in the scratch files.
 """
 
 import os

@@ -1,12 +1,10 @@
 """Run a block of local attention in strips. A strip consists of complete rows of chunks.
 
-The queries of a strip attend to the chunks in the strip, to the rows of chunks directly above and
-below it, and to the global tokens. The strip and these rows form a small grid, on which
-`vil.ops.local_attention` runs. The small grid has the same chunks as the full grid, and therefore
-the same distances, masks and incomplete chunks at the border.
+A strip attends to its own chunks, to the rows of chunks directly above and below it, and to the
+global tokens. These rows form a small grid, on which `vil.ops.local_attention` runs with the same
+distances, masks and incomplete chunks at the border as on the full grid.
 
-Shapes: X Y grid, w chunk side, R rows of chunks, N heads, D head dim, C = N*D channels, G global
-tokens, n rows of a strip with its neighbors, T = n*Y tokens.
+Shapes: X Y grid, C channels, G global tokens, n rows of a strip with its neighbors, T = n*Y tokens.
 """
 
 from typing import NamedTuple
@@ -26,11 +24,11 @@ SIDE = 8  # rows of the smallest strip of an attention without a window
 
 
 class Context(NamedTuple):
-    """The rows that are needed to compute a strip: the strip and its neighbors. Together these rows
-    form the small grid on which attention runs.
+    """The rows that are needed to compute a strip: the strip and its neighbors, which form a small
+    grid.
 
-    runs: ranges (first row, end) of rows of the full grid. Concatenated, they are the rows of the
-    small grid. queries: slice that selects the strip from the rows of the small grid.
+    runs: ranges (first row, end) of the full grid, in the order of the small grid. queries: the
+    rows of the strip in the small grid.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -52,12 +50,11 @@ def halo_of(window: Window | None) -> tuple[int, int]:
 def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
     """Return the rows that are needed to compute the strip of rows `first` to `stop`.
 
-    rows: number of rows of the full grid. window: window on the full grid; None if queries attend
-    only to global tokens. side: side of a chunk. The strip must consist of complete rows of chunks.
+    rows: rows of the full grid. window: window on the full grid; None if queries attend only to
+    global tokens. side: side of a chunk. The strip must consist of complete rows of chunks.
 
-    With a cyclic window, the first row of chunks attends to the last one, and vice versa. A strip
-    at one end of the grid therefore also needs the row of chunks at the other end. The last row of
-    chunks may be incomplete, so it is always the last one in the result.
+    With a cyclic window, a strip at one end of the grid also needs the row of chunks at the other
+    end. The last row of chunks, which may be incomplete, always comes last in the result.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:
@@ -78,10 +75,9 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 class LocalRows(StripRows):
     """A `RowSource` that computes the local tokens after a block of local attention.
 
-    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks:
-    number of rows of chunks in a strip. dtype: dtype of the output. collect: the `GlobalRows` that
-    computes the global tokens of the output; None if they are not needed. With `collect`, every
-    strip must be computed exactly once, in order.
+    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks: rows
+    of chunks in a strip. dtype: dtype of the output. collect: computes the global tokens of the
+    output, if needed. With `collect`, compute every strip exactly once, in order.
     """
 
     def __init__(
@@ -157,9 +153,9 @@ def compute_strip(
 ) -> Tensor:
     """Return the output of a block for the rows of a strip.
 
-    x (n, Y, C): the block's input for the strip and the rows around it. x_global (1, G, C): the
-    global tokens of the input. queries: slice that selects the strip from the rows of x. collect:
-    the `GlobalRows` that computes the global tokens of the output; None to skip them.
+    x (n, Y, C): the block's input for the strip and its neighbors. x_global (1, G, C): the global
+    tokens of the input. queries: the rows of the strip in x. collect: computes the global tokens of
+    the output; None to skip them.
     """
     attn, (rows, cols, channels) = block.attn, x.shape
     size = part_size(channels, x.dtype)

@@ -81,11 +81,10 @@ def _check_zarr(path: Path) -> None:
 
 
 def convert_map(source: Path, target: Path) -> None:
-    """Write the map (d, X, Y) in a complete .npy file to the file `target`. The extension of the
-    target determines the format. A .tif file stores the map as (X, Y, d).
+    """Write the map (d, X, Y) in a complete .npy file to `target`, in the format of its extension.
 
-    The target is replaced only when the new file is complete. Raises ConversionError if the target
-    cannot be written.
+    A .tif file stores the map as (X, Y, d). The target is replaced only when the new file is
+    complete. Raises ConversionError if the target cannot be written.
     """
     suffix = target.suffix.lower()
     try:

@@ -40,10 +40,10 @@ def count_bytes() -> Iterator[TensorMemory]:
     """Count the bytes of fake tensors inside a `with` block. Yields the counter.
 
     Operations inside the block may combine fake tensors with the real weights of a model. Inference
-    mode is off inside the block. Otherwise composite operators would not be decomposed before they
-    reach the counter. See also `vil.utils.memory`.
+    mode is off inside the block.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    # in inference mode, composite operators reach the counter before they are decomposed
     with torch.inference_mode(False), torch.no_grad(), sizes_only(), fake, StripMemory() as memory:
         yield memory
 
@@ -67,8 +67,8 @@ def strip_bytes(
     """Return the peak bytes of tensors while a strip of a block with local attention is computed.
     The block's input and the tensors inside the attention operator are not included.
 
-    rows: (number of rows of the strip and its neighbors, number of rows of the strip). cols: number
-    of columns. dtype: dtype of the tokens. collects: whether global tokens attend to the strip.
+    rows: number of rows of the strip, with and without its neighbors. collects: whether global
+    tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2

@@ -22,9 +22,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 class StreamResult:
     """The result of `vil.stream`.
 
-    outputs: {name of an output: tensor}. If the caller passed an array for an output in `into`, the
-    value is this array. There is no batch dimension. For example, the map of a stage has the shape
-    (channels, rows, columns). plan: the plan that was run.
+    outputs: {name of an output: tensor without batch dimension}. The map of a stage, for example,
+    is (channels, rows, columns). If the caller passed an array for an output in `into`, the value
+    is this array. plan: the plan that was run.
     """
 
     outputs: Mapping[str, Any]

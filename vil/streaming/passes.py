@@ -1,10 +1,8 @@
 """Run the passes of a plan. Each pass goes over the image from top to bottom, strip by strip.
 
 A stage whose tokens are stored has one or more passes, each of which stores the output of a block
-or of the patch embedding. A stage whose tokens are not stored has no pass of its own. Its rows are
-computed when a pass of a later stage reads them. The final pass reads the last stage.
-
-Shapes: X Y grid of a stage, C channels, G global tokens, n rows of a strip.
+or of the patch embedding. The rows of other stages are computed when a pass of a later stage reads
+them. The final pass reads the last stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +32,8 @@ class Passes:
 
     shapes, dtypes: one item per stage, from the planner. writers: {index of a stage: function that
     writes rows of the stage's map}. head: computes the logits and pooled features; None if they are
-    not requested. stores: creates the tensors for stored tokens. journal: record from which
-    interrupted passes resume. progress: function that is called with the fraction of the work that
-    is done.
+    not requested. journal: record from which interrupted passes resume. progress: called with the
+    fraction of the work that is done.
     """
 
     def __init__(
@@ -75,12 +72,10 @@ class Passes:
         self.work.finish_pass()
 
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
-        """Build the `RowSource` of a stage's output, and run the passes that store the stage's
-        tokens.
+        """Build the `RowSource` of a stage's output, and run the passes that store its tokens.
 
-        source: rows of the stage's input. Returns (rows of the output, global tokens). If the last
-        block has full attention, these are the global tokens of its output. Otherwise, they are
-        the global tokens of its input.
+        source: rows of the stage's input. Returns (rows of the output, global tokens). The global
+        tokens are those after the last block if it has full attention, else those before it.
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)

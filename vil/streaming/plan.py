@@ -17,8 +17,8 @@ UNITS |= {
 def parse_bytes(text: int | float | str, name: str = "memory") -> int:
     """Convert a number, or text such as "1.5GiB" or "800 MB", to a number of bytes. MB means MiB.
 
-    name: name of the value in the error message. Raises ValueError if the text is not a size, or if
-    the size is less than 1 byte.
+    name: name of the value in the error message. Raises ValueError for text that is not a size, and
+    for a size below 1 byte.
     """
     digits, unit = str(text).strip().lower(), ""
     while digits and not (digits[-1].isdigit() or digits[-1] == "."):
@@ -47,16 +47,15 @@ class StagePlan:
 
     name: module name. grid: (X, Y).
     action: where the tokens are stored between passes, "memory" or "scratch" (files on disk);
-    "recompute" if the tokens are not stored, but computed when the next stage reads them.
-    num_passes: passes over the stage's tokens.
-    num_barriers: number of blocks that cannot begin until the previous block has processed all
-    rows, because they need its global tokens.
-    heights: number of rows in a strip, for each block. halo: number of additional rows that a strip
-    needs on each side, above and below.
+    "recompute" if they are not stored, but computed when the next stage reads them.
+    num_barriers: number of blocks that wait until the previous block has processed all rows,
+    because they need its global tokens.
+    heights: rows in a strip, for each block. halo: additional rows that a strip needs above and
+    below.
     store_bytes: total size of the stored tokens.
     peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it has no passes.
-    macs: multiply-accumulates of matmuls if the image is streamed. whole_macs: multiply-accumulates
-    if the full image is processed at once.
+    macs, whole_macs: multiply-accumulates of matmuls if the image is streamed, and if it is
+    processed at once.
     """
 
     name: str
@@ -76,9 +75,9 @@ class StagePlan:
 class StreamPlan:
     """The plan of a streamed forward pass for one image size, see `vil.plan_stream`.
 
-    size: (H, W) in pixels. outputs: names of the outputs. memory: limit in bytes. peak_bytes: peak
-    bytes of tensors, excluding the weights, the image and the caller's arrays. output_bytes: bytes
-    of the outputs for which the caller gave no arrays. stages: the plan of each stage.
+    size: (H, W) in pixels. memory: limit in bytes. peak_bytes: peak bytes of tensors, excluding the
+    weights, the image and the caller's arrays. output_bytes: bytes of the outputs for which the
+    caller gave no arrays.
     """
 
     size: tuple[int, int]

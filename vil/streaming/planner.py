@@ -1,10 +1,8 @@
 """Plan streamed forward passes, which process an image in strips, for a memory limit.
 
 A plan has the strip height of each block, and whether the tokens of each stage are stored in memory
-or on disk. Each block starts with its maximum strip height. The planner then reduces the height of
-the strips that need the most memory until the plan fits into the limit. If the smallest heights do
-not fit, it moves the stored tokens of the largest stage to disk, then those of the second largest
-stage, and so on.
+or on disk. To fit into the limit, the planner reduces the heights of the strips that need the most
+memory. If that is not enough, it moves stored tokens to disk, those of the largest stage first.
 
 Shapes: X Y grid of a stage, G global tokens.
 """
@@ -32,11 +30,10 @@ class StageShape:
     """Properties of a stage's computation that do not depend on the image size.
 
     stored: whether the stage's tokens are stored between passes. num_stored: number of passes that
-    store tokens; 0 if `stored` is False. Each block has such a pass, but a last block with local
-    attention has none. If the first block has full attention, another pass stores the output of the
-    patch embedding. collects: whether the global tokens of the last block are needed. only_global:
-    whether the last block computes its global tokens and no others. has_full: whether any block has
-    full attention.
+    store tokens. These are one per block, except a last block with local attention, and one for the
+    output of the patch embedding if the first block has full attention. collects: whether the last
+    block's global tokens are needed. only_global: whether the last block computes only these.
+    has_full: whether any block has full attention.
     """
 
     stored: bool
@@ -80,10 +77,9 @@ def is_cyclic(attn: torch.nn.Module) -> bool:
 class Planner:
     """A planner of streamed forward passes, for one model, image size and set of outputs.
 
-    size: (H, W) in pixels. dtype: dtype of the pixels that the model gets. copies: number of copies
-    of a strip's pixels in memory while the strip is read; 0 if the strip shares the memory of the
-    image. given: outputs that are written to arrays of the caller, whose memory is not counted.
-    Raises ConfigError if the model cannot be streamed.
+    size: (H, W) in pixels. dtype: dtype of the model's input. copies: number of copies of a strip's
+    pixels in memory while it is read. given: outputs that are written to arrays of the caller,
+    whose memory is not counted. Raises ConfigError if the model cannot be streamed.
     """
 
     def __init__(
@@ -320,9 +316,9 @@ def lower_option(heights: list[int], peak: int, memory: int) -> None:
     """Remove the largest strip height from an ascending list, in place.
 
     Also remove other heights that cannot fit into the memory limit, but keep at least one height.
-    A height is assumed to need at least peak * height / (largest height) bytes.
     peak: bytes that the largest height needs. memory: limit in bytes.
     """
+    # a height is assumed to need at least peak * height / (largest height) bytes
     limit = heights.pop() * memory / peak
     while len(heights) > 1 and heights[-1] > limit:
         heights.pop()

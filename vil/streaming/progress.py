@@ -1,8 +1,8 @@
 """Track the progress of a streamed forward pass, as a fraction of its estimated time.
 
-The time of a block is estimated in multiply-accumulates. In float32 on a CPU (Xeon with AVX-512),
-the softmax of one attention score takes as long as 400 multiply-accumulates. The norms and
-activations of one channel of one token take as long as 1,800 multiply-accumulates.
+The unit of time is one multiply-accumulate. In float32 on a CPU (Xeon with AVX-512), the softmax of
+one attention score takes 400 units. The norms and activations of one channel of one token take
+1,800 units.
 
 Shapes: X, Y rows and columns of a stage's grid.
 """

@@ -3,7 +3,7 @@
 A source computes its rows in strips that do not depend on the reader. A row therefore has exactly
 the same values each time it is read. Readers that need rows again store them in a `RowBuffer`.
 
-Shapes: X Y grid of a source, C channels, n rows of a read; for an image H W pixels, c channels.
+Shapes: X Y grid of a source, C channels, G global tokens, n rows of a read.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,10 @@ class RowSource:
 
 
 class StripRows(RowSource):
-    """A base class of sources that compute their rows in strips of `height` rows. The last strip
-    may have fewer rows.
+    """A base class of sources that compute their rows in strips of `height` rows.
 
-    A subclass defines `compute`. If a read needs only some rows of a strip, the strip is stored for
-    the next read. on_strip: function that is called after each computed strip, with the number of
-    rows in the strip.
+    The last strip may have fewer rows. A subclass defines `compute`. on_strip: function that is
+    called after each computed strip, with the number of rows in the strip.
     """
 
     height: int
@@ -65,7 +63,7 @@ class StripRows(RowSource):
         super().__init__(*shape)
         self.height = height
         self.on_strip: Callable[[int], None] = lambda rows: None
-        self._kept: tuple[int, Tensor] | None = None  # (first row, rows of a strip)
+        self._kept: tuple[int, Tensor] | None = None  # (first row, rows) of a partly read strip
 
     @property
     def num_strips(self) -> int:

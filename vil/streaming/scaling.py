@@ -19,12 +19,12 @@ MAX_VALUES = 2**17  # values that are converted to float64 at a time
 class ScaleAndNormalize:
     """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
 
-    pixels: the image. mean, std: one number per channel. value_range: (low, high), the values that
-    become 0 and 1. Values outside of this range are clipped, and NaN and Inf become 0. uint8 images
-    are always divided by 255 instead.
+    mean, std: one number per channel. value_range: (low, high), the values that become 0 and 1.
+    Values outside of this range are clipped, and NaN and Inf become 0. The default is (0, 65535)
+    for uint16 and (0, 1) for floats. uint8 images are always divided by 255 instead.
 
-    If `value_range` is empty, it is (0, 65535) for uint16 and (0, 1) for floats. In this case,
-    DataError is raised for larger or signed integers, and for floats outside of 0..1.
+    Without `value_range`, raises DataError for larger or signed integers, and for floats outside of
+    0..1.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Compute softmax attention over keys that are added K at a time (online softmax).
 
-Keys are merged with a running maximum and a running sum of exponentials (arXiv:1805.02867). The
-running sums are float64, so that no precision is lost if keys are added in many small parts.
+Source: arXiv:1805.02867. The running sums are float64, so that no precision is lost if keys are
+added in many small parts.
 
 Shapes: N heads, Q queries, D head dim, K keys that are added at once.
 """

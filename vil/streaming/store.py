@@ -25,16 +25,12 @@ class Stores:
     def make(
         self, index: int, plan: StagePlan, channels: int, dtype: torch.dtype
     ) -> list[StoredRows]:
-        """Create the tensors in which a stage stores its tokens. The stage's passes write to them
-        in turn.
-
-        In memory, a stage with full attention needs two tensors. Other stages need one, because a
-        pass overwrites the tokens that it reads. On disk, a pass reads one file and writes another,
-        so that it can resume from any strip after an interruption. Raises SaveError if the disk is
-        full.
-        """
+        """Create the one or two tensors in which a stage stores its tokens. The stage's passes
+        write to them in turn. Raises SaveError if the disk is full."""
         shape = (*plan.grid, channels)
         size = math.prod(shape) * dtype.itemsize
+        # One in memory, because a pass overwrites the tokens that it reads, but two for full
+        # attention. Up to two on disk, so that an interrupted pass can resume from any strip.
         count = max(1, plan.store_bytes // size)
         if plan.action == "memory":
             tensors = [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(count)]
@@ -47,13 +43,14 @@ class Stores:
 def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor that is mapped from a file. Creates or extends the file.
 
-    The disk space is allocated immediately, because a write to a mapped file on a full disk would
-    kill the process. Raises SaveError if the allocation fails or the file cannot be opened.
+    The disk space is allocated immediately. Raises SaveError if the allocation fails or the file
+    cannot be opened.
     """
     size = math.prod(shape) * dtype.itemsize
     with os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            # a later write to a mapped file on a full disk would kill the process
             if os.fstat(descriptor).st_size < size:
                 os.posix_fallocate(descriptor, 0, size)
         finally:
@@ -64,11 +61,11 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
-    """Check the scratch folder and return its path. Creates the folder if it does not exist.
+    """Check the scratch folder, after creating it if necessary, and return its path.
 
-    size: total bytes of the files to store. name: subfolder with files of an earlier run, which
-    are reused and need no new space. Raises ConfigError if the folder is not writable, or if the
-    disk has too little space.
+    size: total bytes of the files. name: subfolder of an earlier run, whose files are reused and
+    need no new space. Raises ConfigError if the folder is not writable, or the disk has too little
+    space.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):

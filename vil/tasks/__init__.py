@@ -37,11 +37,10 @@ TASKS.add("regression", **regression.ENTRY)
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
     """Register a task as the value `name` of the config key TASK.
 
-    task: a subclass of `vil.tasks.base.Task` that is called as task(cfg, device), or its location
+    task: a subclass of `vil.tasks.base.Task`, which is called as task(cfg, device), or its location
     "module:Class". about: a one-line description. facts: additional properties of the registry
-    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. The property `keys` adds
-    config keys, whose values the task reads from cfg. It is a dict with values of the type
-    `vil.utils.registry.Key`.
+    entry, such as `metrics`, listed at the top of vil/tasks/__init__.py. The property `keys` is a
+    dict whose values, of the type `vil.utils.registry.Key`, are added to the config.
 
     Raises ValueError if the name is taken or if the class does not define a required method.
     """
@@ -129,9 +128,9 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
     """Raise ConfigError unless the config's task defines an optional attribute or method.
 
-    attribute: name of the attribute or method, such as "average_outputs". It must be defined in a
-    subclass of `Task`, because the default in `Task` does not support the feature. why: end of the
-    error message, which tells the user what to do.
+    attribute: name of the attribute or method, such as "average_outputs", which a subclass of
+    `Task` must define. The default in `Task` does not count. why: end of the error message, which
+    tells the user what to do.
     """
     entry = task_entry(cfg)
     owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)

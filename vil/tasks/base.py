@@ -1,8 +1,8 @@
 """Base class of tasks, such as classification and detection.
 
-A task is a subclass of `Task` with an entry in the registry TASKS. An instance is created by
+A task is a subclass of `Task` with an entry in the registry TASKS, and is created by
 task_class(cfg, device). The training loop, evaluation, inference, the report and the commands call
-only methods of `Task`, so they work for every task.
+only methods of `Task`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,9 +73,9 @@ def make_metric(metrics: Metrics, name: str = "") -> Metric:
 class Task:
     """Base class of all tasks. Methods without a default raise NotImplementedError.
 
-    metric: the metric that selects the `best` checkpoint by its value on the first test set.
-    output_formats: {name: function} for `vil predict --format`, the default first. A function takes
-    an iterable of predictions and the class names, and yields chunks of text.
+    metric: selects the `best` checkpoint by its value on the first test set. output_formats: {name:
+    function} for `vil predict --format`, the default first. A function takes predictions and the
+    class names, and yields chunks of text.
     """
 
     metric: Metric
@@ -124,9 +124,8 @@ class Task:
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool) -> Any:
         """Load a weight file into the model, and return a report of what was loaded.
 
-        strict: raise CheckpointError if the file has no weights for some parameters. If False, such
-        parameters keep their initial values. In both cases, raises CheckpointError if weights in
-        the file do not fit the model.
+        strict: raise CheckpointError if the file lacks weights of some parameters. Otherwise, these
+        keep their initial values. Weights that do not fit the model always raise CheckpointError.
         """
         raise NotImplementedError
 
@@ -153,11 +152,10 @@ class Task:
         The loaders are also stored in `test_sets`.
 
         Args:
-            dist: rank and number of ranks.
             bad_file: file to which the names of unreadable images are appended.
             datasets: {name: dataset} to use instead of the config's test sets.
-            part: "test" for the test sets in DATA.TEST. "val" for those in DATA.VAL or, if DATA.VAL
-                is empty, those in DATA.TEST. The best checkpoint is selected on "val" sets.
+            part: "test" for the sets in DATA.TEST; "val" for those in DATA.VAL or, if it is empty,
+                in DATA.TEST. The best checkpoint is selected on "val" sets.
         """
         raise NotImplementedError
 
@@ -199,9 +197,9 @@ class Task:
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
-        name: name of a test set in DATA.VAL or DATA.TEST; None for the training set. part: for a
-        test set, see `test_loaders`. The returned dataset has the methods `image` and `sample_name`
-        of `ImageDataset`. Raises DataError if the dataset is invalid.
+        name: name of a test set; None for the training set. part: see `test_loaders`. The dataset
+        has the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if it is
+        invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset

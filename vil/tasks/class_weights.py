@@ -30,10 +30,9 @@ def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes
 
 
 def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the weight N / (K n) of each class, (K,). n is the number of images of the class.
+    """Return scikit-learn's "balanced" class weights (K,): N / (K n) for a class with n images.
 
-    These are scikit-learn's "balanced" weights. Their mean over the N training images is 1. A class
-    without images has the weight 0. targets (N,): class of each image.
+    A class without images has the weight 0. targets (N,): class of each image.
     """
     counts = np.bincount(targets, minlength=num_classes)
     return np.where(counts, len(targets) / (num_classes * np.maximum(counts, 1)), 0.0)
@@ -42,8 +41,8 @@ def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
 def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
     """Return the weight of positive images in the loss of each label, (K,).
 
-    The weight is the number of images without the label, divided by the number of images with it.
-    If no image or every image has the label, the weight is 1. targets (N, K): 0 or 1.
+    The weight is the number of negative images divided by the number of positive ones, or 1 if
+    either number is 0. targets (N, K): 0 or 1.
     """
     positive = targets.sum(axis=0)
     negative = len(targets) - positive
@@ -53,11 +52,9 @@ def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 def logit_shifts(targets: np.ndarray, classes: Sequence[str], factor: float) -> Tensor:
     """Return the logit adjustment of each class (K,): factor * log(frequency of the class).
 
-    The adjustment is added to the logits in training only (Menon et al., arXiv:2007.07314, section
-    5). With factor 1, the class with the highest unadjusted logit is then the best prediction for
-    balanced accuracy.
-    targets (N,): class of each training image. classes: class names. Raises DataError if a class
-    has no training image.
+    It is added to the logits in training only (Menon et al., arXiv:2007.07314, section 5). With
+    factor 1, the largest unadjusted logit is then the best prediction for balanced accuracy.
+    targets (N,): class of each training image. Raises DataError if a class has no training image.
     """
     counts = np.bincount(targets, minlength=len(classes))
     if missing := [name for name, count in zip(classes, counts) if not count]:

@@ -24,14 +24,13 @@ SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section
 class ConfigTask(Task):
     """Base class of tasks that are built from a config.
 
-    A subclass defines three methods. open_train_set() and open_test_set(name) return a dataset.
-    own_arguments(name) returns the keys of DATA.KWARGS that the dataset `name` accepts. If
-    `has_splits` is True, open_test_set has a second argument, the split to open: "val" or "test".
+    A subclass defines open_train_set() and open_test_set(name), which return a dataset, and
+    own_arguments(name), which returns the keys of DATA.KWARGS that the dataset `name` accepts.
 
     has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
-    max_eval_batch: the maximum batch size of a rank in evaluation. If it is set, the batches and
-    metrics are the same for any number of ranks. If it is None, the batches of all ranks together
-    have DATALOADER.BSZ images.
+    open_test_set then has a second argument, the split to open: "val" or "test".
+    max_eval_batch: maximum batch size of a rank in evaluation, which makes metrics the same for any
+    number of ranks. If None, the batches of all ranks together have DATALOADER.BSZ images.
     """
 
     max_eval_batch: int | None = None
@@ -95,13 +94,12 @@ class ConfigTask(Task):
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
         """Reorder the classes of a dataset to match the model's, and read one of its images.
 
-        The image is read so that warnings about images are logged once, not in every loader worker.
         match: whether to reorder the classes. If DATA.TARGETMAP is set, they are never reordered.
         name: name of the dataset, for messages. Raises DataError if the classes to reorder are not
         the classes of the model.
         """
         with suppress(OSError, AttributeError, IndexError):
-            dataset.image(0)
+            dataset.image(0)  # logs warnings about images once, not in every loader worker
         if match and not self.cfg.DATA.TARGETMAP:
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(dataset, self.class_names, name, by_position=by_position)

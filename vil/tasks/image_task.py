@@ -72,11 +72,10 @@ class ImageTask(Task):
     """Base class of tasks with one target per image. It takes explicit arguments, not a config.
 
     Args:
-        transform: evaluation transform, which converts a PIL image to a tensor (c, H, W).
-        image_weights: 1-dim tensor with the weight of each training image in the loss; None: all
-            weights are 1.
-        crop_transform: evaluation transform for the square crops of test-time augmentation. Unlike
-            `transform`, it resizes a crop without cropping it again. None: use `transform`.
+        transform: evaluation transform, from a PIL image to a tensor (c, H, W).
+        image_weights: weight of each training image in the loss, 1-dim; None: all weights are 1.
+        crop_transform: evaluation transform for square crops of test-time augmentation, which
+            resizes them without cropping again. None: use `transform`.
     """
 
     def __init__(
@@ -135,8 +134,8 @@ class ImageTask(Task):
     ) -> Outputs | None:
         """Run a model in eval mode on the test set `name`, and return its outputs.
 
-        Rank 0 returns the outputs of all ranks. Other ranks return None. between: function that is
-        called before each batch. Raises DataError, on all ranks, if no image can be read.
+        Rank 0 returns the outputs of all ranks, the others None. between: function that is called
+        before each batch. Raises DataError, on all ranks, if no image can be read.
         """
         rows = []
         for batch in iter_in_step(self.test_sets[name], between):
@@ -242,9 +241,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def format_target(self, target: Tensor) -> str:
         """Convert the target of one image in a batch to text.
 
-        For a class, the text is the class name. For the target numbers of a regression, the text
-        lists their names and values. For labels or a soft target, both (K,), the text lists the
-        classes with the largest values.
+        For a class, the text is its name. For regression targets, it is their names and values. For
+        labels or a soft target, both (K,), it is the classes with the largest values.
         """
         if target.ndim == 0:
             return self.class_names[int(target)]
@@ -283,8 +281,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         """Open the split "train", "val" or "test" of the dataset `name`.
 
         If the config divides the dataset's training split, for example by DATA.VAL_FRACTION, the
-        result is a subset of that split. Otherwise it is the dataset's predefined split.
-        transform: function that is applied to each image.
+        result is a subset of that split. transform: function that is applied to each image.
         """
         if split not in derived_splits(self.cfg, name):
             return self._open(name, split, transform)

@@ -1,12 +1,11 @@
 """Metrics of predictions on a test set, as functions of numpy arrays, for all tasks.
 
-The definitions are those of scikit-learn, and the tests compare the results. scikit-learn is not
-called, because it is too slow for a bootstrap with a thousand resamples of the same images. The
-functions here sort the images only once per class. Each resample then needs only a cumulative sum.
+The definitions are those of scikit-learn, which is too slow for a bootstrap with a thousand
+resamples of the same images. Here, images are sorted only once per class.
 
 Shapes: N images, K classes, G distinct scores. weights (N,): number of times that each image is
-counted in a bootstrap resample; None: once. Metrics are in percent. All metrics of a class without
-images are NaN. The AUROC is also NaN for a class to which all images belong. `mean` ignores NaN.
+counted in a bootstrap resample; None: once. Metrics are in percent, and NaN for a class without
+images. The AUROC is also NaN for a class to which all images belong. `mean` ignores NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -157,9 +156,9 @@ def calibration_bins(
 ) -> CalibrationBins | None:
     """Sort images into bins of equal width by confidence. Returns None if a confidence is NaN.
 
-    confidence (N,): probability of the predicted class. correct (N,) bool: whether the prediction
-    is correct. weights (N,): number of times that each image is counted; None: once. A bin contains
-    its upper edge but not its lower edge.
+    confidence (N,): probability of the predicted class. correct (N,) bool: whether this class is
+    correct. weights (N,): how often each image is counted. A bin contains its upper edge but not
+    its lower edge.
     """
     if np.isnan(confidence).any():
         return None
@@ -179,17 +178,15 @@ def bootstrap(
 ) -> dict[str, tuple[float, float]]:
     """Estimate 95 % intervals of metrics by a bootstrap over images: {metric: (low, high)}.
 
-    The images are resampled with replacement, at most RESAMPLES times. The interval of a metric is
-    from its 2.5th to its 97.5th percentile over the resamples in which it is not NaN.
+    The interval of a metric is from its 2.5th to its 97.5th percentile over at most RESAMPLES
+    resamples, without those in which it is NaN. Returns {} if there would be fewer than
+    MIN_RESAMPLES.
 
     Args:
-        statistic: function that returns {metric: value}. Its argument (N,) int64 is the number of
-            times that each of the N images is in the resample.
-        num_images: number N of images.
-        num_values: number of values that a call of `statistic` reads, by default N. A large
-            number reduces the number of resamples, to limit the running time.
-
-    Returns {} if there would be fewer than MIN_RESAMPLES resamples.
+        statistic: function that returns {metric: value}. Its argument (num_images,) int64 is the
+            number of times that each image is in the resample.
+        num_values: number of values that a call of `statistic` reads, by default num_images. A
+            large number reduces the number of resamples, to limit the running time.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

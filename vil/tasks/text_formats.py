@@ -47,10 +47,9 @@ def format_csv(
 ) -> Iterator[str]:
     """Format predictions as CSV, and yield its lines: a header, then one line per image.
 
-    rows: (file, predicted values, error, target) of each image. If an image has no values, their
-    columns are empty. names: column names of the values. has_target: whether to add a column of
-    targets before the column of errors. Targets are written unchanged. If targets are text, such
-    as class names, the caller must therefore apply `csv_cell` to them.
+    rows: (file, predicted values, error, target) of each image; the values may be empty. names:
+    column names of the values. has_target: whether to add a column of targets. Targets are written
+    unchanged, so the caller must apply `csv_cell` to targets that are text.
     """
     format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
@@ -68,8 +67,7 @@ def line_writer() -> Callable[[Iterable[Any]], str]:
 def csv_cell(text: str) -> str:
     """Make text safe for a CSV cell.
 
-    Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
-    escaped, because the csv module does not quote them, and a program that reads the file would
-    take them for the end of a line.
+    Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns,
+    which the csv module does not quote, are escaped.
     """
     return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")

@@ -23,8 +23,8 @@ def cache_dir() -> Path:
 def _temporary_dir() -> Path:
     """Return the path of vil-<user id> in the system's folder for temporary files, such as /tmp.
 
-    If that folder belongs to another user, return a path that cannot be written. Another user's
-    folder is unsafe as a cache folder, because vil runs code from its cache folder.
+    If another user owns this folder, return a path that cannot be written, because vil runs code
+    from its cache folder.
     """
     with suppress(OSError):
         folder = Path(tempfile.gettempdir(), f"vil-{os.getuid()}")

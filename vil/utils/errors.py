@@ -2,7 +2,7 @@
 
 Codes: 0 success, 1 unexpected error, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 6 hung,
 75 preempted, 130 interrupted. `vil.cli.main` prints an exception that has an `exit_code` as one
-line. The traceback of an unexpected exception is written to a file.
+line. For other exceptions, it writes the traceback to a file.
 """
 
 import functools

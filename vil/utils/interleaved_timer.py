@@ -1,9 +1,8 @@
 """Time functions (candidates) alternately, so that a slow phase of the machine affects all of them.
 
-A warm-up drops candidates that are much too slow. The first round runs each remaining candidate
-once. Candidates that are slow in this round run only in some of the later rounds. Times include
-launch and execution of device kernels. torch.utils.benchmark.Timer is not used, because it repeats
-a single statement.
+A warm-up drops candidates that are much too slow. Candidates that are slow in the first round run
+only in some of the later rounds. Times include launch and execution of device kernels.
+torch.utils.benchmark.Timer is not used, because it repeats a single statement.
 """
 
 import math
@@ -24,9 +23,9 @@ MILLI = 1e3
 class Limits(NamedTuple):
     """Thresholds above which a candidate runs in fewer rounds ("slow") or is dropped ("too slow").
 
-    slow, too_slow: thresholds as multiples of the fastest candidate's time. patience: seconds; a
-    candidate that takes less is neither slow nor too slow. slow_rounds: a slow candidate runs in
-    every slow_rounds-th round.
+    slow, too_slow: thresholds as multiples of the fastest candidate's time. patience: a candidate
+    that takes fewer seconds is neither. slow_rounds: a slow candidate runs in every slow_rounds-th
+    round.
     """
 
     slow: float = 10.0
@@ -49,10 +48,10 @@ class Limits(NamedTuple):
 class Candidate:
     """A function to time, in a forward pass and a backward pass.
 
-    forward: function that returns the output. backward: function that takes the output and returns
-    the gradients; None to time only the forward pass. least: a known lower bound of the seconds
-    that both passes take together. before: function that is called before each timed call, and not
-    timed.
+    forward: function that returns the output.
+    backward: function from the output to the gradients; None to time only the forward pass.
+    least: a lower bound of the seconds of both passes together.
+    before: function that is called, untimed, before each timed call.
     """
 
     forward: Callable[[], Any]
@@ -94,10 +93,9 @@ def time_interleaved(
     """Time the candidates in interleaved rounds.
 
     candidates: {name: function to time}. rounds: number of rounds after the warm-up. exempt: names
-    of candidates that are never dropped for their measured time. limits: thresholds above which a
-    candidate counts as slow, or is dropped. They are multiples of the time of the fastest candidate
-    that is not exempt. Returns (times, dropped): {name: Times} of the candidates that finish, and
-    {name: reason} of all others.
+    of candidates that are never dropped for their measured time, and do not count as the fastest in
+    `limits`. Returns (times, dropped): {name: Times} of the candidates that finish, and {name:
+    reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []
@@ -127,10 +125,7 @@ def warm_up(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run the candidates to warm up, and drop those that fail or are too slow.
 
-    Candidates run in ascending order of `Candidate.least`, a lower bound of their time. A candidate
-    whose lower bound is above the limit `too_slow` does not run. A candidate that is too slow in
-    its first call runs a second time, because the first call may compile.
-
+    A candidate does not run if even `Candidate.least`, a lower bound of its time, is too slow.
     exempt, limits: see `time_interleaved`. Returns (first, dropped): {name: seconds} of the
     remaining candidates, and {name: reason} of all others.
     """

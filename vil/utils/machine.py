@@ -115,8 +115,8 @@ def _child_seconds(process: multiprocessing.Process) -> float:
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
     """Return the average number of usable cores that no other process used in a period of time.
 
-    since, now: results of `read_cpu_time` at the start and the end of the period. If one of them is
-    None, or if the period is shorter than MIN_SECONDS, all usable cores count as idle.
+    since, now: results of `read_cpu_time` at its start and end. If one of them is None, or the
+    period is shorter than MIN_SECONDS, all usable cores count as idle.
     """
     cores = float(usable_cores())
     if since is None or now is None or now.wall - since.wall < MIN_SECONDS:

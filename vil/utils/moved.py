@@ -1,7 +1,6 @@
 """Old names of modules that have moved. They still work in this version, but not in the next.
 
-`install` appends a finder to sys.meta_path. Python calls this finder only for modules that no other
-finder knows, so it costs nothing until an old name is imported.
+`install` appends a finder to sys.meta_path, which costs nothing until an old name is imported.
 """
 
 import importlib

@@ -23,7 +23,6 @@ def output_file(
     """Return the path of an output file, after checking that it may be written.
 
     Args:
-        given: the path as the user wrote it.
         flag: the option that sets the path, for error messages.
         endings: the allowed suffixes; () allows any.
         inputs: files that the command reads, which must not be overwritten.
@@ -74,12 +73,11 @@ def refuse_run_files(path: Path, flag: str) -> None:
 
 @contextmanager
 def replacing(path: Path, flag: str = "--out") -> Iterator[Path]:
-    """Yield the path of a temporary file to write, which replaces `path` at the end of the `with`
-    block.
+    """Yield the path of a temporary file that replaces `path` at the end of the `with` block.
 
     If the block raises an exception, `path` does not change. If `path` is a link, its target is
-    replaced. If `path` is a device or a named pipe, it is yielded itself. An OSError is raised as
-    ConfigError. flag: the option that sets the path, for the message.
+    replaced. A device or a named pipe is yielded itself. An OSError is raised as ConfigError. flag:
+    the option that sets the path, for the message.
     """
     with os_error_as(ConfigError, f"{flag} {path}"):
         real = path.resolve()

@@ -1,8 +1,7 @@
 """Registries of components by name, such as datasets, optimizers and attention types.
 
-An entry has the component (a class or function) or its location, the config keys that set its
-arguments, and other properties. A location "module:attribute" is imported at first use, so that
-reading a registry does not import torch.
+An entry has the component (a class or function) or its location "module:attribute". A location is
+imported at first use, so that reading a registry does not import torch.
 """
 
 import importlib
@@ -49,9 +48,9 @@ def load_object(home: Any) -> Any:
 class Entry:
     """An entry of a registry: a component, its config keys, and other properties.
 
-    `keys` maps the component's keyword arguments to the config keys that set them. A value is the
-    name of an existing config key, or a `Key` to add to the config. `facts` has the additional
-    keyword arguments of `Registry.add`.
+    keys: {keyword argument of the component: name of an existing config key, or a `Key` to add to
+    the config}. facts: the other properties, which are the additional keyword arguments of
+    `Registry.add`.
     """
 
     name: str
@@ -73,12 +72,13 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """A mapping from name to entry for components of one kind, in the order of registration.
 
-    kind: noun for the components in messages, such as "dataset". entry_type: class of the entries.
-    check: function, or its location "module:function", that raises ValueError for an invalid
-    component. `register` calls it as check(component, entry); `add` does not.
+    kind: noun for the components in messages, such as "dataset".
+    check: function, or its location "module:function", that `register` calls as check(component,
+    entry). It raises ValueError for an invalid component.
+    entry_type: class of the entries.
     libraries: {prefix: location "module:function"}. The function returns {name: entry} for the
-    components of a library. Their names start with the prefix, such as "timm/", and a lookup of
-    such a name calls the function. Iteration omits these entries, so that it imports no library.
+    components of a library, whose names start with the prefix, such as "timm/". Iteration omits
+    these entries, so that it imports no library.
     """
 
     def __init__(
@@ -106,8 +106,7 @@ class Registry(Mapping[str, Entry]):
         """Add an entry for a component. Raises ValueError if the name is taken.
 
         home: the component or its location "module:attribute". about: description in one line.
-        keys: {keyword argument of the component: config key that sets it}. facts: other properties
-        of the component, for the code that uses this registry.
+        keys: see `Entry`. facts: other properties, for the code that uses this registry.
         """
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))

@@ -14,12 +14,11 @@ PEAK = "5"  # written to RESET, it resets the peak VmHWM, see proc(5)
 
 
 def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[T, int | None]:
-    """Load something, use it twice, and measure how much the resident memory of the process grows.
+    """Load an object, use it twice, and measure how much the resident memory of the process grows.
 
-    load: function that loads the object, such as a model. use: function that is called twice with
-    this object. Returns (result of `load`, growth). The growth is the peak during the second call
-    of `use`, minus the memory before `load`, in bytes. It includes memory that the first call
-    allocates and keeps, for example for caches. It is None on systems other than Linux.
+    Returns (result of `load`, growth in bytes). The growth is the peak during the second call of
+    `use`, minus the memory before `load`. It includes memory that the first call allocates and
+    keeps, for example for caches. It is None on systems other than Linux.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # freed memory that is kept would hide growth

@@ -24,8 +24,8 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     value_range: for a gray image with more than 8 bits, the values (low, high) that become 0 and
     255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
 
-    Raises ValueRangeError if no pixel is finite. If `value_range` is not given, also raises it for
-    32-bit integers, which have no default range, and for values outside of the default range.
+    Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for 32-bit
+    integers and for values outside of the default range.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")

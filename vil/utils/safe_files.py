@@ -25,11 +25,10 @@ def join_roots(root: str | Path, roots: str | Path | Iterable[str | Path]) -> li
 def path_below(
     root: str | Path, name: str | Path, named_by: object, roots: Iterable[str | Path] = ()
 ) -> Path:
-    """Return root/name, or `name` if it is absolute, after checking that the path is allowed.
+    """Return root/name, or `name` if it is absolute. Raises DataError if the path is not allowed.
 
-    roots: further folders that are allowed. named_by: the file or config key that contains the
-    path, for the message. Raises DataError if the path, with all links resolved, is not below
-    `root` or one of `roots`.
+    With all links resolved, the path must be below `root` or one of the folders `roots`. named_by:
+    the file or config key that contains the path, for the message.
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))

@@ -1,9 +1,9 @@
 """The current training step, which schedules inside the model depend on.
 
-An example is random shift, where each query attends to its chunk and one random neighbor chunk. The
-training loop creates a `TrainStep` for each step and passes it to the model. The schedules are pure
-functions of the `TrainStep`. Therefore all ranks get the same random numbers in a step, and so do a
-recomputed forward pass (activation checkpointing) and a resumed run.
+An example is random shift, where queries attend to their chunk and one random neighbor chunk. The
+training loop passes a `TrainStep` to the model in each step. Schedules are pure functions of it, so
+all ranks get the same random numbers, and so do a recomputed forward pass (activation
+checkpointing) and a resumed run.
 """
 
 from dataclasses import dataclass

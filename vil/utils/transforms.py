@@ -38,8 +38,7 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function to run in a new thread, outside of the caller's torch modes.
 
     torch.func transforms, fake tensors, tracers and inference mode apply to one thread only. So
-    tensors that the function creates in the new thread are ordinary ones, whose values can be read
-    and cached.
+    tensors that the function creates are ordinary ones, whose values can be read and cached.
     """
 
     @wraps(function)

@@ -44,12 +44,11 @@ def analyze_cost(cfg: CfgNode) -> Cost:
 
 
 def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
-    """Run training steps of the config's model on random images, and list the layout copies of one
-    step.
+    """List the layout copies in one training step of the config's model on random images.
 
     A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC. Returns a
-    list of `vil.bench.layout_copies.Conversion`, the slowest first. Each of them summarizes the
-    copies that one operator makes in one module.
+    list of `vil.bench.layout_copies.Conversion`, each for one operator in one module, slowest
+    first.
     """
     refuse_without(cfg, "analyze --layout")
     cfg = with_num_classes(cfg)

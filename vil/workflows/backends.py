@@ -28,14 +28,14 @@ from vil.utils.machine import version
 class BackendReport(NamedTuple):
     """A report that names the attention backend of each local attention call of a model.
 
-    environment: lines of text with package versions, the device and the number of threads.
-    verdicts: a pair (request, backends) for each attention call. The request describes the call.
-    `backends` is a list with a tuple (name, verdict, description) for every backend. A verdict
-    begins with "chosen" or "could run", or gives the reasons why the backend cannot run the call.
+    environment: lines of text on package versions, device and threads.
+    verdicts: (request, backends) for each attention call. `backends` has (name, verdict,
+    description) of every backend. A verdict begins with "chosen" or "could run", or gives the
+    reasons why the backend cannot run the call.
     num_tuned: number of attention calls whose fastest backend is in the tuning cache.
     file: path of the tuning cache.
     notes: lines of text on how backends are selected.
-    linears: a line of text for each call of a linear layer or MLP that runs as compiled C++ code.
+    linears: a line of text for each linear layer or MLP that runs as compiled C++ code.
     """
 
     environment: list[str]
@@ -48,9 +48,8 @@ class BackendReport(NamedTuple):
     def summary(self) -> list[str]:
         """Summarize the report as lines of text.
 
-        There is a line per stage, which names the attention backends that are chosen in training
-        and in evaluation. The next lines are those of `linears`, one for each call of a linear
-        layer or MLP that runs as compiled C++ code.
+        A line per stage names the attention backends that are chosen in training and in evaluation.
+        The lines of `linears` follow.
         """
         stages: dict[int, list[str]] = {}
         for request, verdicts in self.verdicts:
@@ -70,11 +69,11 @@ class BackendReport(NamedTuple):
 def requests_of(
     cfg: CfgNode, device: torch.device
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
-    """List the calls of the config's model that backends can run.
+    """List the calls of the config's model that backends can run, in training and in evaluation.
 
-    Returns (calls of local attention, calls of linear layers and MLPs). Both lists have the calls
-    in training and in evaluation. On a CPU, the second list also has the calls of the model after it
-    is optimized for inference. On other devices, the second list is empty.
+    Returns (calls of local attention, calls of linear layers and MLPs). The second list also has
+    the calls of the model after it is optimized for inference. It is empty on devices other than
+    CPUs.
     """
     cfg = with_num_classes(cfg)
     with torch.device("meta"):
@@ -115,16 +114,15 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Tuner that finds the fastest backend for each local attention call of a config's model. On a
-    CPU, it also finds the fastest backend for each linear layer and MLP.
+    """Tuner that finds the fastest backend for each local attention call of a config's model and,
+    on a CPU, for each linear layer and MLP.
 
     Call `run` for each item of `requests` (attention calls), `run_linear` for each item of
     `linears`, then `save`.
 
-    cfg: config of the model. backends: names of the attention backends to time, by default all.
-    Linear layers and MLPs are timed only if "native" is one of these backends. rounds: number of
-    measurements of each backend. max_gib: backends with a higher estimated memory, in GiB, are not
-    timed. Raises ConfigError for an unknown backend.
+    backends: names of the attention backends to time, by default all. Linear layers and MLPs are
+    timed only if "native" is one of them. rounds: number of measurements. max_gib: backends with a
+    higher estimated memory are not timed. Raises ConfigError for an unknown backend.
     """
 
     @as_config_error

@@ -27,9 +27,9 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 class AttentionBenchmark:
     """Benchmark of local attention backends and baselines, such as full attention.
 
-    Measures all combinations of the given grid sizes, chunk sizes, numbers of heads, dtypes, and
-    local windows. A local window is given by a mask ("exact", "chunks" or "cyclic") and a value of
-    the config key MODE. If attention patterns are given, they replace the local windows.
+    Measures all combinations of grid sizes, chunk sizes, numbers of heads, dtypes, and local
+    windows or attention patterns. A local window is given by a mask ("exact", "chunks" or "cyclic")
+    and a value of the config key MODE.
     """
 
     @as_config_error
@@ -54,22 +54,19 @@ class AttentionBenchmark:
         """Prepare a measurement for each combination of the values in the lists.
 
         grids: grid sizes, as (rows, columns) of tokens.
-        window: chunk sizes. A chunk is a square of tokens, and its size is its side in tokens.
-        heads: numbers of heads.
+        window: chunk sizes, as the side of a square chunk in tokens.
         masks: shapes of the local window, "exact", "chunks" or "cyclic".
         modes: values of the config key MODE, which selects the neighbor chunks in the window.
-        patterns: attention patterns to measure instead of `masks` and `modes`, such as "axial", see
-        `vil.ops.patterns`.
+        patterns: attention patterns to measure instead of `masks` and `modes`, such as "axial".
         dtype: names of dtypes, such as "bfloat16".
         rounds: number of measurements of each backend.
         bias: whether to add relative position biases.
         device: "auto", "cpu" or "cuda".
         backends: names of the backends and baselines to measure, by default all.
-        max_bytes: limit of the memory. A backend that is estimated to need more does not run. The
-        default is 0.8 of the free memory.
+        max_bytes: memory limit, by default 0.8 of the free memory. A backend that is estimated to
+        need more does not run.
         out: folder for the results.
-        spec: the arguments `batch` (batch size), `head_dim` and `num_global` (number of global
-        tokens), which apply to all combinations.
+        spec: `batch` (batch size), `head_dim` and `num_global` (number of global tokens).
 
         Raises ConfigError for invalid settings.
         """

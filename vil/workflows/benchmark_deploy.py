@@ -59,12 +59,11 @@ class DeploySettings(NamedTuple):
     """Settings of a `DeployBenchmark`. A path is one way to run a model for inference.
 
     paths: names of paths, such as "onnx+int8"; keys of `vil.bench.deploy.PATHS`.
-    batches: batch sizes.
     rounds: number of measurements of each path at each batch size.
     images: number of test images on which each path is compared with eager mode.
-    least_agreement: minimum percentage of these images on which a path must predict the same class
-    as eager mode. A path with a lower percentage is not timed.
-    calibration: folder of images to calibrate static int8 quantization; None for training images.
+    least_agreement: minimum percentage of these images with the same predicted class. A path below
+    it is not timed.
+    calibration: folder of images for static int8 quantization; None for training images.
     tune: whether to first find the fastest attention backends by timing.
     """
 
@@ -80,11 +79,10 @@ class DeploySettings(NamedTuple):
 class DeployBenchmark:
     """Benchmark of several ways to run models for inference on the CPU.
 
-    cfg: config of the main model. If it sets no weights, the model has random weights, and only
-    speed and memory are measured. name: name of this model in the results. class_names: names of
-    its classes; by default those recorded with the weights. beside: other models to measure, with
-    random weights, as values of MODEL.ARCH. out: folder for the results. say: function that is
-    called with each line of progress.
+    cfg: config of the main model. If it sets no weights, they are random, and only speed and memory
+    are measured. name: name of this model in the results. class_names: its classes; by default
+    those recorded with the weights. beside: other models to measure with random weights, as values
+    of MODEL.ARCH.
 
     Raises ConfigError for an unknown name in `settings.paths`, and for unusable calibration images.
     """
@@ -175,11 +173,10 @@ class DeployBenchmark:
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
 
     def select_backends(self, model: nn.Module) -> None:
-        """Select the attention backends of a model for float32, for bfloat16 and for each batch
-        size.
+        """Select a model's attention backends for float32 and bfloat16, and for each batch size.
 
-        If the setting `tune` is True, the backends are first timed on those attention calls that
-        are not in the tuning cache. Backends that were selected for other models stay selected.
+        With the setting `tune`, backends are first timed on attention calls that are not in the
+        tuning cache. Backends selected for other models stay selected.
         """
         chosen = dict(CHOICES)
         if self.settings.tune:
@@ -202,10 +199,10 @@ class DeployBenchmark:
 
 
 def published_top1(name: str, cfg: CfgNode) -> float | None:
-    """Return the published top-1 of a model on ImageNet in percent.
+    """Return the published top-1 of a model on ImageNet in percent, or None if it is not known.
 
-    Returns None if no value is known, or if the image size is not 224. For a model of vil, also
-    returns None if the config differs from the packaged config in a key that defines the model.
+    Also returns None if the image size is not 224, or if a model of vil differs from its packaged
+    config in a key that defines the model.
     """
     if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
         return None

@@ -44,7 +44,6 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 class ModelBenchmark:
     """Benchmark of a config's model and of other models to compare it with.
 
-    cfg: config of the model.
     name: name of the model in the results.
     ways: combinations of settings to run the model with, such as "bf16+nhwc".
     backends: attention backends to compare, by default all. With each backend, the config's model
@@ -132,10 +131,9 @@ def list_trials(
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
     """Build the model of a config for a benchmark, with an optimizer and a batch of random images.
 
-    name: name of the model in the results. way: name of the combination of settings, such as
-    "bf16+nhwc". Returns (row, contender): a result row without measurements, and the model with its
-    optimizer and batch. If the model cannot be built, `contender` is None, and `row.reason` states
-    why.
+    way: name of the combination of settings, such as "bf16+nhwc". Returns (row, contender): a
+    result row without measurements, and the model with its optimizer and batch. If the model cannot
+    be built, `contender` is None, and `row.reason` states why.
     """
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:

@@ -1,8 +1,7 @@
 """Calibrate the probabilities that a run's checkpoint predicts, and apply a stored calibration.
 
-The calibration of one checkpoint is stored in calibration.json in the run's folder. The file has
-the result of `Task.calibrate`, such as {"temperature": 1.3} or {"thresholds": {"cat": 0.4}}, and
-the name of the checkpoint.
+In the run's folder, calibration.json has the name of one checkpoint and the result of
+`Task.calibrate`, such as {"temperature": 1.3} or {"thresholds": {"cat": 0.4}}.
 """
 
 import json
@@ -46,9 +45,8 @@ class RunCheckpoint(NamedTuple):
 def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     """Return the checkpoint of a run that MODEL.MODEL_PATH points to.
 
-    MODEL.MODEL_PATH may be the folder of a run (for its best checkpoint), the folder of a
-    checkpoint, or a file in a checkpoint. Returns None if MODEL.MODEL_PATH is any other path, or if
-    FINETUNE.HEAD changes the head.
+    The path may be the folder of a run (for its best checkpoint), the folder of a checkpoint, or a
+    file in one. Returns None for any other path, or if FINETUNE.HEAD changes the head.
     """
     if not cfg.MODEL.MODEL_PATH:
         return None
@@ -63,9 +61,8 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
 def apply_stored(cfg: CfgNode, task: Task) -> str:
     """Apply the stored calibration of the config's checkpoint to the task, if there is one.
 
-    Returns a text for the log. The text states that the calibration is applied, or that it is not
-    used because it belongs to another checkpoint. Returns "" if no calibration is stored. Raises
-    CheckpointError if calibration.json is invalid.
+    Returns a text for the log: that the calibration is applied, or that it belongs to another
+    checkpoint. Returns "" if none is stored. Raises CheckpointError if calibration.json is invalid.
     """
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None or not checkpoint.file.is_file():
@@ -122,8 +119,8 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
     """Calibrate the model on the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST.
 
     Applies the calibration to the task, and stores it in the run's folder. Returns lines of text
-    with the metrics before and after calibration. Raises ConfigError if the weights are not a
-    checkpoint of a run, or if the task does not support calibration.
+    with the metrics before and after. Raises ConfigError if the weights are not a run's checkpoint,
+    or if the task does not support calibration.
     """
     checkpoint = check(cfg)
     loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))

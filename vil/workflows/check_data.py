@@ -59,12 +59,11 @@ class DataCheck:
     """Result of `check_data`.
 
     task: value of the config key TASK.
-    splits: {name of a split: result of checking it}. The names are "train", "val/<set>" and
-    "test/<set>".
+    splits: {"train", "val/<set>" or "test/<set>": result of checking this split}.
     duplicates: images that occur several times.
-    problems: a text for each reason why the data cannot be used. A text may have several lines.
-    warnings: a text for each reason why metrics may be misleading.
-    suggestions: {config key: value}, values that fit the data better than those of the config.
+    problems: reasons why the data cannot be used. A reason may have several lines.
+    warnings: reasons why metrics may be misleading.
+    suggestions: {config key: value that fits the data better}.
     """
 
     task: str
@@ -190,7 +189,7 @@ def check_data(
 
     config, overrides, data, imports: see `vil.train`. max_images: number of images to open in each
     split, evenly spaced; None for all. Raises ConfigError if the config is invalid, and DataError
-    if the folder DATA.PATH does not exist.
+    if DATA.PATH does not exist.
     """
     cfg = make_config(config, overrides, data=data, imports=imports)
     task = task_for(with_any_classes(cfg), torch.device("cpu"))
@@ -232,9 +231,8 @@ def with_any_classes(cfg: CfgNode) -> CfgNode:
 def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
     """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
 
-    label: name of the split in the report. name: name of the dataset. part: "val" or "test". If
-    DATA.VAL is empty, the sets in DATA.TEST have the part "val". The training split is
-    ("train", None, "").
+    label: name of the split in the report. name: name of the dataset. The training split is
+    ("train", None, ""). Without DATA.VAL, the sets in DATA.TEST have the part "val".
     """
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
@@ -367,9 +365,8 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
 def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
     """Suggest a value of INPUT.IMAGE_SIZE, as {config key: value}.
 
-    The value is the largest size in SIDES that is at most the median of the images' shorter sides.
-    If there is no such size, it is the smallest size. Returns {} if the ratio of the suggested
-    value to the config's value is between 3/4 and 4/3.
+    The value is the largest size in SIDES up to the median shorter side of the images, or else the
+    smallest size. Returns {} if it is 3/4 to 4/3 of the config's value.
     """
     shorter = float(np.median(images.sizes.min(1)))
     side = max((side for side in SIDES if side <= shorter), default=SIDES[0])

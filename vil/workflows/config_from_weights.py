@@ -37,10 +37,9 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str] | None]:
     """Read the model description in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
-    opts: config options. Returns (options, class_names): config options that define the model, as
-    KEY=VALUE strings, and the list of class names, or None if the file has no class names. Returns
-    ([], None) if `opts` sets no weight file, or if the file has no description. Raises ConfigError
-    if a config cannot represent the described model.
+    opts: config options. Returns the config options that define the model, as KEY=VALUE strings,
+    and the class names, or None if the file has none. Returns ([], None) without a weight file or
+    description. Raises ConfigError if a config cannot represent the described model.
     """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 

@@ -25,12 +25,10 @@ Overrides = Mapping[str, Any] | Iterable[str]
 class Options(NamedTuple):
     """Changes to a config.
 
-    words: list of config options. An option is a Setting, one string "KEY=VALUE", or two
-    consecutive strings "KEY" and "VALUE".
+    words: config options, each a Setting, one string "KEY=VALUE", or two strings "KEY" and "VALUE".
     flags: {config key: value}, which override `words`; a value of None is ignored.
     imports: Python files to run before the config is read. They may register components.
-    preset: name of a preset. Its values override those of the environment, but not those of a file,
-    `words` or `flags`.
+    preset: name of a preset. Only the environment and the defaults have lower precedence.
     """
 
     words: Sequence[str | Setting] = ()
@@ -77,12 +75,11 @@ def make_config(
     """Make a frozen config.
 
     config: a file or a CfgNode; None for the defaults.
-    overrides: changes to the config.
     output_dir, data: values for OUTPUT_DIR and DATA.PATH.
-    imports: Python files to run first. They may register components. If `config` is a CfgNode, this
-    argument is ignored.
-    preset: name of a preset, a set of values for keys that neither the file nor `overrides` set.
-    The keys that the preset sets are logged.
+    imports: Python files to run first, which may register components. Ignored if `config` is a
+    CfgNode.
+    preset: name of a set of values for keys that neither the file nor `overrides` set. These keys
+    are logged.
 
     Raises ConfigError if a preset is used with a CfgNode.
     """
@@ -141,10 +138,9 @@ def run_config(
 ) -> ConfigWithClasses:
     """Return the config and the class names of a run, with MODEL.MODEL_PATH set to a checkpoint.
 
-    folder: the run's folder. options: changes to the config. checkpoint: "best" or "last". weights:
-    path of a checkpoint of the run, or of a file in a checkpoint, to use instead of `checkpoint`.
-    Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run does not
-    have the checkpoint.
+    checkpoint: "best" or "last". weights: path of a checkpoint of the run, or of a file in one, to
+    use instead. Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run
+    does not have the checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
     from vil.pretrained.load_weights import select_classes
@@ -167,12 +163,11 @@ def run_config(
 def find_run_config(
     source: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses | None:
-    """Return the config and the class names of the run that a path belongs to. Returns None if the
-    path belongs to no run.
+    """Return the config and the class names of the run that a path belongs to, or None.
 
-    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. For a checkpoint
-    or a file, MODEL.MODEL_PATH is set to `source`. For the folder of a run, MODEL.MODEL_PATH is set
-    to the checkpoint that `checkpoint` ("best" or "last") names. options: changes to the config.
+    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. MODEL.MODEL_PATH
+    is set to this checkpoint or file or, for the folder of a run, to the checkpoint that
+    `checkpoint` ("best" or "last") names.
     """
     from vil.pretrained.state_dict_io import find_run
 
@@ -188,9 +183,8 @@ def source_config(
 ) -> ConfigWithClasses:
     """Return the config and the class names that belong to trained weights.
 
-    In the config, MODEL.MODEL_PATH is set to the path of the weights.
-    source: the folder of a run, or a value for MODEL.MODEL_PATH. options: changes to the config.
-    checkpoint: for the folder of a run, "best" or "last".
+    MODEL.MODEL_PATH is set to the path of the weights. source: the folder of a run, or a value for
+    MODEL.MODEL_PATH. checkpoint: for the folder of a run, "best" or "last".
     """
     if Path(source, "config.yaml").is_file():
         return run_config(source, options, checkpoint=checkpoint)
@@ -201,15 +195,13 @@ def source_config(
 def weights_config(
     config_file: str | None, options: Options, default: str | None = None
 ) -> ConfigWithClasses:
-    """Make a config from a config file and options or, without a config file, from a weight file.
+    """Make a config from a config file or, without one, from the weights that `options` sets.
 
-    If `config_file` is given, the result has no class names. Otherwise, the config is made from the
-    weights that `options` sets as MODEL.MODEL_PATH:
+    With a config file, the result has no class names. Without one, MODEL.MODEL_PATH determines it:
 
     - a checkpoint of a run: the run's config and class names
-    - any other weight file with a description: the config and class names that the file describes
-    - no weights, or a weight file without a description: the config file `default`, or the default
-      config if `default` is None
+    - any other weight file with a description: the config and class names that it describes
+    - no weights or no description: the config file `default`, or the default config
     """
     from vil.pretrained.load_weights import select_classes
 

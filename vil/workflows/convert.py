@@ -39,10 +39,9 @@ def convert(
 
     source: path of the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
     target: path that ends in .safetensors, or a folder.
-    cfg: config of the model. Without a config, the model is the one named by `model_name`. Without
-    this name, it is the one that the checkpoint describes. Without a description, it is inferred
-    from the shapes of the tensors in the checkpoint.
-    model_name: name of the model, see `cfg`.
+    cfg: config of the model.
+    model_name: name of the model, if `cfg` is None. If both are None, the model is the one that the
+    checkpoint describes or, without a description, the one inferred from the tensor shapes.
     class_names: names of the model's classes; by default those in the checkpoint's description.
     class_file: file with one class name per line, an alternative to `class_names`.
     rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
@@ -92,15 +91,12 @@ def convert(
 def _build(
     cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
-    """Build the model of a checkpoint.
+    """Build the model of a checkpoint. Returns (model, lines).
 
-    The model is defined by the first of these arguments that is not None or empty: the config
-    `cfg`, the name `model_name`, and the checkpoint's description `known`. Otherwise, it is
-    inferred from the shapes of the tensors in the state dict `state`. source: path of the
-    checkpoint, for messages.
-
-    Returns (model, lines). If the model is inferred, `lines` has lines of text that state which
-    model it is. Otherwise, `lines` is empty.
+    The model is defined by the first of these arguments that is set: the config `cfg`, the name
+    `model_name`, and the checkpoint's description `known`. Otherwise, it is inferred from the
+    tensor shapes in `state`, and `lines` state which model it is. source: the checkpoint's path,
+    for messages.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()

@@ -35,10 +35,10 @@ SIZES = 32  # images per dataset whose size is read
 class DatasetSummary:
     """Contents of one dataset of a config.
 
-    split: "train", "val" or "test". The best checkpoint is selected on the sets of the split "val".
+    split: "train", "val" or "test". The best checkpoint is selected on "val".
     class_counts: {class: number of images or objects}; {} if they are not counted.
-    sizes: (width, height) in pixels of each image in a sample of evenly spaced images.
-    unreadable: number of images in this sample that could not be read.
+    sizes: (width, height) in pixels of images in a sample of evenly spaced images.
+    unreadable: number of unreadable images in this sample.
     """
 
     name: str
@@ -60,12 +60,11 @@ class DatasetSummary:
 class DataSummary:
     """Contents of the datasets of a config.
 
-    steps_per_epoch: number of training steps in an epoch.
-    counted: plural noun for what is counted in each dataset's `class_counts`, such as "images".
-    note: a sentence on how the datasets differ from those of a training run; "" if they do not.
-    example: image file that shows the first augmented training images and their targets; None if it
-    was not written.
-    learned_settings: {config key: value}, which the task derived from the training set.
+    counted: plural noun for what each dataset's `class_counts` counts, such as "images".
+    note: how the datasets differ from those of a training run; "" if they do not.
+    example: image file of the first augmented training images and their targets; None if it was not
+      written.
+    learned_settings: {config key: value}, derived from the training set by the task.
     """
 
     datasets: list[DatasetSummary]
@@ -78,15 +77,12 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Result of a dry run.
+    """Result of a dry run, which trains one step on synthetic images.
 
-    data: contents of the datasets.
-    num_images: number of synthetic images in the training step.
-    loss: loss of the training step. NaN if the step was skipped because the loss or a gradient was
-    not finite, which is normal for the first steps in float16.
+    num_images: number of synthetic images in the step.
+    loss: NaN if the step was skipped because the loss or a gradient was not finite, which is normal
+    for the first steps in float16.
     memory_mb: peak memory in MiB.
-    num_parameters: number of parameters of the model.
-    warnings: warnings from building and training.
     log: all lines that a run would log; empty on ranks other than 0.
     """
 
@@ -105,16 +101,14 @@ def dry_run(
     example: str | Path | None = None,
     show: Callable[[DataSummary], Any] = lambda summary: None,
 ) -> DryRun:
-    """Describe the config's data, then run one training step on synthetic images.
-
-    The step runs in a temporary folder. OUTPUT_DIR is not created.
+    """Describe the config's data, then run one training step on synthetic images. OUTPUT_DIR is not
+    created.
 
     example: image file to write, which shows the first augmented training images. The default is
-    `<OUTPUT_DIR>.dry-run.png`. show: function that is called with the data summary before the
-    training step.
+    `<OUTPUT_DIR>.dry-run.png`. show: called with the data summary before the training step.
 
-    Raises DataError or ConfigError if the data are missing or invalid, or if the example file
-    cannot be written. Raises KeyboardInterrupt on Ctrl-C.
+    Raises DataError or ConfigError if the data are missing or invalid or the example file cannot be
+    written, and KeyboardInterrupt on Ctrl-C.
     """
     with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)

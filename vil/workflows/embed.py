@@ -71,12 +71,11 @@ def embed(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> np.ndarray:
-    """Return the features of images as a float32 array (N, D). The features are the pooled output
-    of a model before its head.
+    """Return the features of images, the pooled output of a model before its head, (N, D) float32.
 
     source: as in `vil.predict`, but only one model. images, overrides, batch_size, num_workers: see
-    `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if there are no
-    images, or if none can be read.
+    `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if no image can
+    be read.
     """
     check_batch_size(batch_size)
     model = as_inference_model(source, overrides)
@@ -138,12 +137,12 @@ def collect_features(
     num_workers: int | None = None,
     file: Path | None = None,
 ) -> tuple[np.ndarray, list[str]]:
-    """Return (features, errors) for all images.
+    """Compute the features of all images. Returns (features, errors).
 
-    features: an array (N, D) float32. errors: for each image, the reason why it cannot be read, or
-    "". file: .npy file to which the features are written; the returned array is then a memory map
-    of this file. batch_size, num_workers: None for the values in the model's config. Raises
-    DataError if no image can be read, and SaveError if the disk is full.
+    features: (N, D) float32. errors: for each image, why it cannot be read, or "".
+    file: .npy file for the features. The returned array is then a memory map of it.
+    batch_size, num_workers: None for the values in the model's config.
+    Raises DataError if no image can be read, and SaveError if the disk is full.
     """
     features, errors = None, [""] * len(images)
     for batch in iter_features(model, images, batch_size, num_workers):
@@ -164,10 +163,10 @@ def collect_features(
 
 
 def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path) -> tuple:
-    """Write the features of images to a .npy file, and the names of the images to a .csv file.
+    """Write the features of images to a .npy file, and their names to a .csv file next to it.
 
-    The CSV file is next to the .npy file and has the columns row, file and error. Returns (shape of
-    the features, number of images that cannot be read).
+    The .csv file has the columns row, file and error. Returns (shape of the features, number of
+    images that cannot be read).
     """
     collection = image_list(model.cfg, images)
     table = file.with_suffix(".csv")
@@ -192,10 +191,9 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
 def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
     """Measure the accuracy of simple classifiers on the features of a config's model.
 
-    The classifiers are k nearest neighbors and a linear probe. They are fitted to the features of
-    the training images, without augmentation, and evaluated on each test set. See
-    `vil.tasks.classification.probe`. class_names: names of the classes that the weights were
-    trained on. Raises ConfigError if the targets are not classes.
+    k nearest neighbors and a linear probe are fitted to the training images, without augmentation,
+    and evaluated on each test set. class_names: names of the classes that the weights were trained
+    on. Raises ConfigError if the targets are not classes.
     """
     with preserve_global_state():
         model = load_encoder(cfg, class_names)

@@ -30,9 +30,8 @@ MAX_NAMES = 5  # class names in a message
 class Ensemble:
     """One or several models with the same classes, whose outputs are averaged.
 
-    models: the loaded models, each with the input transform that it was trained with. views: crops
-    and flips of each image over which outputs are averaged (test-time augmentation), see
-    `vil.data.views`; () for no test-time augmentation.
+    models: the loaded models, each with its own input transform. views: crops and flips of each
+    image over which outputs are averaged too, see `vil.data.views`.
     """
 
     models: Sequence[InferenceModel]

@@ -34,9 +34,8 @@ class EvaluationResult:
     report: text that states which weights were loaded.
     lines: {test set: lines to print, such as a table of classes}.
     folder: the folder of results.json; None on ranks other than 0.
-    images: {test set: list of image files}. The files show the images with the most errors, and the
-    errors are drawn on them.
-    calibration: lines that state how the probabilities are calibrated; [] if they are not.
+    images: {test set: files with the worst images, on which the errors are drawn}.
+    calibration: lines that state how the probabilities are calibrated, if they are.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -57,16 +56,16 @@ def evaluate(
     calibrate: bool = False,
     part: str = "test",
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate a run or a weight file on the config's test sets; return {test set: metrics}.
+    """Evaluate a run or a weight file on the config's test sets. Returns {test set: metrics}.
 
     source: the folder of a run, one of its checkpoints, a folder of `vil.save_pretrained`, or a
     self-describing weight file.
     overrides: changes to the config, such as {"DATA.TEST": ["folder"]}.
     checkpoint: for the folder of a run, "best" or "last".
     data, output_dir: values for DATA.PATH and OUTPUT_DIR.
-    calibrate: whether to first calibrate the probabilities that the checkpoint of a run predicts.
-    The calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST,
-    and stored in calibration.json in the run's folder.
+    calibrate: first calibrate the probabilities that the checkpoint of a run predicts. The
+    calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST, and
+    stored in calibration.json in the run's folder.
     part: "test" for the sets in DATA.TEST; "val" for the sets in DATA.VAL or, if DATA.VAL is empty,
     in DATA.TEST.
 
@@ -89,9 +88,9 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the model's classes. num_worst: for each test set, draw this number of
-    images with the most errors. part: "test" or "val", see `evaluate`. calibrate: whether to first
-    calibrate the model, see `vil.workflows.calibration`.
+    num_worst: number of images with the most errors to draw, per test set. part: "test" or "val",
+    see `evaluate`. calibrate: whether to first calibrate the model, see
+    `vil.workflows.calibration`.
 
     Raises CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
     """

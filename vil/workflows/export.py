@@ -28,19 +28,14 @@ from vil.workflows.quantization_images import find_calibration_images, iter_cali
 
 
 class ExportResult(NamedTuple):
-    """Result of an export.
+    """Result of an export."""
 
-    report: text that states which weights were loaded. differences: for each tested input shape,
-    the largest difference between the logits of the exported file and of the model. files: the
-    exported file and, if requested, a second file with int8 linear layers. num_int8: number of int8
-    layers; 0 if there is no second file. model: the model, on the CPU.
-    """
-
-    report: str
+    report: str  # text that states which weights were loaded
+    # per tested input shape: largest difference between the logits of the file and of the model
     differences: list[Any]
-    files: list[Path]
-    num_int8: int
-    model: nn.Module
+    files: list[Path]  # the exported file and, if requested, a second file with int8 linear layers
+    num_int8: int  # number of int8 layers; 0 if there is no second file
+    model: nn.Module  # on the CPU
 
 
 def export_config(
@@ -55,11 +50,10 @@ def export_config(
     """Load the config's model and weights, and export the model to the file `out`.
 
     int8: whether to also write a second file with int8 linear layers. calibration: folder of images
-    from which the input ranges of the int8 layers are computed (static quantization), see
-    `find_calibration_images`; None to compute the ranges in each call (dynamic quantization).
-    options: the arguments `format`, `size`, `dynamic` and `opset` of `vil.export.export_model`.
-    Raises ConfigError if the model cannot be exported, and ExportError if the outputs of the file
-    and of the model differ.
+    from which the input ranges of the int8 layers are computed; None to compute the ranges in each
+    call (dynamic quantization). options: the arguments `format`, `size`, `dynamic` and `opset` of
+    `vil.export.export_model`. Raises ConfigError if the model cannot be exported, and ExportError
+    if the outputs of the file and of the model differ.
     """
     refuse_without(cfg, "export")
     names, images = list(class_names) or recorded_classes(cfg), []
@@ -110,9 +104,8 @@ def compare_on_test_sets(
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Evaluate the model, then each exported file, on the config's test sets on the CPU.
 
-    format: format of the files, such as "onnx". class_names: names of the model's classes; by
-    default those recorded with the weights. Yields (test set, name, metrics), where `name` is
-    "model" or the name of a file.
+    format: format of the files, such as "onnx". class_names: by default those recorded with the
+    weights. Yields (test set, name, metrics), where `name` is "model" or the name of a file.
     """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():

@@ -33,12 +33,11 @@ def evaluate_best(
     """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
 
     If the run averages its weights, the averaged weights are evaluated. The metrics are logged and
-    written to test_results.json. If this file already has results of the same checkpoint on the
-    same sets, these are returned without an evaluation. Returns {} if the run has no best
-    checkpoint. All ranks must call this function, and all get the same metrics.
+    written to test_results.json. If this file already has results of the same checkpoint and sets,
+    these are returned instead. Returns {} if the run has no best checkpoint. All ranks must call
+    this function, and all get the same metrics.
 
-    class_names: names of the model's classes. state: the run's final state. between: function that
-    is called before each batch.
+    state: the run's final state. between: function that is called before each batch.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:

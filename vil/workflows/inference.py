@@ -41,10 +41,10 @@ from vil.workflows.configure import (
 class InferenceModel:
     """A trained model in eval mode on `task.device`, with its transform, class names and config.
 
-    transform: function that converts an RGB PIL image to an input tensor of the model. classes:
-    names of the classes that the model predicts. task: runs the model and decodes its outputs.
-    report: text that states which weight file was loaded, how many weights were loaded or ignored,
-    and which calibration of the probabilities is applied.
+    transform: converts an RGB PIL image to an input tensor.
+    task: runs the model and decodes its outputs.
+    report: text that states which weights were loaded, and which calibration of the probabilities
+    is applied.
     """
 
     model: nn.Module
@@ -63,11 +63,12 @@ def load_for_inference(
 ) -> InferenceModel:
     """Load a trained model from a run's folder, a self-describing weight file, or by name.
 
-    source: the folder of a run; a weight file written by `vil convert` or `vil.save_pretrained`; a
-    name from `vil.list_models()`, which selects the default weights of this model; or a member of a
-    weights enum. The folder of a run takes precedence over a model of the same name.
-    overrides: changes to the config, such as {"DEVICE": "cpu"}. checkpoint: for a run, "best" or
-    "last". Raises CheckpointError if the weights are missing or corrupt.
+    source: the folder of a run, a weight file written by `vil convert` or `vil.save_pretrained`, a
+    name from `vil.list_models()`, or a member of a weights enum. A name selects the model's default
+    weights, unless it is also the folder of a run.
+    overrides: changes to the config, such as {"DEVICE": "cpu"}.
+    checkpoint: for a run, "best" or "last".
+    Raises CheckpointError if the weights are missing or corrupt.
     """
     words = as_options(overrides)
     is_run = not isinstance(source, WeightsEnum) and Path(source, "config.yaml").is_file()
@@ -117,10 +118,9 @@ def load_model(
 ) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
-    class_names: names of the model's classes; by default the names recorded with the weights, or
-    numbers if there are none. needs_head: whether the caller uses the head. Raises CheckpointError
-    if the config sets no weights or, with `needs_head`, if it sets a new random head (FINETUNE.HEAD
-    new).
+    class_names: by default the names recorded with the weights, or numbers. needs_head: whether the
+    caller uses the head. Raises CheckpointError if the config sets no weights or, with
+    `needs_head`, a new random head (FINETUNE.HEAD new).
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
@@ -155,9 +155,8 @@ def load_for_evaluation(
 ) -> Loaded:
     """Build the config's task and model, load the weights, and select attention backends.
 
-    The model is moved to the device. class_names: names of the model's classes; by default the
-    names recorded with the weights. calibrated: for a checkpoint of a run, whether to apply the
-    stored calibration of its probabilities, if there is one.
+    class_names: by default the names recorded with the weights. calibrated: for a checkpoint of a
+    run, whether to apply the stored calibration of its probabilities.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
@@ -185,10 +184,11 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
 
 
 def recorded_classes(cfg: CfgNode) -> list[str]:
-    """Return the class names that are recorded in the weight file MODEL.MODEL_PATH or in the run
-    that saved this file. Returns [] if no names are recorded, or if FINETUNE.HEAD is "new".
+    """Return the class names recorded in the weights MODEL.MODEL_PATH or in the run that saved
+    them.
 
-    If FINETUNE.HEAD loads only some rows of the head, only the names of these rows are returned.
+    If FINETUNE.HEAD loads only some rows of the head, returns the names of these rows. Returns []
+    if no names are recorded, or if FINETUNE.HEAD is "new".
     """
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
         return []

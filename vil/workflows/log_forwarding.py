@@ -76,10 +76,9 @@ class LogForwarder(logging.Handler):
 def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
     """Redirect the log records of the package `vil` to a LogForwarder in a `with` block.
 
-    Yields the forwarder. The caller calls `open` of the forwarder once the run's log is open.
-    Earlier records are buffered in the main process and dropped in the other processes. If `open`
-    is never called, the buffered warnings go to the root logger at the end of the block. Repeated
-    warnings are dropped. is_main: whether this is the main process.
+    The caller opens the forwarder once the run's log is open. Until then, the main process buffers
+    records, and other processes drop them. If the forwarder is never opened, buffered warnings go
+    to the root logger at the end of the block. Repeated warnings are dropped.
     """
     package = logging.getLogger("vil")
     level = package.level

@@ -21,8 +21,7 @@ from vil.workflows.predict import iter_predictions
 class Fold(NamedTuple):
     """Fold of a cross-validation: one run, its training images and its test images.
 
-    run: folder of the run. cfg, class_names: config and class names of the run. held_out: {name:
-    dataset}, the test sets, whose images the run was not trained on. trained_on: names of the
+    run: folder of the run. held_out: {name of a test set: dataset}. trained_on: names of the
     training images, see `sample_names`.
     """
 
@@ -46,8 +45,10 @@ def predict_out_of_fold(
 
     Each run predicts its test sets. A test set is skipped if no run has its dataset in DATA.TRAIN.
 
-    runs: folders with one run per fold, or a pattern such as "runs/fold*". overrides: changes to
-    the configs. checkpoint: "best" or "last". tta, batch_size, num_workers: see `vil.predict`.
+    runs: folders with one run per fold, or a pattern such as "runs/fold*".
+    overrides: changes to the configs.
+    checkpoint: "best" or "last".
+    tta, batch_size, num_workers: see `vil.predict`.
     Raises ConfigError if a fold is missing or occurs twice, if a training image is not in exactly
     one test set, or if a run was trained on an image of its test set.
     """
@@ -131,10 +132,10 @@ def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
 
 
 def check_coverage(folds: Sequence[Fold]) -> None:
-    """Raise ConfigError if an image is in the test sets of two runs, if a training image is not in
-    any test set, or if a run was trained on an image of its test set.
+    """Raise ConfigError unless the test sets of the runs are disjoint and contain every training
+    image, and no run was trained on its test images.
 
-    A test image need not be in a training set, because the other runs may have used it for
+    A test image need not be a training image, because the other runs may have used it for
     validation.
     """
     run_of: dict[str, str] = {}
@@ -168,9 +169,8 @@ def iter_out_of_fold(
 ) -> Iterator[Any]:
     """Yield predictions for the test images of each fold, with their true targets.
 
-    The run of a fold predicts its test images. One model is loaded at a time. tta: see
-    `vil.predict`. batch_size, num_workers: None for the values in each run's config. settings:
-    attributes to set on each run's task, such as {"top": 1}.
+    One model is loaded at a time. tta: see `vil.predict`. batch_size, num_workers: None for the
+    values in each run's config. settings: attributes to set on each run's task, such as {"top": 1}.
     """
     for fold in folds:
         with preserve_global_state():

@@ -148,14 +148,13 @@ def find_images(
 ) -> tuple[list[ImageSource], list[str]]:
     """List the images in files and folders or, if `sample` is True, the package's sample images.
 
-    words: paths of files and folders. The word "-" stands for standard input.
-    read_stdin: function that returns the content of standard input, which is an image file or a
-    list of paths, one per line.
+    words: paths of files and folders, or "-" for standard input.
+    read_stdin: returns the content of standard input: an image file, or a list of paths, one per
+    line.
     channels: value of INPUT.CHANNELS.
 
-    Returns (images, classes). For the sample images, `classes` has the true class of each image.
-    For other images, `classes` is empty. Raises DataError if no image is found, or if all given
-    paths are missing.
+    Returns (images, classes). `classes` has the true class of each sample image, and is empty for
+    other images. Raises DataError if no image is found, or if all given paths are missing.
     """
     if sample:
         return read_demo_digits()
@@ -177,10 +176,9 @@ def task_settings(
 ) -> dict[str, Any]:
     """Return the attributes to set on a task for predictions in an output format, as {name: value}.
 
-    top: number of most probable classes to predict per image; None for the default, TOP. threshold:
-    smallest probability of a predicted class; None for no threshold. Raises ConfigError if a value
-    is given that the task or the format does not support. For example, a format that includes all
-    classes supports neither `top` nor `threshold`.
+    top: number of most probable classes per image, by default TOP. threshold: smallest probability
+    of a predicted class; None for no threshold. Raises ConfigError if the task or the format does
+    not support a given value. For example, a format with all classes supports neither.
     """
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}

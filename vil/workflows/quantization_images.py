@@ -21,10 +21,9 @@ def find_calibration_images(
 ) -> list[ImageSource]:
     """Return at most `MOST` images below a folder, evenly spaced in the order of their paths.
 
-    The folder has images, or subfolders of images. A subfolder must be named after a class of the
-    model. class_names: names of the model's classes; [] if unknown. channels: number of channels of
-    the images. Raises ConfigError if the folder is missing, has fewer than `LEAST` images, or has a
-    subfolder with another name.
+    The images may be in subfolders that are named after classes of the model. class_names: names of
+    these classes; [] if unknown. Raises ConfigError if the folder is missing, has fewer than
+    `LEAST` images, or has a subfolder with another name.
     """
     root = Path(folder)
     if not root.is_dir():

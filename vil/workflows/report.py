@@ -32,9 +32,9 @@ def write_report(
 ) -> None:
     """Write the HTML report of the run in `folder` to the file `out`.
 
-    Unless `options` is None, a checkpoint is evaluated, and the results are added to the report.
-    It is evaluated on the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST. options:
-    changes to the config for this evaluation. checkpoint: "best" or "last".
+    Unless `options` is None, the report includes an evaluation of a checkpoint on the first set in
+    DATA.VAL or, if DATA.VAL is empty, in DATA.TEST. options: changes to the config for this
+    evaluation. checkpoint: "best" or "last".
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))

@@ -55,10 +55,8 @@ FREE = (
 def adopt_rules(cfg: CfgNode) -> CfgNode:
     """Replace unresolved values of the config by the values that the run in OUTPUT_DIR saved.
 
-    Unresolved values are "auto" for the keys in RULES, and () for the keys that are listed under
-    "learned" in the task's registry entry. The keys in RULES are resolved when weights are loaded.
-    The learned keys are derived from the training set. Returns the config, unchanged if OUTPUT_DIR
-    has no run.
+    Unresolved values are "auto" for the keys in RULES, and () for keys that the task derives from
+    the training set. Returns the config, unchanged if OUTPUT_DIR has no run.
     """
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
@@ -100,8 +98,8 @@ def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
     DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, the
-    LayerNorm epsilon and the keys in RULES are set to the values of the model. The values in the
-    config may differ, because the model can take them from its initial weights.
+    LayerNorm epsilon and the keys in RULES get the model's values, which may come from its initial
+    weights.
     """
     kept = cfg.clone()
     kept.defrost()

@@ -1,7 +1,7 @@
 """Predict one image of any size in bounded memory: `vil predict --stream`.
 
-The image is normalized but not resized. If a scratch folder is set, the work can be interrupted.
-The next call with the same arguments then resumes the work, and the result is bit-identical.
+The image is normalized but not resized. With a scratch folder, the next call with the same
+arguments resumes an interrupted call. The result is bit-identical.
 
 Shapes: H W image size, c channels, K outputs of the model.
 """
@@ -49,8 +49,7 @@ class StreamSettings:
     """Settings for streaming an image.
 
     memory: limit on the memory of tensors, in bytes or as text, such as "1GiB".
-    scratch: folder for intermediate files, with which an interrupted call can be resumed. If None,
-    calls cannot be resumed.
+    scratch: folder for intermediate files. Without it, an interrupted call cannot be resumed.
     save: feature maps to save, as {name of the output, such as "stages.2": file}.
     """
 
@@ -60,12 +59,11 @@ class StreamSettings:
 
 
 class ImageStream:
-    """Prediction of one image in bounded memory. The image passes through the model in parts. Call
-    `predict` to run the model.
+    """Prediction of one image in bounded memory. Call `predict` to run the model.
 
-    source: the trained model. image: path of the image, or an array (H, W, c). settings: memory
-    limit, scratch folder and feature maps to save. The constructor raises ConfigError or DataError
-    if the task, the model, the image or a setting is not supported.
+    The image passes through the model in parts. image: path of the image, or an array (H, W, c).
+    The constructor raises ConfigError or DataError if the task, the model, the image or a setting
+    is not supported.
     """
 
     @as_config_error
@@ -200,12 +198,9 @@ class ImageStream:
     def _folder(self) -> Iterator[tuple[Path, bool]]:
         """Context manager that creates a folder for intermediate files. Yields (folder, is_kept).
 
-        The folder is removed at the end of the block if there was no error. After an error:
-
-        - If a scratch folder is set (is_kept is True), the folder is kept, so that the next call
-          can resume.
-        - Otherwise, the folder is a temporary folder. It is removed, except after a
-          ConversionError, because it then has a feature map that could not be converted.
+        The folder is removed at the end of the block. But after an error, a scratch folder is kept
+        (is_kept is True), so that the next call can resume. A temporary folder is kept only after a
+        ConversionError, because it has a feature map that could not be converted.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:

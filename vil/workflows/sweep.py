@@ -82,10 +82,10 @@ def sweep(
     num_processes: number of processes of each run.
     say: called with a line of text when a run begins or ends.
 
-    Runs in `output_dir` that have finished are not repeated, and other runs resume. A run that
-    fails is recorded and does not end the sweep. On Ctrl-C, the runs save their state and the
-    status is "interrupted". On SIGTERM and SIGUSR1, StoppedError is raised. If the config of any
-    run is invalid, ConfigError is raised before the first run starts.
+    Finished runs in `output_dir` are not repeated, and other runs resume. A run that fails is
+    recorded and does not end the sweep. On Ctrl-C, the runs save their state and the status is
+    "interrupted". On SIGTERM and SIGUSR1, StoppedError is raised. If the config of any run is
+    invalid, ConfigError is raised before the first run starts.
     """
     made = make_grid(
         config, overrides, file=file, axes=grid, variants=variants,
@@ -97,11 +97,10 @@ def sweep(
 
 
 def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
-    """Check that the model of every run can be built, and return the sizes of the models.
+    """Check that the model of every run can be built. Returns {name of a group: size of its model}.
 
-    Returns {name of a group: size of its model}. A group consists of the runs that differ only in
-    their seed. No weights are allocated. Raises ConfigError if a model cannot be built, or if runs
-    have different metrics.
+    A group consists of the runs that differ only in their seed. No weights are allocated. Raises
+    ConfigError if a model cannot be built, or if runs have different metrics.
     """
     sizes, metrics = {}, {}
     with log_warnings_once():
@@ -186,8 +185,8 @@ def train_runs(
 def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
     """Return the status and the exit code of a sweep. rows: a row for each run.
 
-    - If a run failed: "failed", and the exit code of the first failed run.
-    - Otherwise, if a run was interrupted: "unfinished", and the exit code of the first such run.
+    - If a run failed: "failed", and its exit code.
+    - Otherwise, if a run was interrupted: "unfinished", and its exit code.
     - Otherwise, if all runs are finished: "finished", and 0.
     - Otherwise (another process trains a run): "unfinished", and the exit code of ConfigError.
     """

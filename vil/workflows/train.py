@@ -66,13 +66,11 @@ class TrainResult:
     """Result of a training run.
 
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved.
-    run_dir: the run's folder.
     step: number of finished training steps.
-    best: best value of the task's metric, reached at step `best_step`; None if there was no
-    evaluation.
+    best: best value of the task's metric, reached at step `best_step`; None without an evaluation.
     model: the model after the last step, on its device.
-    metrics: {test set: {name: value}} of the last evaluation. If this call of `train` made no
-    evaluation, the metrics are read from the run's log, and include only numbers.
+    metrics: {test set: {name: value}} of the last evaluation. If this call of `train` made none,
+    they are read from the run's log, which has only numbers.
     reason: why the run stopped early (RUN.PATIENCE), or "".
     test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is set and the run is
     finished; otherwise {}.
@@ -172,9 +170,9 @@ def run_training(
 ) -> TrainResult:
     """Train from a config, and resume if OUTPUT_DIR has checkpoints.
 
-    OUTPUT_DIR is created after all objects are built, so an error while building leaves no folder.
-    max_steps: number of steps after which to stop; None for no limit. synthetic: datasets to use
-    instead of the config's, as {"train": dataset, "val": dataset}.
+    OUTPUT_DIR is created only after all objects are built. max_steps: step at which to stop; None
+    for no limit. synthetic: datasets to use instead of the config's, as {"train": dataset, "val":
+    dataset}.
     """
     check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
@@ -272,10 +270,11 @@ def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
 def _build(
     cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
 ) -> tuple[nn.Module, TrainLoader]:
-    """Build the model and the training loader, and open the task's test sets. Returns (model,
-    training loader). resuming: whether the run resumes; if so, no initial weights are loaded.
-    synthetic: datasets to use instead of the config's, as {"train": dataset, "val": dataset}; {} to
-    use the config's."""
+    """Build the model and the training loader, and open the task's test sets.
+
+    resuming: whether the run resumes; if so, no initial weights are loaded. synthetic: datasets to
+    use instead of the config's, as {"train": dataset, "val": dataset}, or {}.
+    """
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     if not synthetic:
         check_extras(cfg)

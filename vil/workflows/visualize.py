@@ -38,11 +38,12 @@ WIDEST = 256  # largest side of a chunk, because a Python loop visits each key
 class Selection(NamedTuple):
     """Selection of the attention maps to draw.
 
-    token: "row,col" of a pixel in the transformed image, by default the center; the token that
-    covers this pixel is the query. stage: number of a stage, counted from 1; None for all stages.
-    block: number of a transformer block in the stage, counted from 1; None for the last block.
-    only: "token" to draw only the maps of the query at this pixel, "global" to draw only those of
-    the global tokens as queries; None for both.
+    token: "row,col" of a pixel in the transformed image, by default the center. The token that
+    covers this pixel is the query.
+    stage: number of a stage, counted from 1; None for all stages.
+    block: number of a block in the stage, counted from 1; None for the last block.
+    only: "token" for only the maps of this query, "global" for only those of the global tokens;
+    None for both.
     """
 
     token: str | None = None
@@ -62,12 +63,11 @@ def visualize_attention(
 ) -> tuple[str, list[str]]:
     """Draw attention maps for an image to the file `out`.
 
-    image: a file, or "test:N" for image N of the first test set. class_names: names of the model's
-    classes. stdin: content of an image file to use instead of the file `image`; the value of
-    `image` then appears only in the title.
+    image: a file, or "test:N" for image N of the first test set.
+    stdin: content of an image file to use instead. `image` then appears only in the title.
 
-    Returns (report, left_out). report: text that states which weights were loaded. left_out: for
-    each stage whose maps cannot be drawn, a line with the reason.
+    Returns (report, left_out): a text that states which weights were loaded, and a line with the
+    reason for each stage whose maps cannot be drawn.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(without_fast(cfg), class_names)
@@ -144,10 +144,9 @@ def rows_of(
     """Return the rows of the figure for one transformer block: the attention maps of the query
     token at a pixel, then those of each global token.
 
-    batch: the image (1, c, H, W). stage, block: index of the stage, and of the block in the stage,
-    from 0. pixel: (row, col) of the pixel. only: "token" for only the row of the token at the
-    pixel, "global" for only the rows of the global tokens. Raises ValueError if no token covers the
-    pixel, or if this type of attention has no maps.
+    batch: the image (1, c, H, W). stage, block: indices from 0. pixel: (row, col). only: "token"
+    for only the first of these rows, "global" for only the others. Raises ValueError if no token
+    covers the pixel, or if this type of attention has no maps.
     """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
@@ -185,12 +184,13 @@ def visualize_pattern(
 ) -> None:
     """Draw one or several attention patterns to the file `out`, each in a panel.
 
-    grid: rows and columns of tokens, such as "12x17", or "14" for 14 x 14. window: side of a chunk
-    in tokens; local attention divides the grid into square chunks. masks, modes: values of the
-    config keys SW_EXACT and MODE, which determine the tokens that a query attends to. tokens:
-    "row,col" of the queries, by default the middle token. patterns: attention patterns to draw
-    instead of `window`, `masks` and `modes`, see `vil.ops.patterns`. Panel i uses item i of each
-    list. A list with one item applies to all panels.
+    grid: rows and columns of tokens, such as "12x17", or "14" for 14 x 14.
+    window: side, in tokens, of the square chunks of local attention.
+    masks, modes: values of the config keys SW_EXACT and MODE, which determine the keys of a query.
+    tokens: "row,col" of the queries, by default the middle token.
+    patterns: patterns to draw instead of `window`, `masks` and `modes`, see `vil.ops.patterns`.
+
+    Panel i uses item i of each list. A list with one item applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
@@ -250,10 +250,10 @@ def paired(lists: dict[str, list]) -> list[list]:
 
 
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
-    """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to.
+    """Return a panel for `draw_patterns`: (title, array that marks the keys of a query, size).
 
-    size: side of a chunk, in tokens. exact, mode: values of the config keys SW_EXACT and MODE.
-    token: "row,col" of the query. Returns (title, array that marks the attended tokens, size).
+    size: side of a chunk. exact, mode: values of the config keys SW_EXACT and MODE. token:
+    "row,col" of the query.
     """
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:

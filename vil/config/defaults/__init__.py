@@ -1,9 +1,8 @@
 """Config keys, in one file per topic. These files are the manual of the config.
 
-A key has a name, a default value, a meaning, and a rule for allowed values. The type of the default
-is the type of the key. All keys of the original 2021 code exist, so its YAML files and command
-lines work. Components such as tasks declare additional keys elsewhere, in their registry entries.
-`vil config --docs docs/reference/config.md` writes a page with all keys.
+The type of a key's default value is the type of the key. All keys of the original 2021 code exist,
+so its YAML files and command lines work. Components such as tasks declare additional keys in their
+registry entries. `vil config --docs docs/reference/config.md` writes a page with all keys.
 """
 
 import functools
@@ -29,9 +28,8 @@ _of_components: list[str | Sequence] = []  # keys that components added, and wha
 def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> None:
     """Add sections, keys and conflicts (forbidden combinations of values) to the config.
 
-    A key belongs to the last section before it in `items`. owner: name of the component that
-    declares the items, for the error message. Raises ConfigError for a key that exists already, or
-    whose name is not a valid identifier.
+    A key belongs to the last section before it. owner: the component that declares the items.
+    Raises ConfigError for a key that exists already, or whose name is not a valid identifier.
     """
     section = ""
     for item in items:

@@ -30,10 +30,9 @@ class Fake(ImageDataset):
     ):
         """Create a dataset of n images of size x size pixels. root is not used.
 
-        target_type: "class" for class numbers as targets, "labels" or "numbers" for one-hot vectors
-        of the classes. channels: number of channels of the model's input. For 1 or 3, the images
-        are RGB, and transforms convert them to gray if needed. For other numbers, the images have
-        this number of bands, which repeat the RGB channels.
+        target_type: "class" for class numbers as targets, "labels" or "numbers" for one-hot
+        vectors. channels: 1 and 3 give RGB images, which transforms convert to gray if needed.
+        Other numbers give images with this number of bands, which repeat the RGB channels.
         """
         super().__init__(split, transform)
         self.channels = channels

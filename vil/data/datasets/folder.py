@@ -49,10 +49,9 @@ HELP = {
 class Folder(ImageDataset):
     """A dataset in the folders train, val and test below root, with one subfolder per class.
 
-    If the folder train exists, its sorted subfolders are the classes of all splits. Evaluation does
-    not need train: without it, each split has the classes of its own folder. If none of the three
-    folders exists, the root itself is used as train. Raises DataError for a missing or empty
-    folder, and if val or test has a class that is missing from train.
+    The subfolders of train are the classes of all splits. Without train, each split has its own
+    classes. If none of the three folders exists, root itself is used as train. Raises DataError for
+    a missing or empty folder, and for a class of val or test that train lacks.
     """
 
     splits = ("train", "val", "test")

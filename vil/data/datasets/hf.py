@@ -1,8 +1,7 @@
 """Images in a folder that the Hugging Face library `datasets` wrote with `save_to_disk`.
 
-The Arrow files are read with that library, because their format depends on its version. They are
-memory-mapped, so forked workers share them. A spawned worker opens them again. N is the number of
-images of a split.
+The same library reads the files, because their format depends on its version. Forked workers share
+the memory-mapped files, and spawned workers open them again.
 """
 
 import io
@@ -63,19 +62,18 @@ class HuggingFace(ImageDataset):
         sample weights.
 
         Args:
-            image_column: name of the image column. Default: the only column of type Image.
-            label_column: name of the label column. By default, it is found by its type. Columns
-                with a type in the first tuple of LABEL_TYPES[target_type] are preferred to those
-                with a type in the second tuple. If several columns fit, the one called label or
-                labels is used. A ClassLabel column has one class per name, including names without
-                images.
-            group_column, weight_column: names of the columns with the values of `split_groups` and
-                `weights`, see `ImageDataset`. Default: none.
+            image_column: by default, the only column of type Image.
+            label_column: by default, the column with a type in the first tuple of
+                LABEL_TYPES[target_type] or, if there is none, in the second tuple. If several
+                columns fit, the one called label or labels is used. A ClassLabel column has one
+                class per name, including names without images.
+            group_column, weight_column: columns with the values of `split_groups` and `weights`,
+                see `ImageDataset`. Default: none.
             text_labels: accept any text as a class name, including a mix of numbers and words.
             all_rows: if the dataset has no splits, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders, besides root, in which the dataset is allowed to be. Images that
-                it stores by path must be in these folders or in the dataset's folder.
+            extra_roots: folders, besides root, that may contain the dataset. Images that the
+                dataset stores by path must be in one of extra_roots or in its own folder.
             channels: see `read_image`.
 
         Raises DataError if the folder or its labels are invalid, a default column is missing or
@@ -216,12 +214,11 @@ def find_column(
 ) -> str:
     """Return the name of the image or label column.
 
-    features: {column: its feature type}. noun: "image" or "label". given: the column name that the
-    user set, or None to find the column by its type. types: lists of allowed types, in order of
-    preference. A list is used only if no column has a type of the lists before it.
+    features: {column: its feature type}. noun: "image" or "label". given: the column that the user
+    set, or None to find it by its type. types: lists of allowed types, the preferred list first.
 
-    Raises ValueError if the column `given` does not exist, and DataError if its type is not
-    allowed. If `given` is None, raises DataError if no column fits, or if several columns fit.
+    Raises ValueError if the column `given` does not exist. Raises DataError if its type is not
+    allowed, or if no column or several columns fit.
     """
     columns = {name: type_of(feature) for name, feature in features.items()}
     known = [name for names in types for name in names]

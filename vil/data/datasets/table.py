@@ -33,10 +33,9 @@ OPTIONAL = ("split", "group", "weight")  # columns
 class Table(ImageDataset):
     """A dataset of images that a table lists, one per row. `file` is the table's path below root.
 
-    The column `split`, if there is one, names the split of each row: train, val or test. Without
-    this column, all rows are training images, or images of every split if `all_rows` is set. Rows
-    with the same text in the column `group` must be in the same split. The column `weight` has the
-    weight of each image in the training loss.
+    The optional column `split` is train, val or test. Without it, all rows are training images, or
+    images of every split if `all_rows` is set. Rows with the same text in the column `group` must
+    be in the same split. The column `weight` has weights for the training loss.
     """
 
     splits = ("train", "val", "test")
@@ -62,21 +61,20 @@ class Table(ImageDataset):
         """Read the table, and check that its images exist.
 
         Args:
-            label_columns: names of several label columns. With target_type "numbers", each
-                column contains one of the K numbers. With "labels", each contains 0 or 1 for one of
-                the K labels. Default: only `label_column`.
+            label_columns: columns to read instead of `label_column`. With target_type "numbers",
+                each contains one of the K numbers. With "labels", each contains 0 or 1 for one of
+                the K labels.
             separator: text between several labels in one cell, such as "|" in "cat|dog".
             text_labels: accept any text as a class name, including a mix of numbers and words, and
                 texts that contain the separator.
             images: folder below root to which the paths in the table are relative.
             all_rows: if there is no column `split`, use all rows in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders outside of root that may contain images.
+            extra_roots: folders outside of root that may contain the table and the images.
             channels: see `read_image`.
 
-        Raises ValueError for a column that the table lacks, and for an empty separator. Raises
-        DataError for an invalid table, for an image that is missing or listed twice, and if images
-        of one group are in different splits.
+        Raises ValueError for a missing column or an empty separator. Raises DataError for an
+        invalid table, a missing or repeated image, or a group with several splits.
         """
         super().__init__(split, transform)
         self.target_type, self.channels = target_type, channels
@@ -151,9 +149,9 @@ class Table(ImageDataset):
         return normal
 
     def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
-        """Return a mask (rows,) bool of the rows in a split. splits: texts of the column `split`,
-        or None if the table has no such column. Without the column, all rows are in the split
-        "train" or, if `all_rows` is set, in every split. Raises DataError if no row is selected."""
+        """Return a mask (rows,) bool of the rows in a split. splits: texts of the column `split`;
+        None without this column. In that case, all rows are in "train" or, if `all_rows` is set, in
+        every split. Raises DataError if no row is selected."""
         if splits is None:
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)

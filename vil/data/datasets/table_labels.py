@@ -25,9 +25,9 @@ is_integer = re.compile(r"[+-]?\d+").fullmatch
 class Location(NamedTuple):
     """The file and position of each row, for error messages.
 
-    path: the file. lines: for each row, its number in the table, or its name if the rows are not
-    from a table. unit: word that messages put before an item of `lines`: "line", "row" or "sample".
-    noun: what messages call the rows.
+    lines: for each row, its number in the table, or its name if the rows are not from a table.
+    unit: word for an item of `lines`: "line", "row" or "sample".
+    noun: word for the rows.
     """
 
     path: Path
@@ -63,13 +63,12 @@ def read_targets(
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
     Args:
-        cells: the texts of each label column.
+        cells: texts of each label column.
         names: names of the label columns if the user listed them, otherwise [].
-        where: position of each row, for error messages.
-        is_train: (R,) bool, True for the training rows.
+        is_train: (rows,) bool.
         separator, text_labels: see `Table`.
         name: name of the label column if `names` is empty.
-        classes: names of the classes. If empty, the classes are the labels of the training rows.
+        classes: names of the classes; empty for the labels of the training rows.
 
     Raises DataError for an invalid label.
     """
@@ -113,10 +112,9 @@ def read_lists(
 ) -> tuple[list[str], np.ndarray]:
     """Return the classes and the targets of rows that each have a list of texts.
 
-    items: the texts of each row: one text if target_type is "class", K texts if it is "numbers",
-    any number of texts if it is "labels". name: name of the number if target_type is "numbers". If
-    K > 1, the names of the numbers are <name>_0, <name>_1, ... The other arguments and the result
-    are those of `read_targets`.
+    items: the texts of each row: one if target_type is "class", K if it is "numbers", any number if
+    it is "labels". name: for "numbers", the name of the number. K > 1 numbers are named <name>_0,
+    <name>_1, ... The other arguments and the result are those of `read_targets`.
     """
     own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
     shown = [", ".join(texts) for texts in items]

@@ -1,13 +1,10 @@
 """Read images in a .zip or an uncompressed .tar without extracting it.
 
-The members are listed once, into a few numpy arrays that forked workers share. Their contents are
-read through a SharedFile. These rules apply:
+The list of members is stored in a few numpy arrays, which forked workers share.
 
-- Members that are links, or whose names are absolute or contain "..", are left out, with one
-  warning.
-- Of several members with the same name the last is used, as in unzip and tar, with one warning.
-- An encrypted zip member, or one with a compression other than deflate, raises DataError. Skipping
-  it would make the dataset smaller without notice.
+- Members that are links, or whose names are absolute or contain "..", are left out with a warning.
+- Of several members with the same name, the last is used, with a warning.
+- An encrypted zip member, or one with a compression other than deflate, raises DataError.
 """
 
 import io
@@ -40,11 +37,10 @@ ENCRYPTED = 99  # value of the field `method` for encrypted members, as the zip 
 
 
 class Archive:
-    """An archive file, and its M members for which the function wanted(name, size) returns True.
+    """An archive file, and its M members for which wanted(name, size) is True, in the file's order.
 
-    Members are in the order of the file. `names` (M,) contains their names as bytes. `fields` (M,)
-    is a structured array of the values that `read` needs for each member, such as its offset. A
-    subclass sets `dtype`, the type of `fields`, and defines `members` and `read`.
+    `names` (M,): the members' names as bytes. `fields` (M,): a structured array of what `read`
+    needs, such as offsets. A subclass sets its type `dtype`, and defines `members` and `read`.
     """
 
     dtype: list[tuple]
@@ -83,8 +79,8 @@ class Archive:
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
         """Yield (name, size in bytes, is_plain, row) for each member of the archive.
 
-        is_plain is False for a member that must not be read, such as a link. row: tuple of the
-        values that `read` needs. Raises DataError if the file is not a complete archive.
+        is_plain is False for a link or a special file. row is the member's entry of `fields`.
+        Raises DataError if the file is not a complete archive.
         """
         raise NotImplementedError
 

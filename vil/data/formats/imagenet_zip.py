@@ -40,9 +40,9 @@ def imagenet(
     """Build the dataset "imagenet" from root/{split}.zip and root/{split}_map.txt, if both exist,
     else from the class folders in root/{split}.
 
-    num_classes: expected number of classes. None accepts any number. channels: see `read_image`.
-    Raises ValueError if the number of class folders is not num_classes. Raises DataError if the
-    folder does not exist and at least one of the two files is missing.
+    num_classes: expected number of classes; None accepts any number. channels: see `read_image`.
+    Raises ValueError for another number of class folders, and DataError if root has neither the
+    folder nor both files.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))
@@ -75,9 +75,9 @@ class ImageNetZip(ArchiveDataset):
     ):
         """Read the class numbers in {split}_map.txt, and the list of the zip's members.
 
-        If num_classes is None, the number of classes is taken from train_map.txt or, if that file
-        is missing, from the map of this split. Raises DataError if a file is missing or invalid, or
-        a class is out of range. channels: see `read_image`.
+        num_classes: by default, taken from train_map.txt or, if that is missing, from
+        {split}_map.txt. Raises DataError if a file is missing or invalid, or a class is out of
+        range.
         """
         super().__init__(split, transform)
         self.channels = channels

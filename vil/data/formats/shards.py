@@ -1,8 +1,7 @@
 """Datasets in tar shards of the webdataset format, such as shards/train-{000000..000003}.tar.
 
-Members whose names are equal up to the first dot form a sample, such as 0007.jpg and 0007.cls.
-Members are read at their offsets, in any order, instead of as a stream. Shuffling and resuming are
-therefore exact. N is the number of samples.
+Members whose names are equal up to the first dot form a sample, such as 0007.jpg and 0007.cls. They
+can be read in any order, so shuffling and resuming are exact.
 """
 
 import glob
@@ -96,20 +95,18 @@ class Shards(ArchiveDataset):
         """List the members of all shards, and read the labels.
 
         Args:
-            files: path of a tar, or of several: {000..003} is a range, and * and ? are wildcards.
-            image_member: file extension of the images, such as jpg. Required if a sample has
-                several images.
-            label_member: file extension of the labels. Default: the first extension in LABELS that
-                any sample has.
-            labelmap: file below root with one class per line, see `read_labelmap`. Default:
-                classes.txt in the folder of the shards. If that file does not exist, the classes
-                are the sorted labels of the training samples.
-            text_labels: accept any text as a class name, including a mix of numbers and words.
-                Also do not warn about labels that could be the name of one class or the number of
-                another class.
+            files: path of one or several tars. {000..003} is a range, and * and ? are wildcards.
+            image_member: file extension of the images, required if a sample has several images.
+            label_member: file extension of the labels. Default: the first in LABELS that any sample
+                has.
+            labelmap: file below root with one class per line. Default: classes.txt in the folder of
+                the shards. Without this file, the classes are the sorted labels of the training
+                samples.
+            text_labels: accept any text as a class name, including a mix of numbers and words, and
+                do not warn about ambiguous labels.
             all_rows: if `files` does not contain "{split}", use all samples in every split.
             target_type: see `ImageDataset`.
-            extra_roots: folders, besides root, to which links in the paths may lead.
+            extra_roots: folders, besides root, to which links may lead.
             channels: see `read_image`.
 
         Raises DataError for missing or invalid shards, and for a sample without a valid label or
@@ -164,12 +161,10 @@ class Shards(ArchiveDataset):
 def find_shards(
     roots: Sequence[Root], pattern: str, hint: str = "", *, required: bool = True
 ) -> list[Path]:
-    """Return the files that match a pattern with ranges such as {000..003} or wildcards.
+    """Return, in order, the files that match a pattern with ranges such as {000..003} or wildcards.
 
-    Files are in the order of the ranges; files that match a wildcard are sorted. roots: the dataset
-    root, and other folders that may contain the files. hint: advice for the error message. Raises
-    DataError if only some of the files exist. If none exists, raises DataError, or returns [] if
-    `required` is False.
+    roots: the dataset root, then other folders that may contain the files. Raises DataError if some
+    of the files do not exist. If none exists, returns [] unless `required` is True.
     """
     root, expanded = roots[0], [pattern]
     while match := RANGE.search(expanded[0]):
@@ -208,14 +203,12 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
 
 
 def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: object) -> None:
-    """Log a warning if labels are ambiguous: the name of one class and the number of another.
+    """Log a warning if labels are the name of one class and the number of another.
 
-    Ambiguous labels are read as names. There is no warning for strings in JSON labels, which are
-    always names. There is also no warning if at least one label is not a class number, because then
-    all labels are names.
+    Such labels are read as names. There is no warning if labels are always names: for strings in
+    JSON labels, and if any label is not a class number.
 
-    own: the samples of the split. field: name of the field with the label in a JSON object.
-    classes: the class names by number. files: the shards, for the warning.
+    field: field of a JSON object with the label. classes: the class names by number.
     """
     by_number = {str(number): name for number, name in enumerate(classes)}
     if {text for texts in own.texts for text in texts} - by_number.keys():
@@ -245,9 +238,12 @@ def read_samples(
     members: tuple[str | None, str | None],
     channels: int,
 ) -> Samples:
-    """List the samples of all shards and read their labels. source: the path for error messages.
-    members: (file extension of the image, file extension of the label). None stands for any known
-    extension. Raises DataError unless each sample has exactly one image and a valid label."""
+    """List the samples of all shards and read their labels.
+
+    source: path for error messages. members: file extensions of the image and of the label; None
+    stands for any known extension. Raises DataError unless each sample has exactly one image and a
+    valid label.
+    """
     image, endings = members[0], extensions(channels)
     labels, ignored = (members[1],) if members[1] else LABELS, []
 
@@ -317,13 +313,10 @@ def split_name(name: str) -> tuple[str, str]:
 def parse_label(
     extension: str, content: bytes, target_type: str
 ) -> tuple[list[str], dict[str, Any]] | None:
-    """Parse the content of a label member. Returns (texts of the label, JSON object), or None if
-    the label is invalid.
+    """Return (texts of the label, JSON object) of a label member, or None if the label is invalid.
 
     If the extension ends in "json", the content is a JSON object with the label in the field
-    FIELDS[target_type]. Otherwise, the content is text, and the returned JSON object is {}. The
-    text has one class if target_type is "class", one label per line if it is "labels", and numbers
-    separated by whitespace if it is "numbers".
+    FIELDS[target_type]. Otherwise, it is text, and the returned JSON object is {}.
     """
     try:
         text = content.decode("utf-8-sig").strip()

@@ -8,11 +8,9 @@ from vil.data.image import UnreadableImage
 
 
 class SharedFile:
-    """A read-only file with random access. Each process opens the file at its first read.
+    """A read-only file with random access, for any number of threads and processes.
 
-    Reads use pread, which does not use the position of the open file. With seek and read instead,
-    all threads of a process would share this position, and a thread could read the bytes that
-    another thread requested. The open file is not pickled.
+    Each process opens the file at its first read. The open file is not pickled.
     """
 
     def __init__(self, path: str | Path):
@@ -27,6 +25,7 @@ class SharedFile:
             opened = self.opened = pid, io.FileIO(self.path)  # closed with its last reference
         chunks, missing = [], size
         while missing:
+            # not seek and read: threads would share the position of the file
             chunk = os.pread(opened[1].fileno(), missing, offset + size - missing)
             if not chunk:
                 raise UnreadableImage(f"{self.path} ends {missing} bytes too early")

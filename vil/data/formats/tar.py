@@ -38,11 +38,11 @@ class Tar(ArchiveDataset):
 
 
 def open_tar(file: Path, channels: int = 3) -> tuple[TarArchive, list[str]]:
-    """Open a tar. Returns (archive, class folder of each image), both sorted by class folder and
-    file name.
+    """Open a tar. Returns (archive, class folder of each image), sorted by class folder and file
+    name.
 
-    The class folders may have a common parent folder. Raises DataError if the file is missing, has
-    no images, or has an image whose path (below that parent folder) is not <class>/<image>.
+    Raises DataError if the tar is missing or has no images, or if the path of an image, below an
+    optional common folder, is not <class>/<image>.
     """
     if not file.is_file():
         raise DataError(format_layout_error(file.parent, f"there is no {file}", LAYOUT))

@@ -7,8 +7,8 @@ linelist: train.linelist # row numbers from 0, which may repeat; default: all ro
 labelmap: labelmap.txt   # name [TAB class number] per line; default: the line number, from 0
 
 The large datasets of the original 2021 code have this format. Paths are absolute or relative to the
-yaml. With all links resolved, they must lie below the root of the dataset, below the folder of the
-yaml or below one of `extra_roots`.
+yaml. With all links resolved, they must lie below the root of the dataset, the folder of the yaml
+or one of `extra_roots`.
 """
 
 import binascii
@@ -37,11 +37,10 @@ JSON_LABELS = "imagenet_22k"
 
 
 class Tsv(ImageDataset):
-    """A dataset of images in TSV files, which are listed in a yaml file: root/{split}.yaml, or the
-    file `yaml` below root.
+    """A dataset of images in TSV files, which are listed in root/{split}.yaml or another yaml file.
 
-    The linelist, a file of row numbers, selects and orders the samples. Without it, all rows are
-    samples. Labels are integers. With a labelmap, a file of class names, they may also be names.
+    A linelist (file of row numbers) selects and orders the samples. Labels are integers or, with a
+    labelmap (file of class names), also names.
     """
 
     splits = ("train", "val", "test")
@@ -62,9 +61,9 @@ class Tsv(ImageDataset):
         yaml: path of the yaml below root; default: {split}.yaml. extra_roots: folders, besides
         root, that may contain the files. channels: see `read_image`.
 
-        If num_classes is None, the number of classes is the first of these that is available: the
-        number in the labelmap (file of class names), the number in train.yaml's dataset (only if
-        `yaml` is None), or the largest label of this split plus 1.
+        If num_classes is None, it is the number of classes in the labelmap (file of class names),
+        else in train.yaml's dataset (only if `yaml` is None), else the largest label of this split
+        plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
@@ -153,10 +152,10 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Open the .tsv files with the images, the labels and the sample names of a dataset.
+    """Open the .tsv files of a dataset: images, labels and sample names, in this order.
 
-    Returns these three files in this order. Some of them may be the same file. files: the paths, as
-    returned by `read_yaml`. Raises DataError if the numbers of rows differ.
+    Some of them may be the same file. files: as returned by `read_yaml`. Raises DataError if the
+    numbers of rows differ.
     """
     images = TsvFile(files["img"])
     labels = TsvFile(files["label"]) if "label" in files else images

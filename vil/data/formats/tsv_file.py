@@ -29,8 +29,8 @@ KEY_BYTES = 256  # bytes to read first for the first column of a row
 class TsvFile:
     """A .tsv file with TAB-separated columns. Row numbers start at 0.
 
-    Uses 8 bytes of memory per row. Writes the .lineidx file of row offsets if it is missing. Raises
-    DataError if the .tsv is missing or empty, or if the .lineidx does not belong to it.
+    Writes the .lineidx file of row offsets if it is missing. Raises DataError if the .tsv is
+    missing or empty, or if the .lineidx does not belong to it.
     """
 
     def __init__(self, path: Path):
@@ -59,11 +59,10 @@ class TsvFile:
         return head.split(b"\t")[0].decode("utf-8", "surrogateescape")
 
     def labels(self, numbers: Iterable[int], *, before_image: bool) -> Iterator[str]:
-        """Yield the label, which is the second column, of each of the given rows.
+        """Yield the label (second column) of each row in `numbers`, without reading image data.
 
-        numbers: row numbers. before_image: whether the rows must also have a third column, the
-        image. The file is memory-mapped, so that image data are not read. Raises DataError if a
-        column is missing.
+        before_image: whether the rows must also have a third column, the image. Raises DataError if
+        a column is missing.
         """
         with (
             open(self.path, "rb") as file,
@@ -84,8 +83,8 @@ class TsvFile:
 def row_offsets(path: Path) -> np.ndarray:
     """Return the byte offsets of the rows, followed by the size of the file: (rows + 1,) int64.
 
-    Reads the .lineidx if it exists; otherwise scans the .tsv and writes the .lineidx. Raises
-    DataError if the .tsv is empty or the .lineidx does not match it.
+    Writes the .lineidx if it is missing. Raises DataError if it does not match the .tsv, or if the
+    .tsv is empty.
     """
     size = path.stat().st_size
     if not size:

@@ -4,10 +4,9 @@ The scenes are written as a dataset in COCO's format:
 
     train/000001.png ...   val/000001.png ...   annotations/instances_{train,val}.json
 
-Train scenes use the training digits of `digits.py`, and val scenes use its validation digits. A
-digit is 20 to 80 pixels high and rotated by up to 30 degrees. The border may cut it and other
-digits may cover it, but at least 60 % of its stroke is visible. A mask contains the visible pixels
-of the stroke.
+Train scenes use the training digits of `digits.py`, and val scenes its validation digits. A digit
+is 20 to 80 pixels high, and rotated by up to 30 degrees. The border and other digits hide at most
+40 % of its stroke. Its mask contains the visible pixels.
 
 Shapes: H, W size of a scene.
 """
@@ -85,9 +84,8 @@ class SceneDataset:
 def find_scenes(root: str | Path, **settings: int) -> Path:
     """Return the folder of scenes with the given settings. If it is missing, render the scenes.
 
-    settings: seed, train, val, low and high of `write_scenes`, all required. If several processes
-    render at the same time, the first to finish provides the folder. Raises DataError if the folder
-    cannot be written.
+    settings: seed, train, val, low and high of `write_scenes`, all required. Several processes may
+    call this at the same time. Raises DataError if the folder cannot be written.
     """
     name = "scenes{version}-{train}-{val}-{low}to{high}-seed{seed}"
     folder = Path(root, name.format(version=VERSION, **settings))
@@ -115,9 +113,9 @@ def write_scenes(
 ) -> None:
     """Render `train` training and `val` validation scenes into a new folder.
 
-    Sides are `low` to `high` pixels long. A scene depends only on `low`, `high`, the seed, the
-    split, and the number of the scene in the split. The folder appears only when all scenes are
-    complete. Raises FileExistsError if the folder already exists.
+    Sides are `low` to `high` pixels long. A scene depends only on these limits, the seed, the
+    split, and its number in the split. The folder appears only when it is complete. Raises
+    FileExistsError if it already exists.
     """
     if not 48 <= low <= high:
         raise ValueError(f"scenes need 48 <= low <= high (pixels), given low {low} and high {high}")
@@ -210,9 +208,8 @@ def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
     """Paint a random digit into `image` and append it to `placed`, both in place.
 
-    The position is random, but leaves at least the fraction MIN_VISIBLE of this digit and of each
-    other digit visible. Paints nothing if TRIES random positions all fail.
-    scans: (list of enlarged digits, their classes).
+    At least the fraction MIN_VISIBLE of each digit stays visible. Paints nothing if TRIES random
+    positions all fail. scans: (list of enlarged digits, their classes).
     """
     fine, targets = scans
     index = random.randint(len(targets))
@@ -242,10 +239,10 @@ def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans
 def random_overlap(
     random: RandomState, shape: tuple[int, ...], side: int
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Center a square at a random point of a scene, and find its overlap with the scene.
+    """Return the overlap of a scene with a square that is centered at a random point of the scene.
 
-    shape: (H, W) of the scene. side: side length of the square in pixels. Returns two pairs of
-    slices (rows, columns). The first selects the overlap in the scene, the second in the square.
+    shape: (H, W) of the scene. side: side of the square in pixels. Returns two pairs of slices
+    (rows, columns), which select the overlap in the scene and in the square.
     """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))

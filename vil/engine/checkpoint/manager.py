@@ -84,14 +84,13 @@ class CheckpointManager:
     def save(self, state: TrainState, *, required: bool = False) -> TrainState:
         """Save a checkpoint of `state`, unless the same state was saved already.
 
-        A state that was saved before its evaluation is saved again after it, because the result of
-        the evaluation is part of the state. If the save fails, the error is logged. SaveError is
-        raised instead if the save is `required`, or after too many consecutive failures.
+        If the save fails, the error is logged. SaveError is raised instead if the save is
+        `required`, or after too many consecutive failures.
 
         Returns `state`. If the checkpoint is the new best one but cannot be written, the previous
         best checkpoint remains the best in the returned state.
         """
-        if self.saved == state:
+        if self.saved == state:  # not after an evaluation, whose result is part of the state
             return state
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)

@@ -1,8 +1,7 @@
 """Write folders atomically: after a crash or power failure, a folder is complete or absent.
 
-Files are written to a temporary folder and synced to disk. Then the folder is renamed, and its
-parent folder is synced. A manifest has the size and SHA-256 of each file. A second file has the
-SHA-256 of the manifest. Together they detect files that have changed on the disk.
+A manifest has the size and SHA-256 of each file, and a second file has the SHA-256 of the manifest.
+Together they detect files that have changed on the disk.
 """
 
 import errno
@@ -24,14 +23,14 @@ FORMAT = 2  # format 1 had no manifest.sha256
 def new_folder(
     final: Path, size: int, *, spare: Path | None = None, **metadata: object
 ) -> Iterator[Path]:
-    """Yield a temporary folder to write files to. On exit, rename it to `final` or, after an error,
-    remove it.
+    """Yield a temporary folder to write files to, and rename it to `final` on exit.
 
-    Before the folder is renamed, its files are synced, and a manifest is written that also has the
-    entries of `metadata`.
+    A manifest that also has the entries of `metadata` is added. After an error, the folder is
+    removed instead.
 
     size: total size of the files in bytes. Raises OSError if the disk has less free space.
-    spare: path to which an older folder `final` is moved. If None, the older folder is removed.
+    spare: new path of an older folder `final`. If it is None or exists, the older folder is
+    removed.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)

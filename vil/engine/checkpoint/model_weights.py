@@ -30,14 +30,13 @@ def check_finite(model: nn.Module, step: int) -> None:
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Return the model's state dict, with unsharded copies of all tensors on the CPU.
 
-    Copies are needed because safetensors rejects tensors that share memory. If the model is
-    sharded, all ranks must call this function, because it gathers the shards. keep: whether this
-    rank needs the result. If False, an empty dict is returned.
+    If the model is sharded, all ranks must call this function, because it gathers the shards. keep:
+    whether this rank needs the result. If False, an empty dict is returned.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
         tensor = full_tensor(tensor.detach())
-        if keep:
+        if keep:  # copy, because safetensors rejects tensors that share memory
             tensors[name] = tensor.to("cpu", copy=True).contiguous()
     return tensors
 

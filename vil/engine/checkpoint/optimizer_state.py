@@ -1,11 +1,11 @@
 """Save and load optimizer state by parameter name instead of by index.
 
-The state can therefore be loaded even if the parameter groups (weight decay, layer-wise learning
-rates), the order of modules or the frozen parameters have changed. Optimizer settings are not
-saved: they come from the config, and the learning rate is a function of the step.
+The state can therefore be loaded even if the parameter groups, the order of modules or the frozen
+parameters have changed. Settings such as the learning rate are not saved: the config determines
+them.
 
-torch.distributed.checkpoint.state_dict also saves by name. It is not used, because it restores the
-saved settings and runs an optimizer step to create missing state.
+torch.distributed.checkpoint.state_dict is not used, because it restores saved settings and runs an
+optimizer step to create missing state.
 """
 
 import torch
@@ -66,12 +66,11 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """Return the initial optimizer state of a parameter without saved state: an empty dict, or a
-    momentum of zeros.
+    """Return the initial optimizer state of a parameter without saved state.
 
-    The momentum is returned if other parameters of the same group have one, because torch's fused
-    SGD needs a momentum for all parameters of a group or for none. known: saved states of the other
-    parameters in the group.
+    It is a momentum of zeros if other parameters of the group have a momentum, because torch's
+    fused SGD needs one for all of them or for none. Otherwise it is an empty dict. known: saved
+    states of the other parameters.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

@@ -86,13 +86,11 @@ class TrainState:
         higher_is_better: bool = True,
         min_delta: float = 0.0,
     ) -> "TrainState":
-        """Return the state after an evaluation with the metric `value`.
+        """Return the state after an evaluation with the metric `value`. NaN never becomes the best.
 
-        A better value becomes the new best. NaN never does. drop: whether a value that is not a new
-        best increases `drops`, which lowers the learning rate. Before there is a best value, a NaN
-        does not increase `drops`.
-        min_delta: early stopping counts a value as an improvement only if the value is better than
-        the last improvement by more than `min_delta`.
+        drop: whether a value that is not a new best increases `drops`, which lowers the learning
+        rate.
+        min_delta: for early stopping, an improvement counts only if it is larger than this.
         """
         sign = 1 if higher_is_better else -1
 
@@ -145,10 +143,9 @@ def save(
     """Write the checkpoint of `state.step` to `folder`, and return its path. Then remove old
     checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
-    that logs a line, called for each checkpoint that cannot be removed. Raises DivergedError if a
-    weight is not finite, and SaveError if writing fails twice. Both are raised on every rank,
-    before old checkpoints are removed.
+    is_pinned: whether the checkpoint of a given step is pinned. say: called for each checkpoint
+    that cannot be removed. Raises DivergedError if a weight is not finite, and SaveError if writing
+    fails twice, both on every rank.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -186,13 +183,13 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write a checkpoint to the folder `final`. After an error, no incomplete folder remains.
 
-    If `final` already exists, it is replaced. For example, a run is stopped at this step before its
-    evaluation. The resumed run evaluates, and saves the step again. During the replacement, the old
-    folder has another name that `checkpoints` also lists, so that a checkpoint of this step exists
-    even if the process is killed. files: {file name: content}, from `collect_files`.
+    If `final` already exists, it is replaced. A complete checkpoint of this step remains on the
+    disk during the replacement, even if the process is killed. files: {file name: content}, from
+    `collect_files`.
     """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
+    # the old folder during the replacement, under a name that `checkpoints` also lists
     spare = final.with_name(final.name.replace("-", "-0"))
     try:
         with new_folder(final, count_bytes(files), spare=spare, **metadata) as aside:
@@ -230,12 +227,10 @@ def prune(
 ) -> None:
     """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    If there are checkpoints of later steps than `step`, they are corrupt, because the run did not
-    resume from them. They are neither counted nor removed.
-
-    is_pinned: function that returns whether the checkpoint of a given step is pinned. say: function
-    that logs a line, called for each checkpoint that cannot be removed.
+    Checkpoints of later steps than `step` are neither counted nor removed. is_pinned: whether the
+    checkpoint of a given step is pinned. say: called for each checkpoint that cannot be removed.
     """
+    # later checkpoints are corrupt, because the run did not resume from them
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         try:
             is_best = checkpoint == resolve_link(folder, "best")
@@ -288,11 +283,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
-    """Return the path of the newest checkpoint that is not corrupt, or None if the folder has no
+    """Return the path of the newest checkpoint that is not corrupt; None if there are no
     checkpoints.
 
     `warn` is called for each corrupt checkpoint that is skipped. Raises CheckpointError if all
-    checkpoints are corrupt, because a restart from step 0 would discard the progress of the run.
+    checkpoints are corrupt.
     """
     candidates = checkpoints(folder)
     for checkpoint in candidates:
@@ -300,7 +295,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
         if reason is None:
             return checkpoint
         warn(f"checkpoint {checkpoint} skipped: {reason}")
-    if candidates:
+    if candidates:  # a restart from step 0 would discard the progress of the run
         raise CheckpointError(
             f"none of the {len(candidates)} checkpoints in {folder} is intact; delete the folder "
             "to start over"
@@ -361,14 +356,13 @@ def resume(
 ) -> TrainState:
     """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder.
+    All machines need access to `folder`, because rank 0 selects the checkpoint for all ranks.
 
     The saved settings are compared with those of `fresh`, the state of a new run with the current
-    settings. A change of the number of ranks or the seed is logged. After a change of the metric or
-    test set that selects the best checkpoint, the selection starts again. A change of the batch
-    size, epoch length or optimizer raises CheckpointError, because the saved step or optimizer
-    state would be wrong. A change of the training samples raises CheckpointError unless
-    `allow_changes` is set. say: function that logs a line.
+    settings. A changed batch size, epoch length or optimizer raises CheckpointError. So do changed
+    training samples, unless `allow_changes` is set. If the metric or test set changed, the
+    selection of the best checkpoint starts again. A changed seed or number of ranks is only logged.
+    say: function that logs a line.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
@@ -404,9 +398,8 @@ def resume(
 def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> TrainState:
     """Return the state `saved`, but with the metric and test set of the state `fresh`.
 
-    If the metric or the test set differs, the best value is removed and early stopping starts
-    again, because values of different metrics or test sets cannot be compared. say: function that
-    logs a line.
+    If the metric or the test set differs, the best value is removed, and early stopping starts
+    again. say: function that logs a line.
     """
     if has_new_metric := saved.metric != fresh.metric:
         old, new = (state.metric or "the default metric" for state in (saved, fresh))
@@ -414,6 +407,6 @@ def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None])
     if has_new_set := saved.test_set not in ("", fresh.test_set):
         old, new = saved.test_set, fresh.test_set
         say(f"the best checkpoint is now selected on {new}, previously on {old}")
-    if has_new_metric or has_new_set:
+    if has_new_metric or has_new_set:  # the old values cannot be compared with new ones
         saved = replace(saved, best=None, best_step=None, improved=None, stale=0)
     return replace(saved, metric=fresh.metric, test_set=fresh.test_set)

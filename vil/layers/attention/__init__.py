@@ -124,8 +124,8 @@ def register_attention(
 ) -> None:
     """Register an attention class under a name.
 
-    cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
-    given as a string is imported and checked when a module of the class is first built.
+    cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". The string
+    is imported and checked when a module of the class is first built.
     keys: the config keys of the constructor arguments, {argument: config key}.
     feature: the constructor argument that the letter f of an ARCH string (the config key
     MODEL.VIT.MSVIT.ARCH) sets. For example, "f7" sets this argument to 7.

@@ -2,7 +2,7 @@
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid rows and columns, L = X*Y local tokens, G
 global tokens (which come first), T = G+L, Q queries, K keys. `valid_hw` (B, 2): rows and columns of
-each image that are not padding. The 2021 reference is the original Vision Longformer code.
+each image that are not padding.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,10 @@ TABLE = "local_relative_position_bias_table"
 class AttentionWeights(NamedTuple):
     """Softmax weights of selected queries over their keys.
 
-    weights (B, N, Q, G+R): weights of N heads and Q queries. The keys are the G = num_global global
-    tokens, followed by R local keys. Masked keys have weight 0. The weights of a query sum to 1,
-    unless all of its keys are masked.
-    grid: rows and columns of the local tokens.
-    cells: rows and columns of the R local keys.
-    ratio: with downsampled keys, each local key stands for ratio x ratio local tokens; otherwise 1.
+    weights: (B, N, Q, G+R) for N heads and Q queries. The keys are G = num_global global tokens,
+    then R local keys. The weights of a query sum to 1, unless all of its keys are masked.
+    grid, cells: rows and columns of the local tokens, and of the R local keys.
+    ratio: each local key stands for ratio x ratio tokens; 1 unless keys are downsampled.
     """
 
     weights: Tensor
@@ -47,12 +45,12 @@ class Attention(nn.Module):
     """Base class of the attention modules. A subclass must define:
 
     - a constructor with the arguments of this class and, unless `has_relative_bias` is False, the
-      argument `rel_pos`. It may forward arguments to the base class as **kwargs.
+      argument `rel_pos`.
     - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape. x has G global
       tokens, then L local tokens, with C = dim channels.
     - `macs(grid)`.
 
-    All other methods and attributes are optional: a subclass overrides those it needs.
+    All other methods and attributes are optional.
 
     num_global: G, the number of global tokens.
     grid: rows and columns of the local tokens, for parameters whose size depends on them.
@@ -115,9 +113,8 @@ class Attention(nn.Module):
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
         """Compute the attention output (B, N, Q, D) of Q queries, in N heads of D channels.
 
-        q (B, N, Q, D). k, v (B, N, K, D), for K keys. added: biases and masks to add to the scores;
-        those that are None are skipped. In training mode, dropout is applied to the attention
-        weights.
+        q (B, N, Q, D). k, v (B, N, K, D), for K keys. added: biases and masks to add to the scores,
+        or None. Dropout is applied in training mode.
         """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
@@ -137,8 +134,7 @@ class Attention(nn.Module):
         """Compute the scores (B, N, Q, K), before softmax, of Q queries and K keys in N heads.
 
         q (B, N, Q, D), k (B, N, K, D): heads of D channels. added: biases and masks to add to the
-        scores; those that are None are skipped. The scores are converted to at least float32 before
-        the additions.
+        scores, or None. The scores are at least float32.
         """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -194,9 +190,8 @@ class Attention(nn.Module):
     ) -> Tensor | None:
         """Return a checkpoint's weight resized to fit a parameter; None if it cannot be resized.
 
-        leaf, shape: name and shape of the parameter in this module. value: the checkpoint's weight.
-        rule: the interpolation, a key of `pos_embed.RULES`. A relative position table in a
-        checkpoint is assumed to be square.
+        leaf, shape: name and shape of the parameter. value: the checkpoint's weight. A relative
+        position table is assumed to be square. rule: the interpolation, a key of `pos_embed.RULES`.
         """
         if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
@@ -212,22 +207,19 @@ class Attention(nn.Module):
         return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Update the module for the current training step. The base class does nothing.
+        """Update the module for the training step `progress`. The base class does nothing.
 
-        progress: the `TrainStep` that is about to run.
-        index: position of this module among the attention modules of the model.
-        Returns a message to log if the behavior of the module changes at this step, otherwise None.
+        index: position of this module among the attention modules of the model. Returns a message
+        to log if the behavior of the module changes at this step, otherwise None.
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield the `Case`s of the `vil.ops.local_attention` calls that this module makes.
+        """Yield a `Case` for each `vil.ops.local_attention` call of this module. The base class
+        yields none.
 
-        A `Case` has the properties of a call that determine its backend, such as shapes and dtype.
-        The base class yields nothing.
-        grid: rows and columns of local tokens.
-        training: whether to include the calls made in training, in addition to those made in
-        evaluation.
-        call: batch, dtype, device and padded, which are arguments of `make_case`.
+        A `Case` has the properties of a call from which its backend is selected. training: whether
+        to include the calls in training, in addition to those in evaluation. call: batch, dtype,
+        device and padded, which are arguments of `make_case`.
         """
         yield from ()
 
@@ -277,8 +269,8 @@ class Attention(nn.Module):
     def min_export_side(self) -> int:
         """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
-        torch.export treats a dimension of size 1 as constant, so a side needs at least two tokens.
-        A subclass overrides this if a side needs at least two chunks or two downsampled keys.
+        It is at least 2, because torch.export treats a dimension of size 1 as constant. A subclass
+        may need more, such as two chunks.
         """
         return 2
 
@@ -294,11 +286,10 @@ class Attention(nn.Module):
 
 
 class GlobalLocalAttention(Attention):
-    """Base class for attention in which global tokens attend to all tokens.
+    """Base class for attention in which global tokens attend to all tokens. A subclass implements
+    the attention of local tokens in `attend_local`.
 
-    A subclass implements the attention of local tokens in `attend_local`.
-    share_weights: whether global tokens use the same projections as local tokens. Otherwise they
-    have separate ones: query_global, kv_global and proj_global.
+    share_weights: whether global tokens use the projections of local tokens, instead of their own.
     rel_pos: whether a learned bias is added to the scores of global queries.
     """
 
@@ -368,9 +359,8 @@ class GlobalLocalAttention(Attention):
     ) -> list[Tensor]:
         """Return the attention outputs of global and local queries, before the output projection.
 
-        q: [G global queries (B, N, G, D), L local queries (B, N, L, D)]. k, v (B, N, G+L, D). All
-        have N heads of D channels. Returns [(B, G, C), (B, L, C)], with the heads concatenated to C
-        channels, or only [(B, L, C)] if G is 0.
+        q: G global queries (B, N, G, D) and L local queries (B, N, L, D). k, v (B, N, G+L, D).
+        Returns [(B, G, C), (B, L, C)] with C = N*D channels, or only [(B, L, C)] if G is 0.
         """
         out = [self.merge_heads(self.attend_local(q[1], k, v, grid, valid_hw))]
         if self.num_global:

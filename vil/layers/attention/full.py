@@ -1,8 +1,7 @@
 """Full attention: every token attends to every token.
 
-By default, torch's scaled_dot_product_attention computes it. For calls on a CPU without bias,
-padding and dropout, `vil tune` may select the compiled C++ backend of local attention, with a
-window that covers all tokens.
+By default, torch's scaled_dot_product_attention computes it. On a CPU, `vil tune` may select the
+compiled C++ backend of local attention for calls without bias, padding and dropout.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -111,19 +110,18 @@ class FullAttention(Attention):
         """Yield the `Case`s from which a backend is selected, see `Attention.backend_cases`.
 
         The cases describe only the local queries, although the backend computes the global queries
-        too. Yields nothing for calls that always use torch's attention: those on other devices than
-        a CPU, with padded images, with a relative position bias, or with dropout.
+        too. Yields nothing for calls that always use torch's attention, such as those with padded
+        images.
         """
         if not padded and self.is_tunable(call["device"]):
             for needs_grad in (True, False) if training else (False,):
                 yield self.make_case(one_chunk(grid), training=needs_grad, **call)
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
+        """Return the relative position bias (1, N, G+L, G+L) of G global, then L local tokens.
 
-        Queries and keys are G global, then L local tokens. If `valid_hw` is given, the bias is
-        resized for each image: (B, N, G+L, G+L). valid_hw (B, 2): unpadded rows and columns of each
-        image.
+        valid_hw (B, 2): unpadded rows and columns of each image. If given, the bias is resized for
+        each image: (B, N, G+L, G+L).
         """
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:

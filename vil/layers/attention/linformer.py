@@ -27,11 +27,11 @@ from vil.layers.pos_embed import (
 class LinformerAttention(Attention):
     """Attention of every token to f learned linear combinations of all tokens.
 
-    num_features: f, which may exceed the number of tokens.
-    share_kv: whether keys and values share the projection along the token axis, proj_k. Otherwise
-    values use proj_v.
-    grid: rows and columns of local tokens that determine the size of the projections. On another
-    grid, the forward pass interpolates the projections. Raises ValueError if grid is None.
+    num_features: f.
+    share_kv: keys and values share the projection along the token axis, proj_k. Otherwise values
+    use proj_v.
+    grid: rows and columns of local tokens for which the projections are stored. For other grids,
+    the forward pass interpolates them. Raises ValueError if grid is None.
     """
 
     shown = (*Attention.shown, "num_features", "share_kv", "grid")
@@ -147,10 +147,9 @@ def resize_projection(
 ) -> Tensor:
     """Resize a projection along the token axis to another grid of tokens.
 
-    table (G + X*Y, f): the projection from G global tokens and a grid of X x Y local tokens to f
-    tokens. The weights of global tokens do not change. The weights of local tokens are interpolated
-    as an image from grid `old` to grid `new`, then scaled by old area / new area, so that sums over
-    tokens keep their magnitude.
+    table (G + X*Y, f): the projection from G global tokens and the X x Y local tokens of grid `old`
+    to f tokens. The weights of local tokens are interpolated like an image, then scaled by old area
+    / new area, so that sums over tokens keep their magnitude.
     num_global: G. rule: the interpolation, a key of `pos_embed.RULES`.
     """
     local = resize_table(table[num_global:], old, new, rule)
@@ -161,11 +160,10 @@ def resize_projection(
 def resize_projections(
     table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """Resize a projection to the unpadded size of each image.
+    """Resize a projection to the unpadded size of each image. Returns (B, G+L, f).
 
     table (tokens, f): the projection from G global tokens and the tokens of grid `old` to f tokens.
-    Returns (B, G+L, f), where L is the number of tokens of grid `new`. The result is undefined for
-    padding tokens.
+    new: the padded grid of L tokens. The result is undefined for padding tokens.
     valid_hw (B, 2): unpadded rows and columns of each image. num_global: G.
     """
     local = resize_tables(table[num_global:], old, new, valid_hw)

@@ -28,9 +28,8 @@ class AttendedKeys(NamedTuple):
     """The local tokens that one query may attend to.
 
     keys (K,): indices of local tokens; a token may occur several times.
-    entries (K,): for each key, the index of its bias in the relative position bias table.
-    visible (N, K) or (1, K) bool: whether the query attends to the key, for each of N heads, or
-    once for all heads.
+    entries (K,): index of each key's bias in the relative position bias table.
+    visible (N, K) or (1, K) bool: whether the query attends to the key, for each head or for all.
     """
 
     keys: Tensor
@@ -41,10 +40,8 @@ class AttendedKeys(NamedTuple):
 class LocalAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens and to a window or pattern of local tokens.
 
-    A subclass defines `window`, `attended` and `local_macs`. If `rel_pos` is True, it also
-    registers the relative position bias.
-
-    backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
+    A subclass defines `window`, `attended` and `local_macs`. It also registers the relative
+    position bias if `rel_pos` is True. backend: "auto" or a name in `vil.ops.BACKENDS`.
     """
 
     def __init__(self, dim: int, num_heads: int, *, backend: str = "auto", **common: Any) -> None:
@@ -183,9 +180,8 @@ class LocalAttention(GlobalLocalAttention):
     ) -> Tensor:
         """Return the attention weights (B, N, T) of one local query for all T tokens.
 
-        scores (B, N, T): the query's scores for all tokens. query: its index among local tokens.
-        bias: the bias to add to the scores. A key that the window contains several times gets the
-        sum of its weights.
+        scores (B, N, T): the query's scores, without `bias`. query: its index among local tokens. A
+        key that the window contains several times gets the sum of its weights.
         """
         num_global, device = self.num_global, scores.device
         local, entries, visible = (x.to(device) for x in self.attended(grid, query))

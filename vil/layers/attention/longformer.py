@@ -1,9 +1,9 @@
 """Vision Longformer attention: a local token attends to its 2-D window and the global tokens.
 
-Source: Vision Longformer, arXiv:2103.15358, sections 3.2 and 3.3.
+Source: arXiv:2103.15358, sections 3.2 and 3.3.
 
-Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, w side of a chunk (the grid
-is divided into chunks of w x w tokens).
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens. The grid is divided into
+chunks of w x w tokens.
 """
 
 from collections.abc import Iterator
@@ -28,13 +28,11 @@ class LongformerAttention(LocalAttention):
 
     window: w, the side of a chunk in tokens.
     sw_exact: which tokens of the attended chunks are keys. 1: tokens at most w rows and columns
-    away. 0: all tokens. -1: all tokens, and the grid wraps around at its borders. See
-    `vil.ops.window.Mask`.
-    mode: which chunks a query attends to. 0: the 3x3 chunks around the query. -1: only the chunk
-    that contains the query. 1 or more: random shift. In training, the query attends to its chunk
-    and to one neighbor chunk, sampled at each step (see `set_progress`). In evaluation, it attends
-    to all nine chunks.
-    mode_switch: the fraction of epochs after which random shift ends.
+    away. 0: all tokens. -1: all tokens, and the grid wraps around at its borders.
+    mode: which chunks a query attends to. 0: the 3x3 chunks around the query. -1: only the query's
+    chunk. 1 or more: random shift. In training, the query attends to its chunk and to one neighbor
+    chunk, sampled at each step (see `set_progress`). In evaluation, it attends to all nine chunks.
+    mode_switch: the fraction of epochs after which mode 0 replaces random shift.
     backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
     rel_pos: learn a relative position bias. The size of its table does not depend on the grid.
     """
@@ -107,9 +105,9 @@ class LongformerAttention(LocalAttention):
     def current_mode(self) -> int:
         """Return which chunks a query attends to in this forward pass, as a number.
 
-        -1: the query's chunk. 0: this chunk and its eight neighbors. 1..8: this chunk and the
-        neighbor of that number. Raises RuntimeError in training with random shift if `set_progress`
-        was not called.
+        -1: the query's chunk. 0: this chunk and its eight neighbors. 1..8: this chunk and one
+        neighbor. Raises RuntimeError in training with random shift if `set_progress` was not
+        called.
         """
         if self.mode <= 0:
             return self.mode

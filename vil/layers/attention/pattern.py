@@ -30,17 +30,16 @@ class PatternAttention(LocalAttention):
     """Attention of local tokens to a pattern and global tokens, and of global tokens to all tokens.
 
     pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
-    chunk: side, in tokens, of the chunks in which the pattern is computed. It affects the speed,
-    not the result.
-    max_reach: the largest displacement, in rows and in columns, that has an entry in the bias
-    table. Query-key pairs that are farther apart use the outermost entries. With 0, the table
-    covers all displacements of the pattern.
+    chunk: side, in tokens, of the chunks in which the pattern is computed. Affects only the speed.
+    max_reach: the largest displacement, in rows and in columns, with its own entry in the bias
+    table. Pairs that are farther apart use the outermost entries. With 0, the table covers all
+    displacements of the pattern.
     backend: the implementation of local attention, "auto" or a name in `vil.ops.BACKENDS`.
     rel_pos: learn a relative position bias. If the pattern grows with the grid and max_reach is 0,
-    the table is sized for `grid`, which is then required, and is interpolated on another grid.
+    `grid` is required. The table is sized for this grid, and interpolated on another one.
 
-    Raises ValueError if the text of the pattern is malformed, if the pattern is not defined on
-    `grid`, or if it has masks for several heads, but not for num_heads heads.
+    Raises ValueError if the pattern is malformed, not defined on `grid`, or made for another number
+    of heads.
     """
 
     def __init__(
@@ -91,9 +90,8 @@ class PatternAttention(LocalAttention):
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. If the
-        size of the bias table depends on the grid, each image uses a table that is resized for the
-        unpadded size of the image, `valid_hw`.
+        k, v (B, N, G+L, D): keys and values, global tokens first. A bias table whose size depends
+        on the grid is resized for the unpadded size of each image, `valid_hw`.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:

@@ -1,10 +1,10 @@
 """Performer attention: softmax attention approximated by positive random features (FAVOR+).
 
-Source: Rethinking Attention with Performers, arXiv:2009.14794, section 2 (positive orthogonal
-features). The 2021 reference is the original Vision Longformer code, which this file follows.
+Source: Rethinking Attention with Performers, arXiv:2009.14794, section 2. This file follows the
+original Vision Longformer code of 2021.
 
-Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L, f random features.
+Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens, T = G+L, f random
+features.
 """
 
 import random
@@ -27,14 +27,12 @@ EPS = 1e-4  # added to each feature, so that every token has a positive weight
 class PerformerAttention(Attention):
     """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
-    num_features: number of random features that represent a query or a key.
-    batch_max: a maximum is subtracted from the exponents of keys, for numerical stability. False:
-    the maximum of each image. True: the maximum of the batch, as in the original Vision Longformer
-    code. The output for an image then depends on the other images of the batch. "auto": False, or
-    True once weights of the original code are loaded.
+    num_features: number of random features per query or key.
+    batch_max: subtract the maximum of the batch, not of each image, from the exponents of keys, as
+    in the original Vision Longformer code. The output for an image then depends on the other
+    images. "auto": True with weights of that code, else False.
 
-    The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
-    the attention weights are never computed.
+    The features are redrawn during training, see `set_progress`. attn_drop has no effect.
     """
 
     has_relative_bias = False
@@ -72,10 +70,8 @@ class PerformerAttention(Attention):
         """Redraw the random features if the schedule requires it at this training step.
 
         In epoch e, they are redrawn every 1 + 5e steps, starting with the first step of the epoch.
-        They are not redrawn in evaluation or if the module's weights are frozen. All ranks and
-        resumed runs draw the same features.
-        index: position of this module among the attention modules of the model. It is part of the
-        random seed.
+        All ranks and resumed runs draw the same features. index: position of this module among the
+        model's attention modules.
         """
         if not (self.training and self.qkv.weight.requires_grad):
             return
@@ -119,12 +115,9 @@ class PerformerAttention(Attention):
 class RandomFeatureAttention(nn.Module):
     """Attention by random features, at a cost linear in the number of tokens.
 
-    num_features: number of random features.
-    batch_max: a maximum is subtracted from the exponents of keys, for numerical stability. True:
-    the maximum of the batch. False: the maximum of each image.
+    batch_max: subtract the maximum of the batch, not of each image, from the exponents of keys.
 
-    All heads share one projection matrix (num_features, head_dim), a buffer that is saved in the
-    state dict.
+    All heads share one projection matrix (num_features, head_dim), a buffer in the state dict.
     """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
@@ -145,10 +138,10 @@ class RandomFeatureAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         """Return the attention output (B, N, T, D) of q, k and v, which have the same shape.
 
-        real (B, T) bool: True for keys that are not padding. The computation is in float32 (float64
-        for float64 inputs) even under autocast, because the random features are exponentials, which
-        have a wide range.
+        real (B, T) bool: True for keys that are not padding. The computation is in float32 or
+        float64, even under autocast.
         """
+        # the random features are exponentials, which have a wide range
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):
             q, k = self.query_features(q.to(dtype)), self.key_features(k.to(dtype), real)
@@ -173,10 +166,10 @@ class RandomFeatureAttention(nn.Module):
         return features if padding is None else features.masked_fill(padding, 0.0)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (x @ projection^T, |x|^2 / 2) for x (B, N, T, D), which is first scaled by D^-1/4.
+        """Return (x @ projection^T, |x|^2 / 2), where x (B, N, T, D) is first scaled by D^-1/4.
 
-        The shapes are (B, N, T, f) and (B, N, T, 1). The factor f^-1/2 of the Performer paper is
-        omitted, because the normalization of attention cancels it.
+        The shapes are (B, N, T, f) and (B, N, T, 1). The paper's factor f^-1/2 is omitted, because
+        the normalization of attention cancels it.
         """
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection_matrix.to(x.dtype).mT, x.square().sum(-1, keepdim=True) / 2
@@ -188,9 +181,8 @@ class RandomFeatureAttention(nn.Module):
 def orthogonal_gaussian(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     """Sample Gaussian vectors (count, dim) that are orthogonal in each group of `dim` vectors.
 
-    arXiv:2009.14794, section 2.4. The directions are the rows of uniformly distributed orthogonal
-    matrices. The lengths are those of independent Gaussian vectors. Sampling runs on the CPU in
-    float64, so that all devices get the same values.
+    Source: arXiv:2009.14794, section 2.4. Sampling runs on the CPU in float64, so that all devices
+    get the same values.
     """
     common = dict(generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(torch.randn(-(-count // dim), dim, dim, **common))

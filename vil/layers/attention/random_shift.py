@@ -1,7 +1,7 @@
 """Random shift: in a training step, a query attends to its chunk and one random neighbor chunk.
 
-Random shift ends after the fraction `mode_switch` of all epochs. From then on, and always in
-evaluation, a query attends to all nine chunks.
+After the fraction `mode_switch` of all epochs, and always in evaluation, a query attends to all
+nine chunks.
 
 Source: Vision Longformer, arXiv:2103.15358, section 3.3.
 """
@@ -15,8 +15,8 @@ from vil.utils.train_step import TrainStep
 def sample_neighbor(progress: TrainStep, index: int) -> int:
     """Return the number of the neighbor chunk to attend to in a training step, from 1 to 8.
 
-    index: position of the attention module among those of the model. The result depends only on the
-    seed, the step and `index`, so gradient checkpointing recomputes with the same neighbor.
+    index: position of the attention module among those of the model. Recomputing the step, as
+    gradient checkpointing does, gives the same neighbor.
     """
     rng = random.Random(f"random shift {progress.seed} {progress.step} {index}")
     return rng.randint(1, 8)

@@ -1,8 +1,7 @@
 """Spatial-reduction attention: keys and values are computed from a downsampled map.
 
 Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the original Vision
-Longformer code (the 2021 reference), there is an instance norm, and global tokens are not
-downsampled.
+Longformer code, the downsampled tokens get an instance norm, and global tokens are not downsampled.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens, T =
 G+L, r ratio, R reduced tokens (cells of r x r local tokens). `valid_hw` (B, 2): unpadded rows and
@@ -27,13 +26,11 @@ EPS = 1e-5
 class SRAttention(Attention):
     """Attention of every token to the global tokens and to downsampled local tokens.
 
-    A strided convolution reduces each square of r x r local tokens (a cell) to one key and value.
-    ratio: r.
+    ratio: side of the squares of local tokens. A strided convolution reduces each square to one key
+    and value.
     ragged: how to treat incomplete squares at the bottom and right. "pad" zero-pads them. "drop"
     drops their tokens, as in the original Vision Longformer code. "auto" is "pad", or "drop" once
     weights of the original code are loaded. A map smaller than one square is always padded.
-
-    The instance norm is skipped if there is only one square, because it would return zero.
     """
 
     shown = (*Attention.shown, "ratio", "ragged")
@@ -66,10 +63,10 @@ class SRAttention(Attention):
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (k, v, mask) of the G global and R downsampled local tokens of x (B, G+L, C).
+        """Return (k, v, mask) for x (B, G+L, C), where k and v are (B, N, G+R, D).
 
-        k, v are (B, N, G+R, D). mask (B, 1, 1, G+R): additive mask, -inf for keys that cover only
-        padding, 0 for other keys; None if `valid_hw` is None.
+        mask (B, 1, 1, G+R): additive mask, -inf for keys that cover only padding, 0 for other keys.
+        It is None if `valid_hw` is None.
         """
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kept = torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1)
@@ -79,9 +76,7 @@ class SRAttention(Attention):
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
         """Downsample local tokens x (B, L, C) to R tokens. Returns ((B, R, C), mask).
 
-        mask (B, 1, 1, G+R): additive mask for the keys, which are the G global and R downsampled
-        tokens. It is -inf for keys that cover only padding, 0 for other keys. None if `valid_hw` is
-        None.
+        The mask (B, 1, 1, G+R) is the one that `keys_and_values` returns.
         """
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)

@@ -1,12 +1,11 @@
 """Registry of the backends of local attention, with their modules and limits.
 
 Importing this package imports neither torch nor a backend, so that commands can list the names
-quickly. `vil.ops.dispatch` selects the backend of a call.
+quickly.
 
-Some backends recompute the scores in the backward pass. Each of them combines a forward pass from
-the registry FORWARDS with a backward pass from the registry BACKWARDS. All passes have the same
-interface (see `vil.ops.custom_op`), so every forward pass can be combined with every backward pass.
-For example, "flex+blocked" is the forward pass of flex with the backward pass of blocked.
+A backend that recomputes the scores in the backward pass combines any forward pass in FORWARDS with
+any backward pass in BACKWARDS. For example, "flex+blocked" is the forward pass of flex with the
+backward pass of blocked. `vil.ops.custom_op` describes the interface of the passes.
 """
 
 from __future__ import annotations
@@ -55,16 +54,13 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or only its forward or backward pass.
 
-    `home` is the location "module:attribute" of the function. The dictionary `facts` may have these
-    keys:
-    unsupported: a function that takes a `Case` and returns the reasons why the case is not
-    supported, or the location of that function. By default, every case is supported.
+    `home` is the location "module:attribute" of the function. `facts` may have these keys:
+    unsupported, prepare: the functions that the properties of the same names describe, or their
+    locations. By default, every case is supported, and nothing is prepared.
     layouts: whether the layouts of patterns are supported. By default, only windows are supported.
-    prepare: the location of a function that gets the backend ready to run, for example by compiling
-    it. The function returns the reasons why this failed. By default, no preparation is needed.
-    passes: the names (forward pass, backward pass) if the backend combines two passes. With this
-    key, `home`, `unsupported` and `prepare` are locations of factories. A factory takes the two
-    names and returns the function to use.
+    passes: the names (forward pass, backward pass) if the backend combines two passes. `home`,
+    `unsupported` and `prepare` are then locations of factories, which take the two names and return
+    the function to use.
     """
 
     @cached_property
@@ -114,9 +110,8 @@ class Implementation(Entry):
 class Backend(Implementation):
     """Entry of the registry BACKENDS: a backend with its forward and its backward pass.
 
-    The dictionary `facts` may have the keys that `Implementation` describes and the key `compiles`:
-    whether the backend calls torch.compile. A backend that calls torch.compile must not run on fake
-    tensors, because torch would cache a failed compilation.
+    `facts` may also have the key `compiles`: whether the backend calls torch.compile. Such a
+    backend must not run on fake tensors, because torch would cache a failed compilation.
     """
 
     @cached_property
@@ -154,10 +149,8 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
     """Add a backend of this package to BACKENDS.
 
-    name: the name that users pass as `backend`.
     home: location "module:function", relative to this package, of the function that computes
     attention.
-    about: a short description.
     limits: name of the function in the same module that returns the reasons why a case is not
     supported; None if all cases are supported.
     facts: properties of the backend, see `Implementation` and `Backend`.
@@ -213,8 +206,8 @@ def register_backend(
 
     attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) that
     returns (B, N, L, D), with the shapes of `vil.ops.local_attention`.
-    unsupported: a function that takes a `Case` and returns the reasons why the case is not
-    supported; an empty list if the case is supported.
+    unsupported: a function that takes a `Case` and returns the reasons why it is not supported, or
+    an empty list.
     about: a short description.
 
     The backend is called with a `Window` only, never with the `Layout` of a pattern. Register the

@@ -1,10 +1,8 @@
 """Attention with a pattern's `Layout`, computed for a few query chunks at a time.
 
-The scores of these query chunks fit into the CPU cache. The method is the same as in blocked.py,
-but a query chunk may have any list of key chunks, see layout_plan.py. The forward pass saves its
-output and the log-sum-exp of the scores of each query. The backward pass recomputes the scores. A
-call is split into parts with a few images and heads each. Tokens are copied to chunk order for one
-part at a time, so that the copies stay in the cache.
+The scores of these query chunks fit into the CPU cache. A query chunk may have any list of key
+chunks, see layout_plan.py. The backward pass recomputes the scores. A call is split into parts with
+a few images and heads each, so that copies of their tokens also stay in the cache.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W = w*w tokens, S
 displacements between chunks.
@@ -36,9 +34,9 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 class Batch(NamedTuple):
     """p query chunks of a `ListGroup`, computed together for the b images and n heads of a `Part`.
 
-    span: range of the p query chunks in the group.
-    queries (b*n*p,): indices of the query chunks in the flattened (image, head, chunk) dimensions.
-    keys (b*n*p*J,): indices of the J key chunks of each query chunk, in the same dimensions.
+    span: range of the p query chunks in the group. queries (b*n*p,), keys (b*n*p*J,): indices of
+    the query chunks, and of the J key chunks of each, in the flattened (image, head, chunk)
+    dimensions.
     """
 
     group: ListGroup
@@ -76,9 +74,9 @@ class Part(NamedTuple):
 def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
-    Heads with different patterns are in different parts. In each part, q has at most PART_BYTES,
-    and the bias has at most BIAS_BYTES. A batch with one query chunk of each image and head has
-    scores of at most BATCH_BYTES. A single image or head may exceed a limit.
+    A part has at most PART_BYTES of q and BIAS_BYTES of bias, and one query chunk of each image and
+    head has at most BATCH_BYTES of scores. A single image or head may exceed a limit. Heads with
+    different patterns are in different parts.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -101,11 +99,11 @@ def split_call(call: Call) -> Iterator[Part]:
 
 
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return the bias of n heads as two tensors; None without a bias.
+    """Return the bias of n heads as tensors (n, S, W, W) and (n, G); None without a bias.
 
-    The first tensor (n, S, W, W) has an entry for each of the S chunk displacements in `plan.steps`
-    and each pair of a token in the query chunk and a token in the key chunk. The second tensor
-    (n, G) is the bias toward the G global tokens.
+    The first tensor has an entry for each of the S chunk displacements in `plan.steps`, and each
+    query token and key token of two chunks of W tokens. The second is the bias toward G global
+    tokens.
     """
     table, to_global = call.bias
     if table is None and to_global is None:
@@ -199,11 +197,10 @@ def restore(x: Tensor, layout: Layout) -> Tensor:
 
 
 def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """Select chunks from x (b, n, Q, W, D). Returns (len(rows), W, D).
+    """Select chunks of W tokens from x (b, n, Q, W, D). Returns (len(rows), W, D).
 
-    x has Q chunks of W tokens, for each of b images and n heads.
-    rows: indices of the chunks in the flattened first three dimensions of x.
-    out: a tensor that the result is written to; None for new memory.
+    rows: indices of the chunks in the flattened first three dimensions of x. out: a tensor that the
+    result is written to; None for new memory.
     """
     flat = x.flatten(0, 2).flatten(1)
     index = rows[:, None].expand(-1, flat.shape[1])
@@ -257,8 +254,8 @@ class KVGrad:
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
         """Add left.mT @ right (h, T, D), the gradient of the keys or values of h query chunks.
 
-        For keys, left (h, W, T) is the gradient of the scores, and right (h, W, D) has the queries.
-        For values, left has the attention weights, and right is the gradient of the output.
+        For keys, left (h, W, T) is the gradient of the scores, and right (h, W, D) the queries. For
+        values, left is the attention weights, and right the gradient of the output.
         """
         grad = self.scratch.take("grad", (*left.mT.shape[:2], right.shape[2]), right.dtype)
         grad = torch.bmm(left.mT, right, out=grad).to(self.chunks.dtype)
@@ -313,8 +310,8 @@ class Scores:
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the scores (h, W, T) of h query chunks with W queries and T keys each.
 
-        queries (h, W, D), keys (h, T, D): queries and keys of the batch. The scores include the
-        bias. Masked scores are set to the most negative finite number.
+        queries (h, W, D), keys (h, T, D). The scores include the bias. Masked scores are set to the
+        most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
@@ -332,11 +329,10 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias (n, 1, W, T) that all query chunks of a group share.
+        """Return the bias (n, 1, W, T) shared by all query chunks of a group (W queries, T keys).
 
-        It includes the mask: the bias of masked keys is the most negative finite number. Returns
-        None without a bias, or if query chunks differ in the displacements or masks of their keys.
-        Shapes: n heads, W queries and T keys of a query chunk.
+        The bias of masked keys is the most negative finite number. Returns None without a bias, or
+        if query chunks differ in the displacements or masks of their keys.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -373,9 +369,8 @@ class Scores:
 def bias_index(layout: Layout, steps: Tensor) -> Tensor:
     """Return int64 indices (S, W, W) into the bias table for S pairs of chunks of W tokens.
 
-    Entry (s, i, j) is for token i of the query chunk and token j of the key chunk of pair s.
-    steps (S, 2): the displacement of each pair, query chunk minus key chunk, in rows and columns of
-    chunks.
+    Entry (s, i, j) is for query token i and key token j of pair s. steps (S, 2): displacement of
+    each pair, query chunk minus key chunk, in rows and columns of chunks.
     """
     inside = torch.arange(layout.tile)
     rows, cols = inside // layout.size, inside % layout.size
@@ -389,9 +384,8 @@ def bias_index(layout: Layout, steps: Tensor) -> Tensor:
 class BiasSums:
     """The gradient of the bias of n heads, summed over the images and query chunks of a `Part`.
 
-    tiles (n, S, W, W): the gradient for each of S chunk displacements and each pair of a query
-    token and a key token in two chunks of W tokens; None without a bias table.
-    first (n, G): the gradient of the bias toward G global tokens; None without this bias.
+    tiles (n, S, W, W), first (n, G): gradients of the two tensors that `expand_bias` returns; None
+    if the call has no such bias.
     """
 
     def __init__(self, part: Part) -> None:

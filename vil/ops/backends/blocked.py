@@ -1,20 +1,18 @@
 """Local attention in batches of a few chunks, whose scores fit into the CPU cache.
 
-The forward pass saves its output and the log-sum-exp of the scores of each query. The backward pass
-recomputes the scores, as in FlashAttention (arXiv:2205.14135), but chunk by chunk. Masks are needed
-only for padding and for the exact window. q, k and v keep their memory layout, and only the chunks
-of one batch are copied.
+The backward pass recomputes the scores of each batch, as in FlashAttention (arXiv:2205.14135). q, k
+and v keep their memory layout, and only the chunks of one batch are copied.
 
-Query chunks at an edge of the grid have fewer neighbors than others, so they need a batch of their
-own: up to nine batches, for the interior, four edges and four corners. For small inputs, a halo of
-extra chunks around the grid makes all of them alike, so that one batch is enough. Cyclic windows
-always have a halo, which contains copies of the chunks at the opposite edge.
+Query chunks at an edge of the grid have fewer neighbors than others, so the interior, each edge and
+each corner need their own batches. For small inputs, a halo of extra chunks around the grid makes
+all chunks alike. Cyclic windows always have a halo, which contains copies of the chunks at the
+opposite edge.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
 w*w tokens, K offsets.
-A batch has b images and n heads. For each image and head, it has p blocks. A block is M query
-chunks and the J key chunks that all of them attend to, so it has T = G + J*W keys. In total, a
-batch has h = b*n*p blocks.
+A batch has b images and n heads. For each image and head, it has p blocks, so h = b*n*p blocks in
+total. A block is M query chunks and the J key chunks that all of them attend to, so it has T = G +
+J*W keys.
 """
 
 from collections.abc import Iterator
@@ -62,9 +60,8 @@ def unsupported(case: Case) -> list[str]:
 def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
     """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
 
-    The log-sum-exp is None if the call does not need it.
-    sizes_only: compute only one batch of each size, to measure the peak memory of the complete call
-    quickly.
+    The log-sum-exp is None if the call does not need it. sizes_only: compute only one batch of each
+    size, to measure the peak memory quickly.
     """
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
@@ -102,9 +99,6 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
     `lse` (log-sum-exp of the scores) is used only to find queries without keys. `out` is not used.
-    The attention weights are recomputed with a softmax. The alternative, exp(scores - lse), would
-    scale all weights of a query by the rounding error of `lse`, and would be slower for scores that
-    are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -123,6 +117,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         keys, queries = all_keys.gather(batch), scores_of.queries(batch)
         grad = flatten_queries(grads, batch)
         weights = scores_of.compute(batch, queries, keys)
+        # not exp(scores - lse), which would scale all weights by the rounding error of lse
         weights = torch.softmax(weights, -1, out=weights)
         dscores = other.matmul(grad, all_values.gather(batch).mT)
         softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
@@ -275,11 +270,10 @@ class Scores:
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, M*W, T) of a batch, including the bias.
+        """Return the scores (h, M*W, T) of a batch of h blocks, including the bias.
 
-        The batch has h blocks. A block has M query chunks of W tokens, which share T keys.
-        queries (h, M*W, D), keys (h, T, D): the queries and keys of the batch.
-        Masked scores are set to the most negative finite number.
+        queries (h, M*W, D), keys (h, T, D): M query chunks of W tokens and T keys per block. Masked
+        scores are set to the most negative finite number.
         """
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
@@ -296,12 +290,10 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the tensor (n or 1, M*W, T) that is added to the scores of a chunk group.
+        """Return the bias and exact-window mask of a chunk group, as one tensor (n or 1, M*W, T).
 
-        It contains the bias and the mask of the exact window, which are the same for all blocks of
-        the group. A block has M query chunks of W tokens, which share T keys. The size of the first
-        dimension is the number of heads, or 1 without a bias.
-        tile, first: the results of `_bias`, for local keys and for global keys.
+        The tensor is added to the scores of each block, which has M query chunks of W tokens and T
+        keys. The first dimension is 1 without a bias. tile, first: the results of `_bias`.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -311,12 +303,11 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return (local, first): the bias of n heads toward the local keys and the global keys.
+        """Return (local, first): the bias of n heads toward local keys and toward global keys.
 
-        local (n or 1, W, K, W): the bias of the W queries of a chunk toward the W keys in each of K
-        chunks. In an exact window, it is the most negative finite number for keys that are more
-        than w rows or columns away.
-        first (n or 1, W, G): the bias of these queries toward the global keys.
+        local (n or 1, W, K, W): for the W queries of a chunk and the W keys in each of K chunks. It
+        is the most negative finite number for keys outside of an exact window.
+        first (n or 1, W, G): for the same queries and the global keys.
         Returns None if there is neither a bias nor an exact window.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
@@ -363,9 +354,9 @@ def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
 class BiasGrad:
     """The gradient of the bias, summed over images and query chunks.
 
-    tile (N, W, K, W): the gradient for N heads, the W queries of a chunk, and the W keys in each of
-    the chunks at K offsets; None without a bias table.
-    first (N, G): the gradient of the bias toward G global tokens; None without this bias.
+    tile (N, W, K, W): for the W queries of a chunk and the W keys at each of K chunk offsets; None
+    without a bias table.
+    first (N, G): for the global keys; None without a bias toward them.
     """
 
     def __init__(self, call: Call, lse: Tensor) -> None:

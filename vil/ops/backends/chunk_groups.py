@@ -4,9 +4,7 @@ A block is a small rectangle of query chunks that attend to the same key chunks,
 query chunk. In a group, the key chunks are at the same offsets from every block. A batch is a part
 of a group, for some images and heads.
 
-Shapes: B images, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens.
-In a group: P blocks of M query chunks and J key chunks each.
-In a batch: b images, n heads, p blocks.
+Shapes: B images, N heads, R x C chunks of w x w tokens, D channels. In a batch: b images, n heads.
 """
 
 from collections.abc import Iterator
@@ -27,14 +25,14 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 class ChunkGroup(NamedTuple):
     """A rectangle of query chunks, divided into blocks.
 
-    A block is a smaller rectangle of query chunks that attend to the same key chunks. The offsets
-    from a block to its key chunks are the same for all blocks of the group.
+    All query chunks of a block attend to the same key chunks. The key chunks are at the same
+    offsets from every block.
     first: (row, column) of the first query chunk.
     count: (rows, columns) of blocks in the rectangle.
     side: (rows, columns) of query chunks in a block.
     keys: (row, column) of each key chunk of a block, relative to the block's first query chunk.
-    offset_index[i][j]: the offset from query chunk i of a block to key chunk j of the block, as an
-    index into `Window.offsets`.
+    offset_index[i][j]: index into `Window.offsets` of the offset from query chunk i to key chunk j
+    of a block.
     """
 
     first: tuple[int, int]
@@ -69,13 +67,9 @@ class Batch(NamedTuple):
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
     """Divide the query chunks of a window into groups with the same key offsets.
 
-    halo: 1 if the grid is surrounded by extra chunks, else 0.
-
-    With extra chunks, every query chunk has all neighbors, so there is only one group. Without
-    extra chunks, the interior of the grid is one group, and the chunks along each border and in
-    each corner form other groups. If, in addition, the window has all nine offsets and the grid has
-    only two rows of chunks, both rows attend to the same key chunks and are computed together. Two
-    columns are treated in the same way.
+    halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, there is only one
+    group. Without them, the interior of the grid, each border and each corner usually form separate
+    groups.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -99,10 +93,9 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 def halo_size(window: Window, lanes: int) -> int:
     """Return 1 if the grid is to be surrounded by extra chunks (a halo), else 0.
 
-    With a halo, all query chunks have all neighbors and are computed as one group. A cyclic window
-    always has a halo. Any other window has one if the scores of the extra chunks take less time
-    than the computation of several groups (see `chunk_groups`).
-    lanes: number of images times number of heads.
+    With a halo, all query chunks are computed as one group. A cyclic window always has a halo,
+    another window only if the scores of the extra chunks take less time than several groups. lanes:
+    number of images times number of heads.
     """
     if window.cyclic:
         return 1
@@ -122,16 +115,12 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis of the grid into spans of adjacent chunks.
+    """Divide the chunks along one axis into spans that attend to neighbors at the same offsets.
 
-    The chunks of a span attend to neighbors at the same offsets. There is one exception: without a
-    halo, if `shared` is True and the axis has only two chunks, the two form one span, because both
-    attend to the same key chunks.
-
-    chunks: number of chunks along the axis.
     steps: the offsets along the axis.
     halo: 1 if the grid is surrounded by extra chunks, so that all neighbors exist, else 0.
-    shared: whether the window has all nine offsets.
+    shared: whether the window has all nine offsets. If so, an axis of two chunks is one span
+    without a halo, because both chunks attend to the same key chunks.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -146,10 +135,10 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 
 
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
-    """Yield batches that together cover all blocks of a group, for all images and `heads`.
+    """Yield batches that together cover all blocks of a group, for all images and a range of heads.
 
-    images: number of images. heads: range of heads. limit: the largest product of the numbers of
-    blocks, images and heads in a batch. A batch has at least one of each, even if `limit` is 0.
+    limit: the largest product of the numbers of blocks, images and heads in a batch. A batch has at
+    least one of each.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -192,11 +181,10 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """View the queries of a batch as blocks of query chunks.
+    """View the queries x (B, N, R, C, w, w, D) of a batch as blocks of query chunks.
 
-    x (B, N, R, C, w, w, D): all queries, in chunks. For b images and n heads in the batch, the view
-    is (b, n, rows of blocks, columns of blocks, chunk rows in a block, chunk columns in a block, w,
-    w, D).
+    Returns (b, n, rows of blocks, columns of blocks, chunk rows in a block, chunk columns in a
+    block, w, w, D), for b images and n heads.
     """
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
@@ -205,12 +193,10 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return one view of x for each key chunk of a block.
+    """Return one view of the keys x for each key chunk of a block.
 
-    A block is a rectangle of query chunks that attend to the same key chunks. View j has key chunk
-    j of every block in the batch, for b images and n heads: (b, n, rows of blocks, columns of
-    blocks, w, w, D).
-    x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
+    View j has key chunk j of every block in the batch. For b images and n heads, it is (b, n, rows
+    of blocks, columns of blocks, w, w, D). x (B, N, R, C, w, w, D) includes extra chunks around the
     grid if `halo` is 1.
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
@@ -219,14 +205,11 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
     """Return the keys of a batch as one view of x if possible, else as one view per key chunk.
 
-    A block is a rectangle of query chunks that attend to the same key chunks. A single view is
-    possible if these key chunks form a rectangle. Do not write to a view, because the key chunks of
-    different blocks may overlap in memory.
-    For b images and n heads in the batch, a view is (b, n, rows of blocks, columns of blocks, rows
-    of key chunks, columns of key chunks, w, w, D). The view of one key chunk has one row and one
-    column of key chunks.
-    x (B, N, R, C, w, w, D): all keys, in R x C chunks. These include the extra chunks around the
-    grid if `halo` is 1.
+    A single view is possible if the key chunks of a block form a rectangle. Do not write to a view,
+    because the key chunks of different blocks may overlap.
+    x (B, N, R, C, w, w, D) includes extra chunks around the grid if `halo` is 1. For b images and n
+    heads, a view is (b, n, rows of blocks, columns of blocks, rows of key chunks, columns of key
+    chunks, w, w, D).
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
@@ -240,12 +223,10 @@ def _key_view(
 ) -> Tensor:
     """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
-    For b images and n heads in the batch, the view is (b, n, rows of blocks, columns of blocks,
-    *size, w, w, D).
-    first: (rows, columns) from a block's first query chunk to the rectangle's first chunk. If x
-    includes extra chunks around the grid, add 1 to both numbers.
-    size: (rows, columns) of the rectangle. For a single key chunk, it may be () to omit these two
-    dimensions.
+    For b images and n heads, it is (b, n, rows of blocks, columns of blocks, *size, w, w, D).
+    first: (rows, columns) from a block's first query chunk to the rectangle's first chunk, plus 1
+    each if x includes extra chunks.
+    size: (rows, columns) of the rectangle, or () for a single key chunk.
     """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()

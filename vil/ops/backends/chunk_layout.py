@@ -59,8 +59,8 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
     """Gather, for each of R x C chunks, the tokens of the chunks at the window's K offsets.
 
     x (B, N, L, D). Returns (B, N, R, C, K*W, D). Positions outside the grid have arbitrary tokens.
-    In an export, this replaces code that pads the grid to complete chunks. The amount of padding
-    would be a constant of the exported graph, so other grid sizes could fail.
+    Exports use this function, because padding to complete chunks would fix the grid size of the
+    graph.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
@@ -76,10 +76,9 @@ def _chunk_index(window: Window, device: torch.device) -> Tensor:
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
     """For each offset, yield x (B, N, R, C, ...) with each chunk replaced by the one at the offset.
 
-    torch.roll is used, so neighbors wrap around the grid of R x C chunks. Consecutive offsets in
-    the same row share one roll of the rows.
+    Neighbors wrap around the grid of R x C chunks.
     """
-    rows, shifted = 0, x
+    rows, shifted = 0, x  # consecutive offsets in the same row share one roll of the rows
     for dx, dy in offsets:
         if dx != rows:
             rows, shifted = dx, torch.roll(x, -dx, dims=2) if dx else x
@@ -103,10 +102,9 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
     visible: bool tensor, False for scores to mask. may_be_empty: whether there may be queries
     without visible scores. The weights of such a query are then 0.
-    Masked scores are set to the most negative finite number, because -inf would give NaN gradients
-    for a query without visible scores.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
+    # -inf would give NaN gradients for a query without visible scores
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(~visible, 0.0) if may_be_empty else weights
 
@@ -116,10 +114,8 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
 
     first: a call whose q (B, N, .., D) is already scaled, and whose k and v have only the global
     tokens.
-    scores (B, N, .., K): the scores of the local keys.
-    visible (B, N or 1, .., K): whether each local key is visible.
-    values: a function that takes the attention weights of the local keys and multiplies them with
-    the local values.
+    scores (B, N, .., K), visible (B, N or 1, .., K): scores and visibility of the K local keys.
+    values: a function that multiplies the weights of the local keys with the local values.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

@@ -1,9 +1,8 @@
-"""Full attention with a dense mask for the window or the layout.
+"""Full attention with a dense mask for the window or the layout, for small grids.
 
-This backend stores all L x L scores, so it is suitable only for small grids.
+This backend stores all L x L scores.
 
-Shapes: B batch, N heads, H heads if their patterns differ, else 1, X Y grid, L = X*Y tokens, G
-global tokens, D channels.
+Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, D channels.
 """
 
 import torch
@@ -81,12 +80,11 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (visible, index) for pairs of positions along one axis of the grid, (n, n) each.
+    """Return (visible, index), each (n, n), for all pairs of n rows (axis 0) or n columns (axis 1).
 
-    The n positions are the rows (axis 0) or the columns (axis 1).
     visible: whether the key's chunk is `step` chunks after the query's chunk and, in an exact
-    window, the key is at most `window.size` positions away from the query.
-    index: the row (axis 0) or column (axis 1) of the bias table for each pair.
+    window, the key is at most `window.size` positions away from the query. index: the row or column
+    of the bias table.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

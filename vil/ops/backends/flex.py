@@ -1,33 +1,26 @@
 """FlexAttention for windows and layouts: torch's compiled attention with a custom mask and bias.
 
-FlexAttention divides the sequences of queries and keys into blocks. Its BlockMask lists the key
-blocks of each query block. Two functions, which mask a score and add the bias to it, are compiled
-into its kernel. In a row-major sequence, the tokens of a 2-D window are scattered: most blocks
-would have a few visible keys among many masked ones, and the kernel would compute all of them. So
-tokens are reordered chunk by chunk, and each chunk is padded to a block:
+FlexAttention computes all scores of a block of queries with a block of keys, or none. In a
+row-major sequence, the tokens of a 2-D window are scattered over many blocks. So tokens are
+reordered chunk by chunk, and each chunk is padded to a block:
 
     chunks a, b, c, d     row-major order       a a b b | a a b b | c c d d | c c d d
     of 2 x 2 tokens       chunk order           a a a a | b b b b | c c c c | d d d d
 
-The BlockMask then lists the neighbor chunks of each chunk, or the key chunks of a layout. Every
-computed block is dense, and every length is a multiple of the block size, as FlexAttention
-requires. Global tokens are the first key blocks. flex_blocks.py builds the lists and functions.
+The BlockMask, which lists the key blocks of each query block, then has the neighbor chunks of each
+chunk, or the key chunks of a layout. Global tokens are the first key blocks.
 
-Compilation takes seconds for each shape. By default, if there are too many shapes, torch only warns
-and computes all L x L scores. To need fewer shapes, images and heads are merged to one dimension,
-the number of chunks is rounded up to a power of two, and all other values that vary are in tensors
-of a fixed size. For a layout, the chunk size and the largest displacement in the bias table are
-also compiled into the kernel. After MAX_SHAPES shapes, `unsupported` rejects further shapes. If
-they are compiled anyway, torch raises an error at a larger limit (see `_limits`).
+Compilation takes seconds for each shape. To need fewer shapes, images and heads are merged to one
+dimension, the number of chunks is rounded up to a power of two, and most other values that vary are
+in tensors of a fixed size. After MAX_SHAPES shapes, `unsupported` rejects further shapes.
 
-`run` uses FlexAttention's own backward pass, which exists only on CUDA. On CPUs, `run` therefore
-supports only calls without gradients. `forward` also returns the log-sum-exp, which the backward
-pass of another backend needs (see `vil.ops.custom_op`). torch cannot compile the log-sum-exp on
-CPUs, so `forward` needs CUDA.
+`run` uses FlexAttention's own backward pass, which exists only on CUDA. `forward` also returns the
+log-sum-exp for the backward pass of another backend (see `vil.ops.custom_op`). torch can compile
+the log-sum-exp only on CUDA.
 
-Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
-P tokens of a block (a padded chunk), M query blocks (chunks, and empty blocks), S first key blocks
-(of global tokens), T entries of the bias table.
+Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, P tokens of a block (a
+padded chunk), M query blocks (chunks, and empty blocks), S first key blocks (of global tokens), T
+entries of the bias table.
 """
 
 import functools
@@ -308,12 +301,13 @@ def _flex(
     M blocks of local keys.
 
     q (h, 1, M*P, D), with h = images times heads. k, v (h, 1, (S+M)*P, D): the global keys come
-    first. If patterns differ by head, q, k and v are (B, N, ..) and not (h, 1, ..).
+    first. If patterns differ by head, all three are (B, N, ..) instead of (h, 1, ..).
     added (h, S*P + T): the bias of each global key, followed by the bias table of T entries.
-    blocks: the window or layout as tensors. lse: whether to return the log-sum-exp.
+    blocks: the window or layout as tensors.
+    lse: whether to return the log-sum-exp.
     options: FlexAttention's kernel options.
-    Returns (output, log-sum-exp). The output has the shape of q. The log-sum-exp has this shape
-    without D, and is None if `lse` is False.
+    Returns the output, with the shape of q, and the log-sum-exp, with this shape without D, or
+    None.
     """
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
@@ -343,12 +337,10 @@ def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Ten
 
 
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
-    """Return one tensor with the bias to global keys and the bias table. Returns None without bias.
+    """Return the bias to global keys and the bias table as one tensor, or None without bias.
 
     The tensor has a row for each image and head: the bias to each global key, followed by the
-    head's table. Each image has its own copy of the rows, so that the kernel does not sum gradients
-    over images.
-    sizes: lengths to which the two parts of a row are zero-padded. images: the number of images.
+    head's table. Both parts are zero-padded to the lengths `sizes`. images: the number of images.
     """
     table, to_global = bias
     if table is None and to_global is None:
@@ -361,4 +353,5 @@ def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | Non
         else F.pad(part.float(), (0, width - part.shape[1]))
         for part, width in zip((to_global, table), sizes)
     ]
+    # a copy per image, so that the kernel does not sum gradients over images
     return torch.cat(parts, dim=1).repeat(images, 1)

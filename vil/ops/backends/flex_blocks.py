@@ -2,8 +2,7 @@
 
 Shapes: B batch, N heads, h = B*N, L tokens, W = w*w tokens of a chunk, P tokens of a block, M query
 blocks, S key blocks of global tokens, T entries of the bias table, T' masks in
-`LayoutBlocks.tiles`. H is the number of heads if their block lists differ, else 1 (always 1 for a
-window).
+`LayoutBlocks.tiles`. H is N if the block lists differ by head, else 1.
 """
 
 import math
@@ -31,23 +30,19 @@ Lists = tuple[Tensor | None, ...]
 class WindowBlocks(NamedTuple):
     """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. The biases are in a separate tensor, `added`
-    (h, S*P + T), with a row for each image and head (h = images * heads). A row has the bias of
-    each global key, then the T entries of the bias table. The bias of a query and a local key is
-    added[:, base + code(query) - code(key)].
+    The first S key blocks have the global keys. Biases are in another tensor, `added` (h, S*P + T),
+    where h = images * heads. A row has the bias of each global key, then the T entries of the bias
+    table. The bias of a query and a local key is added[:, base + code(query) - code(key)].
 
-    base (M, S+M) int32: `base` in this formula, for each pair of a query block and a key block; -1
-    if no query of the query block attends to the key block.
-    code (P) int32: `code` in this formula, for each position in a chunk of w x w tokens. It is 4w-1
-    times the row plus the column.
-    near (S*P + T) bool: for each column of `added`, whether the exact mask lets a query attend. It
-    is True for global keys, and for displacements of at most w rows and w columns. None if the
-    window has another mask.
+    base (M, S+M) int32: `base` in this formula for each query block and key block; -1 if no query
+    of the query block attends to the key block.
+    code (P) int32: `code` in this formula for each token of a w x w chunk, (4w-1) * row + column.
+    near (S*P + T) bool: whether the exact mask lets a query attend, for each column of `added`.
+    True for global keys, and for displacements of at most w rows and columns. None for other masks.
     real (h, (S+M)*P) bool: whether a key is not padding.
-    lists: eight tensors for FlexAttention's BlockMask, as four pairs (counts, indices). The first
-    pair lists the key blocks that each query block attends to with a mask, and the second pair
-    lists the key blocks without a mask. The other two pairs list the query blocks of each key block
-    in the same way, for the backward pass. Tensors that are not needed are None.
+    lists: four pairs (counts, indices) for FlexAttention's BlockMask. They list the key blocks of
+    each query block with a mask, and those without a mask, then in the same way the query blocks of
+    each key block, for the backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -60,17 +55,16 @@ class WindowBlocks(NamedTuple):
 class LayoutBlocks(NamedTuple):
     """A layout as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. H is 1 if all heads have the same pattern, else the
-    number of heads.
+    The first S key blocks have the global keys. H is the number of heads if their patterns differ,
+    else 1.
 
-    masks (H, M, S+M) int32: the mask of each pair of a query block and a key block, as an index
-    into `tiles`.
-    tiles (T', W, W) bool: masks of pairs of chunks of W tokens. The distinct masks of the layout
-    come first, then an all-True mask, then all-False masks.
+    masks (H, M, S+M) int32: the mask of each query block and key block, as an index into `tiles`.
+    tiles (T', W, W) bool: masks of pairs of chunks of W tokens: the masks of the layout, then an
+    all-True mask, then all-False masks.
     rows, cols (M*P) int32: the position of each query in the grid.
     reach: the largest displacement (rows, columns) in the bias table.
     real (images * heads, (S+M)*P) bool: whether a key is not padding.
-    lists: as in `WindowBlocks`, but with separate lists for each of the H heads.
+    lists: as in `WindowBlocks`, for each of the H heads.
     """
 
     masks: Tensor
@@ -149,13 +143,12 @@ def table_reach(case: Case) -> tuple[int, int]:
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return the lengths of the two parts of a row of `added`: global bias and bias table.
+    """Return the lengths of the two parts of a row of `added`: biases of global keys, and bias
+    table.
 
-    `added` is explained in `WindowBlocks`. The first length is the number of tokens in the blocks
-    of global keys, and the second is the number of entries of the bias table. For a window, the
-    second is the table size of the largest window whose chunks fit into a block, so that windows of
+    `added` is explained in `WindowBlocks`. block: number of tokens in a block. For a window, the
+    second length is that of the largest window whose chunks fit into a block, so that windows of
     different sizes share a compiled kernel.
-    block: number of tokens in a block.
     """
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
@@ -222,9 +215,8 @@ def _window_blocks(
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
     """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks.
 
-    The base is a term in the index of a bias (see `WindowBlocks`). It is 0 for key blocks of global
-    keys, and -1 if the query block does not attend to the key block.
-    size: number of tokens in a block.
+    It is 0 for key blocks of global keys, and -1 if the query block does not attend to the key
+    block. size: number of tokens in a block.
     """
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
@@ -285,8 +277,8 @@ def _layout_tensors(
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
     """Return which keys are not padding: the field `real` of `WindowBlocks` and `LayoutBlocks`.
 
-    The result (h, tokens of all key blocks) bool is True for global tokens, and for local tokens
-    that are not padding. h is images times heads. size: number of tokens in a block.
+    The result is a bool tensor (images * heads, tokens of all key blocks). size: number of tokens
+    in a block.
     """
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
@@ -300,9 +292,9 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
     """Return the field `lists` of a `WindowBlocks` or a `LayoutBlocks`.
 
-    seen (H, M, S+M) bool: which of S+M key blocks to compute for each of M query blocks.
-    full (H, M, S+M) bool: which of these pairs need no mask; None if all pairs need one.
-    backward: whether the lists of the backward pass are needed.
+    seen (H, M, S+M) bool: which key blocks to compute for each query block.
+    full (H, M, S+M) bool: which of these pairs need no mask; None if all need one.
+    backward: whether the backward pass needs its lists.
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
     mirrored = [part.mT if backward and part is not None else None for part in parts]
@@ -320,9 +312,8 @@ def _all_real(real: Tensor, count: int) -> Tensor:
 def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return (counts, columns) of the True entries in each row of a bool tensor (H, rows, cols).
 
-    counts (1, H, rows) int32: the number of True entries in each row. columns (1, H, rows, cols)
-    int32: the column indices of these entries, then arbitrary values up to the length `cols`.
-    Returns (None, None) if the tensor is None.
+    counts (1, H, rows) int32: their number. columns (1, H, rows, cols) int32: their column indices,
+    then arbitrary values. Returns (None, None) for None.
     """
     if visible is None:
         return None, None
@@ -336,11 +327,9 @@ def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def score_functions(
     blocks: WindowBlocks | LayoutBlocks, added: Tensor | None, size: int, first: int, heads: int
 ) -> tuple[Callable, Callable]:
-    """Return the functions mask_mod and score_mod that FlexAttention compiles into its kernel.
+    """Return the functions mask_mod and score_mod for FlexAttention.
 
-    blocks: the window or layout as tensors.
-    added: the bias tensor, see `WindowBlocks`. Without a bias, it is None, and score_mod must not
-    be used.
+    added: the bias tensor, see `WindowBlocks`. If it is None, score_mod must not be used.
     size: number of tokens in a block.
     first: number of tokens in the blocks of global keys.
     heads: q.shape[1]. Row b * heads + n of `added` and of `blocks.real` belongs to q[b, n].
@@ -361,8 +350,8 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
     """Return the functions visible(head, query, key) and bias_index(query, key) of a window.
 
     `visible` returns whether the query attends to the key. `bias_index` returns the index of their
-    bias in a row of the bias tensor, which is described in `WindowBlocks`.
-    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    bias in a row of the bias tensor, see `WindowBlocks`. size: tokens per block. first: tokens in
+    the blocks of global keys.
     """
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
@@ -382,9 +371,7 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
     """Return the functions visible(head, query, key) and bias_index(query, key) of a layout.
 
-    `visible` returns whether the query attends to the key. `bias_index` returns the index of their
-    bias in a row of the bias tensor, which is described in `WindowBlocks`.
-    size: number of tokens in a block. first: number of tokens in the blocks of global keys.
+    The results and the arguments have the same meaning as in `_window_functions`.
     """
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 

@@ -1,8 +1,7 @@
 """Gather the neighbors of each chunk, then call torch's fused attention once for all chunks.
 
-This backend uses plain tensor operations, so that it can be exported with symbolic grid sizes. It
-stores K copies of k and v, one for each offset at which at least one chunk has a neighbor inside
-the grid. It has no second derivative, because torch's fused attention has none.
+This backend can be exported with symbolic grid sizes. It stores up to K copies of k and v, one for
+each offset, and has no second derivative.
 
 Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
@@ -44,10 +43,10 @@ def run(call: Call) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """Return the keys or values of each of R x C query chunks, (B, N*R*C, G + K*W, D).
+    """Return the keys or values that each of R x C query chunks needs, (B, N*R*C, G + K*W, D).
 
-    x (B, N, G+L, D): the keys or values. Each query chunk gets the G global tokens, followed by the
-    W tokens of each chunk at the window's K offsets.
+    x (B, N, G+L, D): the keys or values. The result has the G global tokens first, then the W
+    tokens of each of K chunks.
     """
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]

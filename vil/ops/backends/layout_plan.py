@@ -1,8 +1,8 @@
 """Divide the query chunks of a layout into groups that can be computed together.
 
-The query chunks of a group have the same number of key chunks. If MIN_EQUAL or more query chunks
-also have key chunks with the same displacements and masks, they form a separate group, with one
-bias and one mask for all of them. An example is the interior of a local pattern.
+The query chunks of a group have the same number of key chunks. At least MIN_EQUAL query chunks with
+the same displacements and masks, such as the interior of a local pattern, form a separate group,
+which shares one bias and mask.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
 J key chunks each.
@@ -25,11 +25,12 @@ class ListGroup(NamedTuple):
     """P query chunks with J key chunks each, which are computed together. A chunk has W tokens.
 
     head: the head that this group belongs to; None if all heads have the same pattern.
-    queries (P,): indices of the query chunks. keys (P, J): indices of their key chunks.
+    queries (P,), keys (P, J): indices of the query chunks and of their key chunks.
     hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
-    nothing is masked. The first dimension is 1 if all query chunks have the same mask.
+    nothing is masked.
     steps (P or 1, J): the displacement (query chunk minus key chunk) of each key chunk, as an index
-    into `Plan.steps`. The first dimension is 1 if all query chunks have the same displacements.
+    into `Plan.steps`.
+    The first dimension of hidden and steps is 1 if all query chunks have the same values.
     """
 
     head: int | None
@@ -77,12 +78,10 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return `ListGroup.hidden` for P query chunks with J key chunks each.
+    """Return `ListGroup.hidden`, (P, W, J*W) bool; None if nothing is masked.
 
-    The result is a bool tensor (P, W, J*W) for chunks of W tokens. It is True where a query token
-    must not attend to a key token. Returns None if nothing is masked.
-    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): for each query chunk, the
-    indices in `lists` of its J pairs.
+    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): for each of P query chunks
+    of W tokens, the indices of its J pairs in `lists`.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():

@@ -1,10 +1,9 @@
 """Full attention with a dense mask, by torch's scaled_dot_product_attention.
 
 This backend supports attention patterns, and windows in which every token attends to every token.
-Such windows need a mask only if there is padding or a bias. torch's fused kernels do not store the
-scores. However, a mask has an entry for each pair of tokens, so the grid size is limited as in
-dense_masked.py. Training with a bias is not supported, because torch's fused kernels do not compute
-the gradient of the bias.
+The mask has an entry for each pair of tokens, so the grid size is limited as in dense_masked.py.
+Training with a bias is not supported, because torch's fused kernels do not compute the gradient of
+the bias.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -63,14 +62,11 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the argument attn_mask of scaled_dot_product_attention, for L local tokens that attend
-    to G global and L local tokens.
+    """Return the argument attn_mask of scaled_dot_product_attention. Without a bias, it is
+    `visible`. With a bias, it is the bias, and -inf where `visible` is False.
 
-    Without a bias, returns `visible`. With a bias, returns the bias of each query and key, and -inf
-    where the query must not attend to the key.
-
-    visible (images or 1, heads or 1, L, G+L): True where a query attends to a key. index (L, L):
-    index of each pair of local tokens into the bias table.
+    visible (images or 1, heads or 1, L, G+L): True where a local token attends to a global or local
+    token. index (L, L): index of each pair of local tokens into the bias table.
     """
     table, to_global = bias
     if table is None and to_global is None:

@@ -1,12 +1,10 @@
 """Local attention in C++, for CPUs. It computes few scores at a time, which fit into the cache.
 
-The sources are in vil/ops/native, and are compiled at first use. This backend is selected only if
-it was the fastest in `vil tune`, or if the user requests it. Other runs need no compiler.
+The sources in vil/ops/native are compiled at first use. This backend is selected only if it was the
+fastest in `vil tune` or if the user requests it, so other runs need no compiler.
 
-There are three differences from the backend `blocked`. Keys are packed once, not for every query
-chunk. The bias, the mask and the softmax are applied in one pass over scores that stay in the
-cache. No intermediate tensor has the size of the grid. The backward pass recomputes the scores in
-the same way as the forward pass computes them.
+Unlike the backend `blocked`, it packs keys only once, applies the bias, the mask and the softmax in
+one pass, and has no intermediate tensor of the size of the grid.
 
 Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
@@ -113,10 +111,9 @@ def run(
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
 
-    `tokens` and `others` map field names of the structure `_Call` to inputs and results. They do
-    not have q, k, v and the bias, which are read from `call`.
-    tokens: tensors of shape (images, heads, tokens, channels). others: all other tensors, each
-    contiguous and float32, or None.
+    tokens: {field of `_Call`: input or result (images, heads, tokens, channels)}.
+    others: {field of `_Call`: other tensor, contiguous and float32, or None}.
+    q, k, v and the bias are read from `call`.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -155,15 +152,15 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return (numbers, tensors): two dicts of the fields of `_Call` that describe a layout.
 
-    The field num_offsets is the largest number of key chunks of a query chunk. The field masks has
-    one bit per key for each query, followed by four unused bytes, because the library reads four
-    bytes at a time.
+    num_offsets is the largest number of key chunks of a query chunk. masks has one bit per key for
+    each query.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)
     steps, _ = layout.steps()
     largest = steps.abs().amax(0) if len(steps) else torch.zeros(2, dtype=torch.int64)
     bits = np.packbits(lists.masks.flatten(2).numpy(), axis=2, bitorder="little")
+    # four unused bytes follow, because the library reads four bytes at a time
     masks = torch.from_numpy(np.pad(bits, ((0, 0), (0, 0), (0, 4))))
     tensors = dict(
         first=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),

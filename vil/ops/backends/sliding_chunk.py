@@ -1,12 +1,11 @@
 """Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its neighbors.
 
-Neighbors are aligned with their chunk by rolling the tensor of all chunks.
-`chunk_autograd` uses autograd for the backward pass, so it stores all rolled copies of k and v.
-`chunk_handgrad` has a hand-written backward pass: it stores q, k, v and the attention weights, and
-rolls k and v again in the backward pass.
+Neighbors are aligned with their chunk by rolling the tensor of all chunks. `chunk_autograd` stores
+all rolled copies of k and v for the backward pass. `chunk_handgrad` stores only q, k, v and the
+attention weights, and rolls k and v again.
 
-Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K neighbors of a chunk (including the
-chunk itself), G global tokens, D channels.
+Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K neighbors of a chunk (including
+itself), G global tokens, D channels.
 """
 
 from collections.abc import Callable
@@ -33,8 +32,8 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
     """Multiply the queries of each chunk with the keys of its K neighbor chunks.
 
-    q and k are (B, N, R, C, W, D): R x C chunks of W tokens. offsets: K displacements (rows,
-    columns) from a chunk to its neighbors, in chunks. Returns (B, N, R, C, W, K*W).
+    q, k (B, N, R, C, W, D): R x C chunks of W tokens. offsets: K displacements (rows, columns) to
+    the neighbors, in chunks. Returns (B, N, R, C, W, K*W).
     """
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
@@ -42,8 +41,8 @@ def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     """Multiply attention weights (B, N, R, C, W, K*W) with the values of K neighbor chunks.
 
-    v and the result are (B, N, R, C, W, D): R x C chunks of W tokens. offsets: K displacements
-    (rows, columns) from a chunk to its neighbors, in chunks.
+    v and the result are (B, N, R, C, W, D): R x C chunks of W tokens. offsets: see
+    `scores_autograd`.
     """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))

@@ -1,8 +1,7 @@
 """Attention of each token to its (2w+1)**2 neighbors: copy all neighbors, then use plain matmuls.
 
-This is a simple implementation for comparisons. It stores (2w+1)**2 copies of k and of v.
-`unfold_nnf` uses torch.nn.functional.unfold, and `unfold_tensor` uses Tensor.unfold. Both functions
-can be differentiated twice.
+This simple implementation for comparisons stores (2w+1)**2 copies of k and of v. It can be
+differentiated twice.
 
 Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y tokens, G global tokens, w window size, K =
 (2w+1)**2 neighbors of a token, or fewer if the window is larger than the grid.

@@ -2,12 +2,12 @@
 
 library.py compiles and loads the code. library.cpp defines the functions that Python calls.
 
-Local attention: attention.h divides a call into tasks (task.h), which threads run (threads.h).
-forward.h and backward.h compute the two passes. window.h finds the keys of each chunk, and bias.h
-adds the bias and the mask to their scores. globals.h computes the attention of global tokens.
+Local attention: attention.h divides a call into tasks for threads (task.h, threads.h). forward.h
+and backward.h compute the passes, window.h the keys of each chunk, bias.h the bias and the mask,
+and globals.h the attention of global tokens.
 
-Other layers: linear.h computes a linear layer, mlp.h a layer norm and an MLP, and patches.h a patch
-embedding. panels.h packs their weights.
+Other layers: linear.h has a linear layer, mlp.h a layer norm and MLP, patches.h a patch embedding,
+and panels.h packed weights.
 
-All of them use gemm.h for matmuls, softmax.h for exponentials, and pack.h for copies.
+Shared code: gemm.h for matmuls, softmax.h for exponentials, and pack.h for copies.
 """

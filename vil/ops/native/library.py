@@ -1,10 +1,8 @@
 """Compile the C++ sources of this folder, and load the library.
 
-The library is compiled at first use, in about ten seconds, and is stored in $VIL_CACHE/native (see
-`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy.
-
-The native library is linked to torch's copy of OpenMP, because a process must have only one copy.
-It uses no other library of torch, and no headers of torch.
+The library is compiled at first use, in about ten seconds, and stored in $VIL_CACHE/native (see
+`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy. The
+library uses torch's copy of OpenMP, because a process must have only one copy.
 """
 
 import ctypes

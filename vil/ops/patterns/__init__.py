@@ -1,11 +1,10 @@
 """Patterns of 2-D attention: rules that define the keys of each query, for any grid.
 
-A pattern is a predicate on pairs of tokens. Patterns are combined with `|`, `&` and `-`, in Python
-or as text in a config, such as "axial | local:5". `vil.ops.layout` turns a pattern into the lists
-of key chunks that a backend computes.
+Patterns are combined with `|`, `&` and `-`, in Python (`patterns.axial() | patterns.local(5)`) or
+as text in a config ("axial | local:5"). `vil.ops.layout` turns a pattern into the lists of key
+chunks that a backend computes.
 
-The registry stores the location of each class, so that importing this package does not import
-torch. Each name is also an attribute of this package: `patterns.local(5) | patterns.axial()`.
+The registry stores the location of each class, so importing this package does not import torch.
 """
 
 from typing import Any
@@ -45,11 +44,11 @@ def register_pattern(name: str, cls_or_home: Any, *, about: str = "") -> None:
     """Register a pattern under a name that can be used in pattern text.
 
     cls_or_home: a subclass of `Pattern` or a function that returns a pattern, or the location of
-    either as a string "module:attribute". The class or function is called with the arguments in the
-    text. If it is registered as "mine", the text "mine:3,seed=1" calls it with (3, seed=1).
+    either as a string "module:attribute". It is called with the arguments in the text:
+    "mine:3,seed=1" calls the pattern "mine" with (3, seed=1).
     about: a short description.
 
-    Raises ValueError for a name that is already taken or is not an identifier, and for an object
-    that cannot be called.
+    Raises ValueError for a name that is taken or is not an identifier, and for an object that
+    cannot be called.
     """
     PATTERNS.register(name, cls_or_home, about)

@@ -1,7 +1,5 @@
 """The base class of patterns, and the operators `|`, `&` and `-` that combine patterns.
 
-`Pairs` are the query-key pairs on which a pattern is evaluated.
-
 Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ, else 1, w chunk
 side, Q chunks of w x w tokens.
 """
@@ -36,8 +34,7 @@ class Pairs(NamedTuple):
     """Pairs of a query and a key, given by their positions in a grid of tokens.
 
     grid: rows and columns of the grid. The other fields are int64 tensors that broadcast to the
-    shape of the pairs. The displacement of a pair is the position of the query minus the position
-    of the key.
+    shape of the pairs.
     """
 
     grid: Grid
@@ -87,13 +84,13 @@ class Pattern:
     """A rule that defines which keys each query of a grid attends to: which pairs are visible.
 
     A subclass defines `visible`. It should be a frozen dataclass whose fields are the arguments of
-    the pattern, so that patterns with equal fields are equal. A subclass may set four attributes:
+    the pattern, so that patterns with equal fields are equal. It may set four attributes:
 
-    heads: H, the number of heads if their patterns differ; 1 if all heads have the same pattern.
+    heads: H, the number of heads if their patterns differ, else 1.
     invariant: whether visibility depends only on the displacement of a pair (query position minus
     key position). The masks of invariant patterns are computed faster.
     reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
-    with the grid. Chunks farther apart than the reach are skipped.
+    with the grid. Chunks farther apart are skipped.
     traceable: whether torch.export can trace `visible` for a symbolic grid size. By default the
     same as `invariant`.
     """
@@ -126,11 +123,11 @@ class Pattern:
         raise NotImplementedError
 
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
-        """Return whether each of Q query chunks may attend to each of Q key chunks, as bool.
+        """Return a bool tensor (H, Q, Q) or (1, Q, Q): whether query chunks may attend to key
+        chunks.
 
-        The result is (heads, Q, Q), or (1, Q, Q) if it is valid for all heads. An entry must be
-        True if any query of the query chunk attends to any key of the key chunk. Other entries may
-        also be True, but this costs time. chunk: side of a chunk in tokens.
+        An entry must be True if any query of the query chunk attends to any key of the key chunk.
+        Other entries may also be True, but this costs time. chunk: side of a chunk in tokens.
         """
         rows, cols = chunk_distances(grid, chunk)
         if self.reach is None:

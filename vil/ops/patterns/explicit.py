@@ -24,8 +24,8 @@ Mask = Tensor | np.ndarray | str | Path
 class GlobalTokens(Pattern):
     """A pattern in which some tokens attend to all tokens, and all tokens attend to these tokens.
 
-    tokens: the (row, column) positions of these tokens in a grid, or a number n. A number selects
-    the first n tokens of the grid, or all tokens if the grid has fewer.
+    tokens: (row, column) positions of these tokens, or a number n for the first n tokens of the
+    grid.
 
     The global tokens that a model adds to the grid, such as a class token, need no pattern.
     """
@@ -82,7 +82,7 @@ class TokenMask(Pattern):
 
     array (H or 1, L, L) bool: True where a query (row) attends to a key (column), for each head or
     for all heads.
-    source: the path of the file that the mask was read from; "" if there is none.
+    source: path of the file with the mask; "" if there is none.
     """
 
     array: Tensor = field(repr=False)
@@ -114,7 +114,7 @@ class ChunkMask(Pattern):
     array (H or 1, Q, Q) bool: True where a query chunk (row) attends to a key chunk (column), for
     each head or for all heads.
     chunk: side of a chunk in tokens.
-    source: the path of the file that the mask was read from; "" if there is none.
+    source: path of the file with the mask; "" if there is none.
     """
 
     array: Tensor = field(repr=False)
@@ -148,11 +148,11 @@ class ChunkMask(Pattern):
 
 
 def from_mask(mask: Mask) -> TokenMask:
-    """Return the pattern that is given by a mask of token pairs.
+    """Return the pattern given by a mask of token pairs.
 
-    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask for each head, or the
-    path of a .npy file with such an array. It is True where a query (row) attends to a key
-    (column). Tokens are numbered row by row.
+    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask per head, or the path
+    of a .npy file with the array. It is True where a query (row) attends to a key (column). Tokens
+    are numbered row by row.
     Raises ValueError if the array has another shape or dtype.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
@@ -160,12 +160,12 @@ def from_mask(mask: Mask) -> TokenMask:
 
 
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
-    """Return the pattern that is given by a mask of chunk pairs.
+    """Return the pattern given by a mask of chunk pairs.
 
-    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask for each head, or
-    the path of a .npy file with such an array. If entry (i, j) is True, all queries of chunk i
-    attend to all keys of chunk j. Chunks are numbered row by row.
-    chunk: the side of a chunk in tokens.
+    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask per head, or the
+    path of a .npy file with the array. If entry (i, j) is True, all queries of chunk i attend to
+    all keys of chunk j. Chunks are numbered row by row.
+    chunk: side of a chunk in tokens.
     Raises ValueError if the array has another shape or dtype.
     """
     check_count("from_blocks: the side of a chunk", chunk)

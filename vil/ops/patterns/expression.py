@@ -39,8 +39,7 @@ def parse_pattern(text: str) -> Pattern:
     """Return the pattern that a text such as "axial | local:5" describes.
 
     Raises ValueError for a text that does not parse, an unknown name, and arguments that the
-    pattern does not accept. The message has the position in the text and, for an unknown name, the
-    nearest known name.
+    pattern does not accept.
     """
     return _Parser(text).parse()
 
@@ -48,9 +47,8 @@ def parse_pattern(text: str) -> Pattern:
 def make_pattern(name: str, /, *arguments: Any, **options: Any) -> Pattern:
     """Build a pattern by calling the class or function that is registered as `name`.
 
-    arguments, options: the positional and keyword arguments of the call. Raises ValueError for an
-    unknown name, for arguments that the class or function does not accept, and if its result is not
-    a pattern.
+    Raises ValueError for an unknown name, for arguments that the class or function does not accept,
+    and if its result is not a pattern.
     """
     function = PATTERNS.load(name)
     signature = inspect.signature(function)

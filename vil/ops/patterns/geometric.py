@@ -19,10 +19,9 @@ NORMS = ("max", 1, 2)
 class Local(Pattern):
     """A pattern of keys up to a maximum distance from the query.
 
-    distance: the largest distance in tokens.
-    norm: how distances are measured. "max": a square of keys. 2: a disk (Euclidean distance). 1: a
-    diamond (rows plus columns).
-    Raises ValueError if the distance is negative or infinite, and for an unknown norm.
+    distance: the largest distance in tokens. norm: "max" for a square of keys, 2 for a disk
+    (Euclidean distance), 1 for a diamond (rows plus columns).
+    Raises ValueError if the distance is negative or infinite, or if the norm is unknown.
     """
 
     distance: float
@@ -87,11 +86,9 @@ class Dilated(Pattern):
 class Swin(Pattern):
     """A pattern of the keys in the query's window, for non-overlapping windows of w x w tokens.
 
-    window: w.
-    shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows that cross
-    the border of the grid are truncated, as with Swin's attention masks.
-
-    Raises ValueError for a window below 1 and for a shift out of range.
+    window: w. shift: rows and columns by which the windows are shifted, from 0 to w - 1. Windows
+    are truncated at the border of the grid, as with Swin's attention masks.
+    Raises ValueError if the window is below 1, or if the shift is out of range.
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
 
@@ -128,8 +125,7 @@ class ChunkWindow(Pattern):
     mode: 0 for the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
     Raises ValueError for other values, and for mode -1 with sw_exact 1. Cyclic windows (sw_exact
-    -1) are not supported: their queries may attend to a key twice, with different biases. A pattern
-    cannot express this.
+    -1) are not supported, because their queries may attend to a key twice, with different biases.
     """
 
     size: int

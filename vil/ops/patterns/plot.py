@@ -12,12 +12,10 @@ INCHES = 4.0  # side of a panel
 def plot_mask(
     mask: Tensor, grid: tuple[int, int], query: tuple[int, int] | None, title: str
 ) -> Figure:
-    """Plot a mask (L, L), or a mask per head (H, L, L). Returns a figure with two panels per mask.
+    """Plot a mask (L, L) of L tokens, or one per head (H, L, L), with two panels per mask.
 
     The left panel is the grid, with the keys of one query. The right panel is the mask of all
-    pairs.
-    grid: rows and columns. query: (row, column), by default the middle of the grid. title: the
-    title of the figure.
+    pairs. query: (row, column), by default the middle of the grid.
     """
     masks = (mask if mask.ndim == 3 else mask[None]).numpy()
     row, col = query or (grid[0] // 2, grid[1] // 2)

@@ -1,17 +1,15 @@
 """Patterns whose query-key pairs are a random sample.
 
 A hash of (seed, query, key) gives each pair a random number. Any part of the mask can thus be
-computed without the rest, and is the same on every machine.
+computed alone, and is the same on every machine.
 
 Pairs are sampled without replacement, with probabilities proportional to their weights. Each pair
-has a random arrival time from an exponential distribution, whose rate is the weight of the pair.
-The pairs that arrive first are the sample (Efraimidis and Spirakis, Weighted random sampling with a
-reservoir, 2006).
+has a random arrival time, which is exponentially distributed with the weight as its rate. The first
+pairs to arrive are the sample (Efraimidis and Spirakis, Weighted random sampling with a reservoir,
+2006).
 
 In grids of up to EXACT_TOKENS tokens, the sample has exactly the requested number of pairs. In
-larger grids, pairs are sampled independently, so that the sample has this size only on average.
-
-Shapes: X Y grid rows and columns, L = X*Y tokens.
+larger grids, it has this size only on average.
 """
 
 import math
@@ -51,10 +49,9 @@ def random(density: float, seed: int = 0) -> "Sampled":
 def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of sampled keys. Sampling weights are a Gaussian function of the distance.
 
-    sigma: standard deviation of the Gaussian, in tokens.
-    density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
-    seed: random seed.
-    Raises ValueError for a sigma of 0 or less, and for a density out of range.
+    sigma: standard deviation of the Gaussian in tokens, above 0.
+    density: fraction of all query-key pairs of a grid to sample, above 0 and at most 1.
+    Raises ValueError if sigma or density is out of range.
     """
     if not isinstance(sigma, int | float) or not sigma > 0:
         raise ValueError(f"gaussian: sigma must be above 0, got {sigma!r}")
@@ -64,10 +61,9 @@ def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
 def probability(weights: Weights, density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of keys sampled with custom weights.
 
-    weights: function that takes `Pairs` and returns their sampling weights, a nonnegative tensor
-    that broadcasts to the pairs.
-    density: fraction of all query-key pairs of a grid that are sampled, above 0 and at most 1.
-    seed: random seed.
+    weights: function from `Pairs` to their sampling weights, a nonnegative tensor that broadcasts
+    to the pairs.
+    density: fraction of all query-key pairs of a grid to sample, above 0 and at most 1.
     """
     return Sampled(weights, density, seed, "")
 
@@ -98,10 +94,10 @@ class Gaussian:
 class Sampled(Pattern):
     """A pattern whose visible pairs are a random sample of all query-key pairs.
 
-    weights: function that takes `Pairs` and returns their sampling weights.
-    fraction: the fraction of pairs that are sampled.
-    seed: random seed, from -2**63 to 2**63 - 1.
-    text: the pattern as text, which str() returns. If it is "", str() describes the other fields.
+    weights: function from `Pairs` to their sampling weights.
+    fraction: fraction of pairs to sample.
+    seed: from -2**63 to 2**63 - 1.
+    text: the result of str(). If it is "", str() describes the other fields.
     """
 
     weights: Weights
@@ -170,11 +166,10 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
     """Return the time up to which exactly `wanted` pairs arrive (see `Sampled.arrival`).
 
-    A first pass over all pairs computes a histogram of the arrival times, to find the bin with the
-    last sampled pair. A second pass collects the times in this bin, to find the time of that pair.
     Raises ValueError if fewer than `wanted` pairs have a weight above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
+    # a histogram of the arrival times, to find the bin with the last sampled pair
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
     total = counts.cumsum(0)
     last = int((total < wanted).sum())
@@ -184,6 +179,7 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
             f"because only {int(total[last - 1])} have a weight above 0: use a lower density"
         )
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
+    # the times in this bin, to find the time of that pair
     of_bin = torch.cat([time[_bins(time) == last] for time in times])
     return of_bin.kthvalue(wanted - int(total[last] - counts[last])).values.item()
 
@@ -199,17 +195,15 @@ def _bins(time: Tensor) -> Tensor:
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     """Return the time up to which a fraction `density` of all pairs is expected to arrive.
 
-    See `Sampled.arrival` for the arrival times. The expected fraction is estimated from the
-    sampling weights of the pairs of some queries. This fraction is a concave function of time, so
-    Newton's method does not overshoot if it starts from a time that is too early. If the sampling
-    weights differ by many orders of magnitude, Newton's method may not converge in NEWTON_STEPS. In
-    this case, bisection finds the time.
+    See `Sampled.arrival`. The fraction is estimated from the sampling weights of the pairs of some
+    queries.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
     if (weights > 0).double().mean().item() <= density:
         return LATEST
     time = 0.0
+    # Newton's method does not overshoot, because the expected fraction is concave in time
     for _ in range(NEWTON_STEPS):
         waiting = torch.exp(-time * weights)  # probability that a pair has not arrived
         missing = density - (1 - waiting.mean().item())
@@ -219,7 +213,7 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
         time += missing / slope
         if missing <= density * PRECISION:
             return time
-    return _bisect(weights, density)
+    return _bisect(weights, density)  # the weights differ by many orders of magnitude
 
 
 def _bisect(weights: Tensor, density: float) -> float:

@@ -49,9 +49,9 @@ def backends(case: LinearCase) -> dict[str, Compute]:
 def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
     """Return {backend: function} like `backends`, but for packed weights.
 
-    `weights` is packed once, before the functions are returned. The functions take x and weights,
-    but ignore these weights and use the packed ones. "native" is the C++ backend. "torch" uses
-    oneDNN, as in a model optimized for inference. case: a norm and a linear layer, or an MLP.
+    The functions use `weights`, which is packed once, and ignore the weights that they are called
+    with. "native" is the C++ backend. "torch" uses oneDNN, as in a model optimized for inference.
+    case: a norm and a linear layer, or an MLP.
     """
     half, w = case.dtype == torch.bfloat16, weights
     norm = Norm(w["gain"], w["shift"], EPS)
@@ -112,10 +112,9 @@ def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
 def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
     """Measure the backends on a case, and store the best one in CHOICES.
 
-    The best one is the fastest, with one exception: for a norm and a linear layer with packed
-    weights, "native" is preferred if it is at most 5 % slower than "torch". rounds: how often each
-    backend is timed. Returns usable backends, the best first, then rejected backends with the
-    reason.
+    The best one is the fastest. Exception: for a norm and a linear layer with packed weights,
+    "native" may be up to 5 % slower than "torch". rounds: how often each backend is timed. Returns
+    usable backends, the best first, then rejected ones with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
@@ -158,9 +157,9 @@ def reason_against_native(case: LinearCase) -> str:
 def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
-    Packed weights have the dtype of the matmuls, and other weights are float32. x is float32 if the
-    weights are not packed and a norm comes first. In all other cases, x has the dtype of the
-    matmuls, like the output of attention under autocast. The gradient is float32.
+    Packed weights have the dtype of the matmuls. Other weights and the gradient are float32. x is
+    float32 if a norm comes first and the weights are not packed. Otherwise, it has the dtype of the
+    matmuls.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -173,7 +172,7 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     if case.packed:
         tensors = {name: tensor.to(case.dtype) for name, tensor in tensors.items()}
     if case.kind in (LINEAR, LINEAR_RESIDUAL):
-        tensors["x"] = tensors["x"].to(case.dtype)
+        tensors["x"] = tensors["x"].to(case.dtype)  # like attention's output under autocast
     for tensor in tensors.values():
         tensor.requires_grad_(case.needs_grad)
     return tensors.pop("x"), tensors, cotangent

@@ -1,10 +1,10 @@
 """Functions that are timed to compare attention backends on a CPU.
 
-In an attention module, queries, keys and values are views of one qkv tensor. Their gradients are
-copied to one tensor, and so are the outputs of global and local queries. Some backends avoid some
-of these copies, so the copies are timed too.
+The timed calls include the copies that an attention module makes, because some backends avoid them.
+The gradients of queries, keys and values are copied to one qkv tensor, and the outputs of global
+and local queries to one output tensor.
 
-Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
+Shapes: B batch, C channels, L local tokens, G global tokens.
 """
 
 from collections.abc import Callable
@@ -91,9 +91,9 @@ def attend_jointly(case: Case, leaves: Leaves) -> Tensor:
 def find_joined_mismatch(case: Case) -> str:
     """Check the output and the gradients of `vil.ops.qkv_attention`.
 
-    Returns a text that describes the first wrong tensor, or "" if all are correct. The reference
-    computes the same attention with separate PyTorch operations in float64. A tensor is wrong if
-    its error is much larger than that of the separate operations in the dtype of `case`.
+    Returns a text that describes the first wrong tensor, or "" if all are correct. The reference is
+    separate PyTorch operations in float64. The tolerance is a few times the error of the same
+    operations in the dtype of `case`.
     """
     case = replace(case, needs_grad=True)
     leaves, cotangent = make_leaves(case)

@@ -1,10 +1,9 @@
 """Find the fastest backend for an attention call by measuring all backends.
 
-Forward and backward passes of all backends are timed in turn, on the actual shape. A backend is
-rejected, with a reason, if it does not support the call, if it needs too much memory, or if its
-output or a gradient is wrong. Results are compared with the reference on a small grid, and with a
-simple backend on the full grid. Backends are measured only by the command `vil tune` and, with the
-config key TUNE, at the start of a run, never during a forward pass.
+Forward and backward passes are timed on the actual shape. A backend is rejected, with a reason, if
+it does not support the call, if it needs too much memory, or if its output or a gradient is wrong.
+Backends are measured only by the command `vil tune` and, with the config key TUNE, at the start of
+a run.
 """
 
 import math
@@ -71,12 +70,11 @@ def tune(
 ) -> list[Trial]:
     """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
-    case: properties of the attention call, such as its shapes and dtype.
     names: keys of BACKENDS, all by default.
     rounds: how often each backend is timed.
     max_bytes: memory limit for each backend, by default half of the free memory.
-    If the batch is large, only some of its images are timed. Returns usable backends, fastest
-    first, then rejected ones with the reason. Raises ValueError for an unknown name or device.
+    Only some images of a large batch are timed. Returns usable backends, fastest first, then
+    rejected ones with the reason. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
     names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
@@ -158,9 +156,8 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    The passes run on fake tensors. Returns 0 if the memory is unknown, because the backend compiles
-    its code with torch.compile or does not support fake tensors. A backend of unknown memory that
-    needs too much fails later, when it is timed.
+    Returns 0 if the memory is unknown, because the backend compiles its code with torch.compile or
+    does not support fake tensors, on which the passes run.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -207,9 +204,9 @@ def find_mismatch(name: str, case: Case) -> str:
 def shrink(case: Case, dtype: torch.dtype) -> Case | None:
     """Return the case with one image on a small grid, to compare with the slow reference.
 
-    The grid has at most two and a half chunks on each side, so that its last chunks are incomplete.
-    The case has two heads or, if patterns differ by head, all heads. Returns None for a pattern
-    that is not defined on the small grid, such as the mask of a larger grid.
+    The last chunks of the grid are incomplete. There are two heads or, if patterns differ by head,
+    all heads. Returns None for a pattern that is not defined on the small grid, such as the mask of
+    a larger grid.
     """
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)

@@ -1,13 +1,12 @@
 """Store the fastest backend of each tuned case in a per-user file.
 
-The fastest backend depends on the machine, the versions and the code. The file is
-$VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected).
-Similar cases share an entry. Its key <bucket> is the result of `Case.bucket`:
+The file is $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is
+respected). Similar cases share a <bucket>, the result of `Case.bucket`:
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
 
-If the file cannot be read or written, or is invalid, it is ignored with a warning.
+A file that cannot be read or written, or is invalid, is ignored with a warning.
 """
 
 import functools

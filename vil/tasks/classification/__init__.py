@@ -54,14 +54,14 @@ def register_loss(
 ) -> None:
     """Register a loss as the value `name` of the config key LOSS.LOSS.
 
-    loss: a function loss(logits, targets, smoothing, **arguments) that returns a scalar, or the
-    location "module:function" of such a function. For B images and K classes, `logits` is (B, K),
-    and `targets` is either classes (B,) int64 or soft targets (B, K) float. `smoothing` is the
-    amount of label smoothing.
+    loss: a function loss(logits, targets, smoothing, **arguments) that returns a scalar, or its
+    location "module:function". For B images and K classes, `logits` is (B, K), and `targets` is
+    either classes (B,) int64 or soft targets (B, K) float. `smoothing` is the amount of label
+    smoothing.
     keys: {additional keyword argument of the loss: config key that sets it}.
     about: a one-line description.
 
     Raises ValueError if the name is taken, or if the loss does not return a differentiable scalar
-    in test calls with two images. A loss given by its location is not tested.
+    in test calls. A loss given by its location is not tested.
     """
     LOSSES.register(name, loss, about, keys=keys)

@@ -10,9 +10,8 @@ MAX_TEMPERATURE = 100.0
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature T that minimizes the cross entropy of softmax(logits / T).
 
-    logits: (N, K) for N images and K classes. targets (N,): class of each image. T is between
-    1 / MAX_TEMPERATURE and MAX_TEMPERATURE. The cross entropy is convex in 1 / T, so every local
-    minimum is a global minimum. Raises DivergedError if a logit is NaN or infinite.
+    logits: (N, K) for N images and K classes. targets (N,): class of each image. T is at most
+    MAX_TEMPERATURE, and at least its inverse. Raises DivergedError if a logit is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar  # scipy is a dependency of scikit-learn
     from scipy.special import logsumexp
@@ -30,5 +29,6 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
         return float(logsumexp(scale * logits, axis=1).mean() - scale * correct)
 
     limit = np.log(MAX_TEMPERATURE)
+    # convex in 1 / T, so a local minimum is the global minimum
     found = minimize_scalar(cross_entropy, bounds=(-limit, limit), method="bounded")
     return float(np.exp(found.x))

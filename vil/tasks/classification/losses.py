@@ -1,8 +1,8 @@
 """Training losses of single-label classification.
 
 Shapes: B images, K classes. Each loss takes logits (B, K) and targets, which are classes (B,) int64
-or soft targets (B, K) float. By default, a loss returns a scalar, the mean over images. If
-`per_image` is set, it returns the loss of each image (B,). Both are in float32 or higher.
+or soft targets (B, K) float. It returns the mean over images or, if `per_image` is set, the loss of
+each image (B,), in float32 or higher.
 smoothing: label smoothing s. The target of the true class is 1 - s + s/K, and that of other classes
 is s/K. Soft targets are not smoothed.
 """
@@ -75,15 +75,15 @@ def focal(
 ) -> Tensor:
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
-    The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where
-    p_t = t p + (1 - t)(1 - p) for probability p and target t.
+    The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where p_t = t p
+    + (1 - t)(1 - p) for probability p and target t.
 
     Args:
         targets: classes (B,) or soft targets (B, K).
         smoothing: label smoothing of class targets.
-        alpha: weight of the positive term t log p. The paper's weight a corresponds to
-            alpha = a / (1 - a), up to a constant factor of the loss.
-        normalize: if True, the loss is summed over classes. If False, it is averaged over them.
+        alpha: weight of the positive term t log p. The paper's weight a corresponds to alpha = a /
+            (1 - a), up to a constant factor of the loss.
+        normalize: sum the loss over classes instead of averaging it.
         per_image: return the loss of each image (B,) instead of the mean over images.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
@@ -153,11 +153,10 @@ def widen(logits: Tensor) -> Tensor:
 
 
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Convert targets to soft targets (B, K) of float32 or higher.
+    """Convert targets to soft targets (B, K) of float32, or of float64 if the logits are float64.
 
     targets: classes (B,), which are converted and smoothed, or soft targets (B, K), which are only
-    cast. logits (B, K): determine the number of classes K. The result is float64 if the logits are
-    float64, otherwise float32. smoothing: amount of label smoothing.
+    cast. logits (B, K): determine K. smoothing: amount of label smoothing.
     """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():

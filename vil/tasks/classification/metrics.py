@@ -102,10 +102,10 @@ class ClassificationMetrics:
     def per_class(self, num_classes: int) -> dict[str, list]:
         """Return the metrics of each class: {name of the metric: list with one value per class}.
 
-        The metrics are "right" (number of correct predictions) and "count" (number of images). If
-        the test set has the model's classes, "precision", "recall" and "f1" are added. If, in
-        addition, the predictions have the probabilities of all classes, "auroc" and
-        "average_precision" are added. num_classes: number of classes of the test set.
+        "right" and "count" are the numbers of correct predictions and of images. If the test set
+        has the model's classes, "precision", "recall" and "f1" are added. If, in addition, the
+        predictions have the probabilities of all classes, "auroc" and "average_precision" are
+        added.
         """
         p = self.predictions
         correct, images = p.per_class(num_classes)

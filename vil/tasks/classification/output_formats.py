@@ -1,8 +1,8 @@
 """Output formats of `vil predict`: aligned table, JSON, CSV, and CSV with all probabilities.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-pieces of text. The aligned table is yielded after the last image. The other formats are streamed.
-Ground-truth classes are written if the first prediction has a ground-truth class.
+pieces of text. All formats except the table are streamed. Ground-truth classes are written if the
+first prediction has one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

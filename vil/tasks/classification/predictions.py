@@ -59,10 +59,9 @@ class Predictions(NamedTuple):
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
         """Select images for the report, in three groups of at most `most` images.
 
-        The first group has the most confident wrong predictions. The second group has the images
-        with the highest losses that are not in the first group. The third group has the most
-        confident correct predictions that are not in the second group. Returns {title of the group:
-        indices into the arrays of this object}.
+        The groups are the most confident wrong predictions, the highest losses of the other images,
+        and the most confident correct predictions. No image is in two groups. Returns {title of the
+        group: indices into the arrays of this object}.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -92,10 +91,10 @@ class BatchPredictions(NamedTuple):
 def merge(batches: Iterable[BatchPredictions]) -> Predictions:
     """Merge the predictions of batches, and sort them by the images' indices in the test set.
 
-    The result, including the rounding of the sum of losses, does not depend on the order of the
-    batches, because they are first sorted by the index of their first image.
+    The result, including the rounding of the sum of losses, does not depend on the order of
+    `batches`.
     """
-    ordered = sorted(batches, key=lambda batch: batch.columns[0][0])
+    ordered = sorted(batches, key=lambda batch: batch.columns[0][0])  # by the first image
     columns = [
         None if parts[0] is None else np.concatenate(parts)
         for parts in zip(*(batch.columns for batch in ordered))

@@ -1,8 +1,8 @@
-"""Evaluate a model's features with simple classifiers.
+"""Evaluate a model's features with simple classifiers from scikit-learn.
 
-The classifiers are from scikit-learn: k nearest neighbors by cosine similarity, and logistic
-regression on standardized features (a linear probe). The number of neighbors k and the inverse
-regularization strength C are chosen on held-out training images. The test images are used once.
+The classifiers are k nearest neighbors by cosine similarity, and logistic regression on
+standardized features (a linear probe). k and the inverse regularization strength C are chosen on
+held-out training images. The test images are used once.
 
 Shapes: N images, D features.
 """
@@ -46,12 +46,10 @@ class Probe(NamedTuple):
 def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
     """Fit classifiers of features on the training images, and evaluate them on each test set.
 
-    train: features and classes of the training images. tests: {name of the test set: features and
-    classes}. Returns the results of three classifiers: k nearest neighbors with k = 20, k nearest
-    neighbors with the best k, and logistic regression with the best C (inverse regularization
-    strength). The best k and C are those with the highest accuracy on a held-out fifth of the
-    training images. If several values have the same accuracy, the smallest is chosen. Raises
-    DataError if all training images have the same class.
+    Returns the results of k nearest neighbors with k = 20, k nearest neighbors with the best k, and
+    logistic regression with the best C (inverse regularization strength). The best values have the
+    highest accuracy on a held-out fifth of the training images. tests: {name of the test set:
+    features and classes}. Raises DataError if all training images have the same class.
     """
     if len(np.unique(train.classes)) < 2:
         raise DataError(
@@ -61,7 +59,7 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
     is_held_out = split_off(train.classes)
     part, held_out = (Labeled(*(a[mask] for a in train)) for mask in (~is_held_out, is_held_out))
     if not is_held_out.any() or len(np.unique(part.classes)) < 2:
-        part = held_out = train
+        part = held_out = train  # too few images to hold any out
     best_k = best_setting(build_neighbors, NEIGHBORS, part, held_out)
     best_c = best_setting(build_linear, STRENGTHS, part, held_out)
     classifiers = (
@@ -78,8 +76,8 @@ def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
 def split_off(classes: np.ndarray) -> np.ndarray:
     """Select a fifth of the training images as a held-out set, at random with a fixed seed.
 
-    classes (N,): class of each image. Returns a mask (N,) bool. A fifth of each class is selected,
-    rounded down, so a class with fewer than five images has no held-out image.
+    classes (N,): class of each image. Returns a mask (N,) bool, with a fifth of each class, rounded
+    down.
     """
     mask = np.zeros(len(classes), bool)
     shuffled = np.random.RandomState(0).permutation(len(classes))

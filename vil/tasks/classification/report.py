@@ -86,9 +86,8 @@ def sections_of(evaluated: Evaluated) -> list[Html]:
     """Render the report's sections as HTML: metrics, table of classes, errors, and images.
 
     The table lists the classes that have images, lowest accuracy first. If there are more than
-    MOST_CLASSES, it lists only the worst and the best classes. The full confusion matrix is shown
-    if the test set and the model have the same classes, and there are at most FULL_MATRIX of them.
-    The template is report.html.j2.
+    MOST_CLASSES, it lists only the worst and the best. The confusion matrix is shown if the test
+    set and the model have the same classes, and at most FULL_MATRIX of them.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     metrics = evaluated.metrics()

@@ -50,12 +50,9 @@ class ClassificationTask(ImageTask):
     Args:
         num_classes: number K of the model's classes.
         loss: training loss, a function as in losses.py.
-        label_smoothing: amount of label smoothing in the training loss.
-        mix: function that applies mixup or cutmix to a training batch and returns a batch with soft
-            targets; None: no mixup.
+        mix: function that applies mixup or cutmix to a training batch; None: no mixup.
         per_class: whether evaluation also computes metrics of each class.
-        class_mapping: {name of a test set: (K, C) bool}, True where a class of the model means the
-            same as a class of the test set, see `score_by_mapping`.
+        class_mapping: {name of a test set with C classes: (K, C) bool}, see `score_by_mapping`.
         top: maximum number of classes per prediction; None: no limit.
         class_weights: (K,) weight of each class in the training loss; None: all weights are 1.
         logit_shifts: (K,) values that are added to the logits in training; None: add nothing.
@@ -95,7 +92,7 @@ class ClassificationTask(ImageTask):
         """Set the mappings between the model's K classes and the C classes of test sets.
 
         class_mapping: {name of a test set: (K, C) bool}, see `score_by_mapping`. Raises ValueError
-        if a test set is unknown, or if a mapping has another dtype or shape, or no True element.
+        for an unknown test set, a wrong dtype or shape, or a mapping without True.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
@@ -135,9 +132,9 @@ class ClassificationTask(ImageTask):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the top-1 accuracy in percent as a metric.
 
-        If class weights or sample weights are set, the loss is the weighted mean over images. The
-        weight of an image is its sample weight times the weight of its class. For a soft target,
-        for example from mixup, the class weights are averaged, weighted by the target.
+        With class weights or sample weights, the loss is the weighted mean over images. An image's
+        weight is its sample weight times the weight of its class. For a soft target, the class
+        weights are averaged, weighted by the target.
         """
         logits, targets = model(batch.images), batch.targets
         shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
@@ -169,11 +166,8 @@ class ClassificationTask(ImageTask):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of the test set `name`, see `metric_names`.
 
-        All metrics are in percent, except "loss" and "count", which is the number of images. The
-        loss is the cross entropy without mixup or smoothing, averaged over images. If `per_class`
-        is set, the result also has the key "per_class", see `ClassificationMetrics.per_class`.
-
-        Rank 0 computes the metrics from the predictions of all ranks, sorted by image index, so the
+        Metrics are in percent, except "loss" (cross entropy without mixup or smoothing) and "count"
+        (number of images). If `per_class` is set, "per_class" has the metrics of each class. The
         metrics do not depend on the number of ranks. between: function that is called before each
         batch. Raises DataError if no image can be read.
         """
@@ -212,9 +206,9 @@ class ClassificationTask(ImageTask):
     ) -> Predictions | None:
         """Predict the classes of the images in the test set `name`, and compute their losses.
 
-        The model must be in eval mode. Rank 0 returns the predictions of all ranks. Other ranks
-        return None. between: function that is called before each batch. Raises DataError, on all
-        ranks, if no image can be read.
+        The model must be in eval mode. Rank 0 returns the predictions of all ranks, the others
+        None. between: function that is called before each batch. Raises DataError, on all ranks, if
+        no image can be read.
         """
         batches = []
         for batch in iter_in_step(self.test_sets[name], between):
@@ -376,9 +370,8 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
     class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.
 
     Model classes that are mapped to no class are excluded from the softmax. A prediction is correct
-    if the predicted class is mapped to the image's class. The loss is -log p, where p is the total
-    probability of the model classes that are mapped to the image's class. If no model class is
-    mapped to the image's class, the prediction is wrong and the image has no loss.
+    if it is mapped to the target. The loss is -log of the total probability of all classes that are
+    mapped to the target. If there are none, the prediction is wrong and the image has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)

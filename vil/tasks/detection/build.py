@@ -183,10 +183,9 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
     """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
-    Absolute position embeddings are made for images of INPUT.IMAGE_SIZE pixels. If they are cropped
-    to the size of an image (MODEL.VIT.POS_RESIZE crop), images larger than INPUT.IMAGE_SIZE are not
-    supported. If they are interpolated, images can have any size. network: the model without its
-    head.
+    Embeddings that are cropped to the size of an image (MODEL.VIT.POS_RESIZE crop) support images
+    of at most INPUT.IMAGE_SIZE pixels. Interpolated ones support any size. network: the model
+    without its head.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride

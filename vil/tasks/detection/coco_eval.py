@@ -1,7 +1,6 @@
-"""Convert detections to COCO's results format, and compute COCO's average precision.
+"""Convert detections to COCO's results format, and compute COCO's average precision in percent.
 
-The library faster_coco_eval computes the same metrics as pycocotools in seconds instead of minutes.
-Metrics are in percent.
+The library faster_coco_eval computes the same metrics as pycocotools, much faster.
 
 Shapes: precision (T, R, K, A, M) and recall (T, K, A, M), with T = 10 IoU thresholds, R = 101
 recall thresholds, K classes, A = 4 area ranges, and M = 3 maximum numbers of detections per image
@@ -31,9 +30,8 @@ def to_results(
 ) -> list[dict[str, Any]]:
     """Convert the detections of one image to COCO's results format, a list of dicts.
 
-    Each dict is {image_id, category_id, bbox: [x, y, w, h], score} and, if there are masks,
-    `segmentation`, a compressed RLE. size: (H, W) of the image. category_ids: label n has the
-    id category_ids[n - 1].
+    Each dict is {image_id, category_id, bbox: [x, y, w, h], score} and, for masks, `segmentation`,
+    a compressed RLE. size: (H, W) of the image. category_ids: id of each label, from label 1.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -63,8 +61,8 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
     """Copy detections in COCO's results format, with only the fields for one type of evaluation.
 
-    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. If the box of a mask were
-    kept, COCO's evaluation would use the area of the box as the area of the mask.
+    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. With a box, COCO's evaluation
+    would use its area as the area of the mask.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
@@ -73,16 +71,15 @@ def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
 def average_precision(
     annotations: Path, results: list[dict], iou_types: Iterable[str] = ("bbox",)
 ) -> dict[str, Any]:
-    """Evaluate detections against an annotation file and return {metric: percent}.
+    """Evaluate detections against a COCO annotation file, and return {metric: percent}.
 
-    annotations: COCO annotation file. results: output of `to_results` for all images. iou_types:
-    "bbox" to evaluate boxes, "segm" to evaluate masks.
+    results: output of `to_results` for all images. iou_types: "bbox" for boxes, "segm" for masks.
 
     The metrics of boxes are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l`
     (small, medium, large objects) and `box_ar100` (recall with at most 100 detections per image).
     The metrics of masks have the prefix `mask_`. The key `per_class` has the AP of each class:
-    {"box_ap": {class name: AP}, ...}. A metric is NaN if the annotations have no object of its
-    class or size, and 0 if there are objects, but no detections.
+    {"box_ap": {class name: AP}, ...}. A metric is NaN if there are no objects of its class or size,
+    and 0 if there are objects, but no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]
@@ -106,18 +103,16 @@ def average_precision(
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
     """Run COCO's evaluation without printing, and return the COCOeval object.
 
-    The dict `eval` of the COCOeval object has the arrays precision (T, R, K, A, M) and recall
-    (T, K, A, M), with T IoU thresholds, R recall thresholds, K classes, A area ranges, and M
-    maximum numbers of detections per image. An element of an array is -1 if there are no objects.
+    Its attribute `eval` is a dict with the arrays precision (T, R, K, A, M) and recall (T, K, A,
+    M), which are -1 where there are no objects. The shapes are described at the top of this file.
 
     Args:
         truth: output of `load_truth`.
         rows: detections, sorted by `sort_results` and then converted by `select_results`.
         iou_type: "bbox" or "segm".
-        params: attributes to set in the attribute `params` of the COCOeval object. If any is given,
-            the attributes `cocoDt` and `cocoGt` of the COCOeval object show the errors: annotations
-            in `cocoDt` with a true value of the key `fp` are false positives, and annotations in
-            `cocoGt` with a true value of the key `fn` are missed objects.
+        params: attributes to set in `COCOeval.params`. If any is given, the evaluation also marks
+            errors: false positives by the key `fp` in `COCOeval.cocoDt`, and missed objects by the
+            key `fn` in `COCOeval.cocoGt`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -141,13 +136,12 @@ def load_truth(
 ) -> dict[str, Any]:
     """Load an annotation file as the ground truth for COCO's evaluation.
 
-    iou_type: "bbox" or "segm". sizes: {image id: (H, W)}, the sizes of the predicted masks. They
-    replace the image sizes in the file, because COCO's evaluation needs masks of equal size.
+    iou_type: "bbox" or "segm". sizes: {image id: (H, W)} of the predicted masks. They replace the
+    image sizes in the file, because COCO's evaluation needs masks of equal size.
 
-    An annotation is dropped if its image or category is unknown, or if it has no valid box. For
-    "segm", it is also dropped if it has no valid segmentation. Unlike in training, tiny boxes and
-    crowd regions are kept. A missing area is set to the area of the box, and a missing iscrowd to
-    0. Annotations get new ids from 1, because COCO's evaluation interprets id 0 as "not found".
+    An annotation is dropped if its image or category is unknown, or if it has no valid box or, for
+    "segm", no valid segmentation. Unlike in training, tiny boxes and crowd regions are kept. A
+    missing area is set to the area of the box, and a missing iscrowd to 0. Annotations get new ids.
     Raises DataError if the file is invalid.
     """
     tables = coco_json.read_tables(Path(path))
@@ -167,6 +161,7 @@ def load_truth(
     for i in np.flatnonzero(usable).tolist():
         row = rows[i]
         annotation = {key: row[key] for key in ("image_id", "category_id")}
+        # COCO's evaluation interprets id 0 as "not found"
         annotation |= dict(id=i + 1, area=areas[i], iscrowd=int(row.get("iscrowd") == 1))
         annotation["bbox"] = coco_json.parse_box(row["bbox"])
         if iou_type == "segm":

@@ -10,8 +10,7 @@ def detector_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
     """Return the parameters and MACs of each stage, of the feature pyramid, and of each head.
 
     size: (height, width) of the image in pixels. The model may be on the meta device. The MACs of
-    the box head are for the maximum number of proposals per image, and the MACs of the mask head
-    for the maximum number of detections.
+    the box and mask heads are for the maximum numbers of proposals and detections.
     """
     backbone = model.backbone
     rows = msvit_cost(backbone.body, size)[:-1]  # drop the row of the head

@@ -1,7 +1,7 @@
 """Detections of one image, stored on the CPU with masks that are cropped to their boxes.
 
-torchvision's detectors return float masks of the full image size. For an image of 4096 x 4096
-pixels, 100 of them take 6.7 GB. This module stores a mask as a boolean crop and its position.
+torchvision's float masks have the size of the image. For 4096 x 4096 pixels, 100 of them take 6.7
+GB.
 
 Shapes: n detections, (H, W) size of the image, (h, w) size of a mask's crop.
 """

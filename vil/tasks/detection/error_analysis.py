@@ -1,9 +1,8 @@
 """Draw the detections in the images with the most errors, next to the ground truth.
 
-An error is a missed object or a false positive according to COCO's evaluation. The evaluation
-matches detections with a score of at least MIN_SCORE to objects, in descending order of score. A
-detection matches at most one object, which must have the same class and an IoU of at least MIN_IOU
-with the detection. Missed crowd regions and detections inside of crowd regions are not errors.
+An error is a missed object or a false positive in COCO's evaluation. Detections with a score of at
+least MIN_SCORE are evaluated, and a match needs an IoU of at least MIN_IOU. Missed crowd regions
+and detections inside of crowd regions are not errors.
 """
 
 from collections import Counter
@@ -29,9 +28,9 @@ def draw_worst(
 ) -> list[Path]:
     """Draw the `count` images with the most errors, and return the paths of the drawings.
 
-    dataset: the test set. results: detections in COCO's results format. name: name of the test set.
-    The drawings are `<name>-<n>-<image>.png` in `folder`, where n = 1 for the image with the most
-    errors. Drawings of an earlier call are removed. Images that cannot be read are skipped.
+    results: detections in COCO's results format. name: name of the test set. The drawings are
+    `<name>-<n>-<image>.png` in `folder`, where n = 1 for the most errors. Drawings of an earlier
+    call are removed. Images that cannot be read are skipped.
     """
     rows = [row for row in results if row["score"] >= MIN_SCORE]
     truth = coco_eval.load_truth(dataset.annotations, "bbox")

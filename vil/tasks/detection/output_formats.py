@@ -1,7 +1,7 @@
 """Output formats of `vil detect predict`: text, JSON, and COCO's format for other tools.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. Text and JSON are streamed. COCO's format is yielded after the last image.
+chunks of text. COCO's format is yielded only after the last image.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,8 +70,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
-    The id of an image is the position of its prediction, counted from 1. Unreadable images are
-    omitted. The category ids are the labels. names: label n has the class name names[n - 1].
+    Image ids number the predictions from 1. Unreadable images are omitted. Category ids are the
+    labels. names: label n has the class name names[n - 1].
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

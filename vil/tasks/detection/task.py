@@ -33,10 +33,9 @@ from vil.utils.json_text import to_json
 class DetectionTask(Task):
     """Task for detectors of boxes and, optionally, masks.
 
-    Models are called like torchvision's detectors. In training mode, model(images, targets) returns
-    a dict of losses. In eval mode, model(images) returns a list of dicts. Each test set must be a
-    `CocoDataset`. If `results_folder` is set, evaluation writes the predictions in COCO's format to
-    `<test set>_bbox.json` and `<test set>_segm.json` in this folder.
+    Models are called like torchvision's detectors. Each test set must be a `CocoDataset`. If
+    `results_folder` is set, evaluation writes the predictions in COCO's format to `<test
+    set>_bbox.json` and `<test set>_segm.json` in this folder.
     """
 
     output_formats = FORMATS
@@ -57,8 +56,7 @@ class DetectionTask(Task):
 
         Args:
             masks: whether to evaluate masks as well as boxes.
-            tile: side, in pixels, of the tiles in which evaluation and inference process an image;
-                0: process the full image at once.
+            tile: side of the tiles in pixels; 0 to process each image at once.
             overlap, nms, per_image: settings for tiles, see `detect_tiled`.
             print_classes: whether `format_metrics` returns a table of per-class metrics.
             common: arguments of `Task`.
@@ -82,11 +80,9 @@ class DetectionTask(Task):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Evaluate a model in eval mode on the test set `name`, and return {metric: value}.
 
-        The metrics are those of `coco_eval.average_precision`. The key "count" has the number of
-        images. between: function that is called before each batch.
-
-        Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
-        is evaluated as an image without detections.
+        The metrics are those of `coco_eval.average_precision`, and "count", the number of images.
+        They are the same on all ranks. An unreadable image counts as an image without detections.
+        between: function that is called before each batch.
         """
         dataset = self.test_sets[name].dataset
         all_results = gather_objects(self.collect_results(model, name, between))
@@ -125,9 +121,8 @@ class DetectionTask(Task):
     def write_results(self, name: str, results: list[dict]) -> None:
         """Write detections to JSON files in `results_folder`, if this attribute is set.
 
-        There is one file for boxes and, if masks are evaluated, one for masks. name: name of the
-        test set. results: detections in COCO's results format. Raises SaveError if a file cannot be
-        written.
+        There is one file for boxes and, if masks are evaluated, one for masks. results: detections
+        in COCO's results format. Raises SaveError if a file cannot be written.
         """
         if self.results_folder is None:
             return

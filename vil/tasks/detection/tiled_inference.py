@@ -1,19 +1,18 @@
 """Detection in images of any size: in the full image, or in overlapping tiles.
 
 A detector resizes its input to about 1000 pixels, so small objects in a large image become too
-small to detect, and the memory grows with the size of the image. With tiles, the scale of objects
-and the memory of inference do not depend on the size of the image.
+small to detect. With tiles, the scale of objects and the memory of inference do not depend on the
+size of the image.
 
-An inner border is a border of a tile that is not a border of the image. If an object crosses an
-inner border of a tile, its box in this tile touches the border and covers only a part of the
-object. Such a box is dropped if it also lies inside another tile, without touching an inner border
-of the other tile, because the other tile then shows more of the object. As a result, an object that
-is not larger than the overlap is detected once, with a box that covers all of it.
+An inner border is a border of a tile that is not a border of the image. A box that touches one may
+cover only a part of its object. It is dropped if it lies inside another tile and touches no inner
+border there, because the other tile shows more of the object. Non-maximum suppression per class
+then removes duplicates. It ranks boxes that touch no inner border first, by score, then the other
+boxes, largest first.
 
-Non-maximum suppression per class then removes duplicates among the remaining boxes. It ranks boxes
-that touch no inner border first, by score. Boxes that touch an inner border follow, largest first.
-For an object that is larger than the overlap, several boxes may remain. Choose an overlap as large
-as the largest objects of interest.
+As a result, an object that is not larger than the overlap is detected once, with a box that covers
+all of it. Several boxes may remain for a larger object, so choose an overlap as large as the
+largest objects of interest.
 """
 
 import torch
@@ -36,9 +35,9 @@ def detect_tiled(
 ) -> Detections:
     """Run a detector on overlapping tiles of an image (3, H, W) and merge the detections.
 
-    tile: side of a tile in pixels. overlap: overlap of neighboring tiles in pixels. nms: IoU
-    threshold of non-maximum suppression per class when merging. per_image: maximum number of
-    detections to return. Raises ValueError unless 0 <= overlap < tile.
+    tile, overlap: side of a tile, and overlap of neighboring tiles, in pixels. nms: IoU threshold
+    of non-maximum suppression per class when merging. per_image: maximum number of detections.
+    Raises ValueError unless 0 <= overlap < tile.
     """
     size = image.shape[-2:]
     tiles = make_tiles(size, tile, overlap)
@@ -55,9 +54,9 @@ def detect_tiled(
 def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
     """Return T tiles that cover an image of `size` (H, W), row by row: (T, 4) int64, x1 y1 x2 y2.
 
-    tile: side of a tile in pixels. overlap: overlap of neighboring tiles in pixels. The last tile
-    of a row or column is shifted to end at the image's border, so its overlap may be larger. A tile
-    is never larger than the image. Raises ValueError unless 0 <= overlap < tile.
+    tile, overlap: side of a tile, and overlap of neighboring tiles, in pixels. The last tile of a
+    row or column ends at the image's border, so its overlap may be larger. A tile is never larger
+    than the image. Raises ValueError unless 0 <= overlap < tile.
     """
     if tile < 1 or not 0 <= overlap < tile:
         raise ValueError(
@@ -73,8 +72,8 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
 def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box touches an inner border of its tile: (...) bool.
 
-    An inner border is a border of a tile that is not a border of the image. boxes, tiles (..., 4):
-    x1 y1 x2 y2 in the image, broadcast against each other. size: (H, W) of the image.
+    An inner border is not a border of the image. boxes, tiles (..., 4): x1 y1 x2 y2 in the image,
+    broadcast against each other. size: (H, W) of the image.
     """
     height, width = size
     low, high = tiles[..., :2], tiles[..., 2:]
@@ -110,10 +109,9 @@ def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> De
     cut (n,) bool: whether each box touches an inner border of its tile, so that it may cover only a
     part of its object. A cut box is suppressed by boxes that are not cut, whatever their scores,
     and by larger cut boxes. nms: IoU threshold for boxes of the same class.
-
-    Boxes are converted to float64, because torchvision adds an offset to the boxes of each class.
-    With 4096 pixels and 1000 classes, float32 would not resolve half pixels.
     """
+    # torchvision adds an offset to the boxes of each class: with 4096 pixels and 1000 classes,
+    # float32 would not resolve half pixels
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
     rank = torch.where(cut, area / (area.sum() + 1), 1 + detections.scores.double())

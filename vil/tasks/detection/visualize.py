@@ -1,9 +1,8 @@
 """Draw detections: boxes with class and score, and tinted masks.
 
-A class has the same color in all images. The first seven classes have the colors of Okabe and Ito,
-which people with color blindness can distinguish (https://jfly.uni-koeln.de/color). The next seven
-classes have darker versions of these colors, and the seven after them have lighter versions. Then
-the colors repeat.
+The first seven classes have the colors of Okabe and Ito (https://jfly.uni-koeln.de/color), which
+people with color blindness can distinguish. The next seven have darker versions, and the seven
+after them lighter versions. Then the colors repeat.
 """
 
 import numpy as np

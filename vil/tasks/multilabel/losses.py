@@ -29,12 +29,12 @@ def asymmetric(
     gamma_neg: float = 4.0,
     clip: float = 0.05,
 ) -> Tensor:
-    """Compute the asymmetric loss (Ridnik et al., arXiv:2009.14119, equations 4 to 7).
+    """Compute the asymmetric loss of each image and label, (B, K).
 
-    Let p be the probability of the label, and p_m = max(p - clip, 0). The loss is
-    -(1 - p)^gamma_pos log p for images with the label, and -p_m^gamma_neg log(1 - p_m) for other
-    images. Returns the loss of each image and label, (B, K). positive_weights (K,): weight of
-    positive images in the loss of each label; None: 1.
+    For the probability p of a label and p_m = max(p - clip, 0), the loss is -(1 - p)^gamma_pos log
+    p for images with the label, and -p_m^gamma_neg log(1 - p_m) for other images. positive_weights
+    (K,): weight of positive images in the loss of each label; None: 1.
+    Source: Ridnik et al., arXiv:2009.14119, equations 4 to 7.
     """
     logits = logits.float()
     probability = logits.sigmoid()

@@ -42,8 +42,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     """Format predictions as a JSON array with one image per line.
 
     Each element is {file, labels, probabilities: {label: probability}, target, error}. `target` is
-    present only if the true labels are known, and `error` only if the image could not be read.
-    names: names of the labels.
+    present only if the labels are known, and `error` only if the image could not be read.
     """
     return format_json_array(
         {

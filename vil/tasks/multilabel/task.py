@@ -33,7 +33,7 @@ class MultilabelTask(ImageTask):
         num_labels: number K of labels.
         loss: "bce" or "asymmetric", the name of a function in losses.py.
         loss_options: additional keyword arguments of this function.
-        label_smoothing: amount s. The target 0 becomes s / 2, and the target 1 becomes 1 - s / 2.
+        label_smoothing: amount s. The targets 0 and 1 become s / 2 and 1 - s / 2.
         positive_weights: (K,) weight of positive images in the loss of each label; None: 1.
         thresholds: (K,) minimum probability for predicting each label; None: 0.5.
     """
@@ -80,8 +80,8 @@ class MultilabelTask(ImageTask):
     def score(self, outputs: Outputs) -> dict[str, Any]:
         """Compute the metrics of the model's outputs, with the task's thresholds.
 
-        outputs: logits (N, K) and targets. Returns a dict with these keys. All metrics except loss
-        and count are in percent.
+        outputs: logits (N, K) and targets. Returns a dict with these keys, in percent except loss
+        and count:
 
         loss       binary cross entropy
         map        average precision, the mean over the labels that at least one image has
@@ -191,9 +191,8 @@ def choose_thresholds(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarra
     """Return, for each label, the threshold that maximizes the label's F1, (K,).
 
     truth (N, K) bool: whether each image has each label. probabilities (N, K): predicted
-    probability of each label. A threshold is halfway between two neighboring probabilities. If
-    several thresholds have the same F1, the lowest is returned. The threshold of a label that no
-    image has is 0.5. Raises DivergedError if a probability is NaN.
+    probability of each label. If several thresholds have the same F1, the lowest is returned. The
+    threshold of a label that no image has is 0.5. Raises DivergedError if a probability is NaN.
     """
     if np.isnan(probabilities).any():
         raise DivergedError(

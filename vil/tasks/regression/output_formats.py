@@ -38,8 +38,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     """Format predictions as a JSON array with one image per line.
 
     Each element is {file, numbers: {name: number}, target, error}. `target` is present only if the
-    true numbers are known, and `error` only if the image could not be read. names: names of the
-    predicted numbers.
+    true numbers are known, and `error` only if the image could not be read.
     """
     return format_json_array(
         {

@@ -34,10 +34,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class RegressionTask(ImageTask):
     """Task for models that predict one or more numbers per image.
 
-    The network predicts normalized numbers, (number - mean) / std. mean, std: mean and standard
-    deviation of each of the K numbers in the training set. loss: "huber", "mse" or "mae". It is
-    computed from normalized numbers. huber_delta: normalized error above which the Huber loss is
-    linear.
+    The network predicts normalized numbers, (number - mean) / std. mean, std: statistics of each
+    number in the training set. loss: "huber", "mse" or "mae", computed from normalized numbers.
+    huber_delta: normalized error above which the Huber loss is linear.
     """
 
     metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -90,17 +89,14 @@ class RegressionTask(ImageTask):
         return compute_on_main(lambda: self.score(outputs))
 
     def score(self, outputs: Outputs) -> dict[str, Any]:
-        """Compute the metrics of the predicted numbers.
-
-        outputs: predicted numbers (N, K) and targets. Returns a dict with these keys:
+        """Return the metrics of predicted numbers (N, K), a dict with these keys:
 
         loss        training loss of the normalized numbers
-        mae, rmse   errors in the original units of the numbers, the means over the K numbers
-        r2          coefficient of determination, the mean over the numbers that are not constant in
-                    the test set
+        mae, rmse   errors in the original units of the numbers, means over the K numbers
+        r2          coefficient of determination, the mean over numbers that vary in the test set
         count       number of images
         per_number  {"mae": list, "rmse": list, "r2": list}, with one value per number. r2 is NaN
-                    for a number that is constant in the test set.
+                    for a number that does not vary in the test set.
         """
         targets = outputs.targets.astype(np.float64)
         errors = outputs.values.astype(np.float64) - targets

@@ -1,7 +1,7 @@
 """Grid of a sweep: a base config, and the settings in which the runs differ.
 
 An axis is a config key with a list of values. A variant is a named set of settings. A cell of the
-grid defines one run, by one value for each axis and, if the grid has variants, one variant.
+grid is one run, with a value for each axis and, if the grid has variants, one variant.
 """
 
 import hashlib
@@ -55,10 +55,10 @@ class Cell(NamedTuple):
 class Grid:
     """Settings of a sweep, which trains each variant with each combination of axis values.
 
-    config: the base config; None for the defaults. fixed: settings that all runs share. axes: the
-    config keys to vary, as {config key: a setting for each value}. variants: named sets of
-    settings. flags: {config key: value}, which override all other settings. imports: Python files
-    to run first, which may register components.
+    config: the base config; None for the defaults. fixed: settings of all runs. axes: {config key
+    to vary: a setting for each value}. variants: named sets of settings. flags: {config key:
+    value}, which override all other settings. imports: Python files to run first, which may
+    register components.
     """
 
     config: CfgNode | str | None = None
@@ -149,11 +149,10 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError if the name of a variant has invalid characters, if OUTPUT_DIR is set for
-    all runs or is an axis, or if settings conflict.
+    """Raise ConfigError for an invalid variant name, for OUTPUT_DIR, and for conflicting settings.
 
-    Settings conflict if a variant sets a key that is an axis, or if a setting in `grid.fixed` has
-    no effect because every variant overrides it.
+    OUTPUT_DIR must not be set for all runs or be an axis. Settings conflict if a variant sets the
+    key of an axis, or if every variant overrides a setting in `grid.fixed`.
     """
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):

@@ -7,8 +7,7 @@
             output/<run>.txt      what the run printed
             output/<run>.json     how the last attempt to train the run ended
 
-A run is identified by its config. Therefore, if the same grid or a larger one is given again, no
-run is trained twice.
+Runs are identified by their configs, so a repeated or larger grid trains no run twice.
 """
 
 import json
@@ -47,10 +46,11 @@ log = logging.getLogger(__name__)
 class SweepRun:
     """Run of a sweep.
 
-    sweep: the sweep's folder. name: name of the run and of its folder. group: the name without the
-    seed; runs that differ only in their seed have the same group. variant: name of the variant, or
-    "". settings: {config key that the sweep varies: the run's value, as the user wrote it}. cfg:
-    the complete config.
+    sweep: the sweep's folder.
+    group: the same for runs that differ only in their seed: the name without the seed.
+    variant: name of the variant, or "".
+    settings: {config key that the sweep varies: the run's value, as the user wrote it}.
+    cfg: the complete config.
     """
 
     sweep: Path
@@ -106,9 +106,8 @@ class SweepPlan:
 def plan_sweep(grid: Grid, folder: str | Path) -> SweepPlan:
     """Plan the runs of a grid, in addition to the runs that the sweep's folder records already.
 
-    No files are written. If the grid has no base config, the base config in the folder is used.
-    Raises ConfigError if the config of a run is invalid, or if the grid contradicts the runs in the
-    folder.
+    No files are written. A grid without a base config uses that of the folder. Raises ConfigError
+    if a run's config is invalid, or if the grid contradicts the recorded runs.
     """
     with log_warnings_once():
         return _plan(grid, Path(folder))
@@ -149,8 +148,8 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
     """Raise ConfigError if the base config of a grid differs from the one in the sweep's folder.
 
-    Keys that the sweep varies, and LOCAL keys (paths, logging, checkpoints), may differ.
-    known: the plan read from the folder. base, planned: base config and runs of the new grid.
+    Keys that the sweep varies, and LOCAL keys, may differ. known: the plan in the folder. base,
+    planned: base config and runs of the grid.
     """
     own = {*LOCAL, *known.keys, *(key for run in planned for key in run.settings)}
     own |= {setting.key for variant in grid.variants for setting in variant.settings}
@@ -165,11 +164,10 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
 def merge(
     known: Sequence[SweepRun], planned: Sequence[SweepRun], local: Sequence[Setting]
 ) -> list[SweepRun]:
-    """Add newly planned runs to the known runs of a sweep. Returns all runs.
+    """Add planned runs to the known runs of a sweep, except those with the config of a known run.
 
-    A planned run that has the same config as a known run is not added. local: new settings of LOCAL
-    keys (paths, logging, checkpoints). These settings also replace those of the known runs, except
-    for keys that the sweep varies.
+    Returns all runs. local: new settings of LOCAL keys. They also replace the settings of the known
+    runs, except for keys that the sweep varies.
     """
     runs = {}
     for run in known:

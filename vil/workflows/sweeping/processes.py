@@ -1,8 +1,7 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
-If a run crashes, the other runs continue. A signal to stop the sweep is passed to the runs, which
-save their state and exit. If the process of the sweep is killed, the runs detect this and stop,
-except for runs that are started by torchrun.
+If a run crashes, the other runs continue. On a signal to stop the sweep, the runs save their state
+and exit. If the process of the sweep is killed, the runs stop, except those started by torchrun.
 """
 
 import os
@@ -43,13 +42,11 @@ class Attempt:
 
 
 class RunPool:
-    """Pool that trains the runs of a sweep, `jobs` at a time. Each run gets an equal share of the
-    CPU cores.
+    """Pool that trains the runs of a sweep, `jobs` at a time, with equal shares of the CPU cores.
 
-    num_processes: number of processes of each run; several processes are started by torchrun.
+    num_processes: number of processes of each run, started by torchrun if there are several.
     devices: GPUs for CUDA_VISIBLE_DEVICES, divided among the runs that train at the same time; if
-    empty, this variable is not changed. on_begin, on_end: functions that are called with a run when
-    it begins or ends.
+    empty, this variable is not changed.
     """
 
     def __init__(
@@ -67,10 +64,9 @@ class RunPool:
         self.signal = 0  # the first signal that was received
 
     def train(self, runs: Sequence[SweepRun]) -> int:
-        """Train or resume runs. Returns the number of the signal that stopped the training, or 0 if
-        there was none.
+        """Train or resume runs. Returns the number of the signal that stopped the training, or 0.
 
-        A run whose folder is locked by another process is tried again after the other runs. It is
+        A run whose folder is locked by another process is tried again after the other runs, and
         skipped if the folder is still locked after LOCKED_SECONDS.
         """
         waiting, deadline = deque(runs), time.monotonic() + LOCKED_SECONDS
@@ -110,11 +106,10 @@ class RunPool:
             return Attempt(run, subprocess.Popen(command, **words), began)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables of a run's process.
+        """Return the environment variables of a run's process, which set its threads and GPUs.
 
-        They set the number of threads and the GPUs. Without torchrun, they also set the id of the
-        sweep's process, so that the run stops if the sweep is killed. slot: index of the run, from
-        0, among the `jobs` runs that train at the same time.
+        Without torchrun, they also have the id of the sweep's process, so that the run stops if the
+        sweep is killed. slot: index of the run among those that train at the same time.
         """
         own = {}
         if self.jobs * self.num_processes > 1:

@@ -1,7 +1,7 @@
 """Write the batch script that runs a sweep as a SLURM job array, and submit the script.
 
-Each task of the array calls `vil sweep --task N`, which trains run N. Two minutes before the time
-limit of the task, or when the task is preempted, the run saves its state and the task is requeued.
+Each task of the array trains one run with `vil sweep --task N`. Two minutes before its time limit,
+or when it is preempted, the run saves its state and the task is requeued.
 """
 
 import os
@@ -53,10 +53,10 @@ def format_script(
 ) -> str:
     """Return the text of the sbatch script that trains a sweep's runs as a job array.
 
-    folder: the sweep's folder. tasks: numbers of the runs to train. options: options of sbatch,
-    such as "--gres=gpu:1 --time=2:00:00". jobs: maximum number of tasks that run at the same time;
-    None for no limit. num_processes: number of processes of each run. Raises ConfigError if
-    `options` has a word that is neither an option nor a value.
+    tasks: numbers of the runs to train. options: options of sbatch, such as "--gres=gpu:1
+    --time=2:00:00". jobs: maximum number of tasks that run at the same time. num_processes: number
+    of processes of each run. Raises ConfigError if `options` has a word that is neither an option
+    nor a value.
     """
     folder = folder.resolve()
     command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]

@@ -38,16 +38,15 @@ def make_grid(
     flags: Mapping[str, str | Path | None] | None = None,
     imports: Sequence[str] = (),
 ) -> Grid:
-    """Make a grid from Python values and a file.
+    """Make the grid of a sweep from Python values and a file.
 
-    config: the base config.
-    overrides: settings of all runs. A key with a list of values becomes an axis: the sweep tries
-    each value. For a config key whose value is a list itself, pass a list of lists.
-    file: YAML file, see `read_grid`; the other arguments override its settings.
+    config: the base config, if `file` sets none.
+    overrides: settings of all runs. A list of values makes its key an axis: the sweep tries each
+    value. For a config key whose value is a list itself, pass a list of lists.
+    file: YAML file, see `read_grid`. The other arguments override its settings.
     axes: {config key: values to sweep over}.
     variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
-    flags: {config key: value}, which override all other settings and axes. Flags with the value
-    None are ignored.
+    flags: {config key: value}, which override all other settings and axes. None is ignored.
     imports: Python files to run first.
 
     Raises ConfigError for invalid or contradictory settings.
@@ -83,16 +82,16 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
 
 
 def read_grid(file: str | Path) -> Grid:
-    """Read a grid from a YAML file with the top-level keys `base`, `fixed`, `grid` and `variants`.
+    """Read the grid of a sweep from a YAML file with the keys `base`, `fixed`, `grid` and
+    `variants`.
 
-    base: a config file. Its path is relative to the folder of the YAML file, or to the folder of
-    the packaged configs.
+    base: a config file, relative to the folder of the YAML file or of the packaged configs.
     fixed: settings of all runs.
     grid: {config key: list of values}.
     variants: {name: {config key: value}}. The key _BASE_ is a config file that replaces `base`.
 
-    Config keys may be nested or dotted. Raises ConfigError if the YAML file, or a file that is
-    named in it, is missing or invalid.
+    Config keys may be nested or dotted. Raises ConfigError if this file, or one that it names, is
+    missing or invalid.
     """
     path = find(file)
     settings = read_yaml(read_text(path), shown(path), keeps_empty=is_variant)

@@ -76,10 +76,9 @@ def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
 def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
-    torchrun exits with code 1 after any failure. Therefore, the code and the reason of a failure
-    are read from the run's status.json. If this file does not have both, or is older than the start
-    of the attempt (`began`), the code and the reason are derived from `returncode` and from the
-    last error message in the run's output.
+    torchrun exits with code 1 after any failure, so both are read from the run's status.json. If
+    the file does not have both, or is older than the start of the attempt (`began`), they are
+    derived from `returncode` and from the last error message in the run's output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}

@@ -1,22 +1,18 @@
 """The backward kernels of fused local attention.
 
-They recompute the attention weights P from the scores and the log-sum-exp of the forward pass. Each
-result is summed by one program in a fixed order, or by a few programs whose partial sums are added
-afterwards. There are no atomics, so repeated runs give bitwise equal results. The gradient of the
-scores is E = P * (dout @ values^T - delta), where delta is the sum of out * dout over the channels.
-The kernels compute the following results, where dq and dk are also multiplied by `scale`:
+They recompute the attention weights P from the scores and the log-sum-exp of the forward pass. The
+gradient of the scores is E = P * (dout @ values^T - delta), where delta is the sum of out * dout
+over the channels. There are no atomics, so repeated runs give bitwise equal results. The kernels
+compute these results, where dq and dk are also multiplied by `scale`:
 
     query_kernel     dq = E @ keys for a block of queries; also delta, which the other kernels read
-    key_kernel       dk = E^T @ queries and dv = P^T @ dout for a block of keys of a chunk, over the
-                     queries of all chunks that attend to this chunk
-    global_kernel    dk, dv and the gradient of the bias of the global keys, over all queries
+    key_kernel       dk = E^T @ queries and dv = P^T @ dout for a block of keys of a chunk
+    global_kernel    dk, dv and the gradient of the bias of the global keys
     tile_kernel      E summed over images and chunks, for each pair of a query position and a key
                      position relative to the query's chunk
-    table_kernel     the gradient of the bias table: the result of tile_kernel, summed by the
-                     displacement between query and key
+    table_kernel     the gradient of the bias table, from the result of tile_kernel
 
-tile_kernel and table_kernel are for windows. For the layout of an attention pattern, the gradient
-of the bias table is computed in layout_bias.py.
+tile_kernel and table_kernel are for windows. layout_bias.py is for attention patterns.
 
 Shapes: see forward.py.
 """
@@ -70,21 +66,18 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     score (Q, K): the scores in base 2. keys, values (K, D_PAD).
     stat (Q,): the log-sum-exp of the queries. delta (Q,): the sum of out * dout over the channels.
     grads (Q, D_PAD): dout, the gradient of the output.
-
-    The sums use the attention weights P (Q, K) and the gradient E (Q, K) of the scores.
-    acc (Q, D_PAD): the sum of E @ keys, the gradient of the queries without the factor `scale`.
-    rest (Q,): the row sums of E. They would be 0 in exact arithmetic, but the rounding of `out`
-    makes delta inexact. `query_kernel` adds `rest` to delta to correct it for the other kernels.
-    pull (Q, D_PAD): the sum of P @ keys, for float32 only. `query_kernel` subtracts rest * pull
-    from acc, to correct acc for the same error. In 16 bits, this correction would be smaller than
-    the rounding error, and `pull` takes one more matmul.
+    acc (Q, D_PAD): the gradient of the queries without the factor `scale`.
+    rest (Q,): the sums over keys of the gradient of the scores. They would be 0 without rounding,
+    and `query_kernel` adds them to delta to correct the rounding error of delta.
+    pull (Q, D_PAD): the sum of attention weights @ keys, for float32 only. `query_kernel` uses it
+    to correct acc for the same error.
     """
     weight = tl.exp2(score - stat[:, None])
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
     dscore *= weight
     rest += tl.sum(dscore, 1)
     acc = tl.dot(dscore.to(keys.dtype), keys, acc, input_precision="ieee")
-    if keys.dtype == tl.float32:
+    if keys.dtype == tl.float32:  # in 16 bits, the correction is smaller than the rounding error
         pull = tl.dot(weight, keys, pull, input_precision="ieee")
     return acc, rest, pull
 
@@ -94,10 +87,8 @@ def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
     """Add the contribution of Q queries to the gradients of K keys. Returns (dkeys, dvalues).
 
     score (K, Q): the scores in base 2. queries (Q, D_PAD). values (K, D_PAD).
-    stat (Q,): the log-sum-exp of the queries. delta (Q,): the sum of out * dout over the channels.
-    grads (Q, D_PAD): dout, the gradient of the output.
-    dkeys, dvalues (K, D_PAD): the sums so far. The factor `scale` of the scores is not included in
-    dkeys.
+    stat, delta, grads: as in `grad_step`.
+    dkeys, dvalues (K, D_PAD): the sums so far. dkeys lacks the factor `scale` of the scores.
     """
     weight = tl.exp2(score - stat[None, :])
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
@@ -117,7 +108,7 @@ def query_kernel(
     """Compute dq and DELTA (B, N, L) of one block of queries. The other kernels read DELTA.
 
     DELTA is the sum of out * dout over the channels of each query, corrected for the rounding of
-    `out`, see `grad_step`. This kernel loops over the same keys as the forward kernel.
+    `out`, see `grad_step`.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -190,9 +181,7 @@ def key_kernel(
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed, (keys, queries).
 
     RECTS (for a window) or `lists` (for a layout) describe the queries of all chunks that attend to
-    this chunk. In query_kernel, they describe keys.
-    Keys that are padding need no mask, because they do not affect the gradients of other keys.
-    Their own gradients are set to 0 at the end.
+    this chunk. In `query_kernel`, they describe keys.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -250,6 +239,7 @@ def key_kernel(
                 dkeys, dvalues = key_step(
                     score, stat, delta, queries, grads, values, dkeys, dvalues
                 )
+    # Padding needs no mask before, because it does not affect the gradients of other keys.
     dkeys = tl.where(is_key[:, None], dkeys * scale, 0.0)
     dvalues = tl.where(is_key[:, None], dvalues, 0.0)
     write(dk, image, head, G + key, exists, dkeys, D, D_PAD)
@@ -264,9 +254,9 @@ def global_kernel(
 ):  # fmt: skip
     """Compute one partial sum of the gradients of the global keys, for one head of one image.
 
-    There are `splits` partial sums. Partial sum i is over every `splits`-th block of queries,
-    beginning with block i. The partial sums are stored in float32, and must be added afterwards.
-    They are dk and dv (B, N, splits*G, D), and DBIAS (B, N, splits, G).
+    Partial sum i is over every `splits`-th block of queries, beginning with block i. The partial
+    sums are float32 and must be added afterwards: dk and dv (B, N, splits*G, D), and DBIAS (B, N,
+    splits, G).
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -313,12 +303,11 @@ def tile_kernel(
 ):  # fmt: skip
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
-    The bias depends only on the positions of the query and the key relative to the query's chunk,
-    so these sums give the gradient of the bias.
-    The queries are Q tokens of each chunk, beginning with index part*Q. The keys are the tokens of
-    one rectangle, which has `cells` tokens and `width` columns. It begins at row `top` and column
-    `left`, relative to the chunk's first token. Tokens outside the grid contribute nothing. The
-    (image, chunk) pairs are divided among `splits` programs.
+    The sums give the gradient of the bias, which depends only on positions relative to the query's
+    chunk. The queries are Q tokens of each chunk, beginning with index part*Q. The keys are the
+    `cells` tokens of one rectangle with `width` columns, which begins at row `top` and column
+    `left` relative to the chunk's first token. The (image, chunk) pairs are divided among `splits`
+    programs.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -366,8 +355,8 @@ def table_kernel(
 ):  # fmt: skip
     """Sum TILE over splits and by displacement, and add the sums to DTABLE.
 
-    TILE (splits, N, Q, cells): the result of `tile_kernel` for Q queries of a chunk and the keys of
-    one rectangle. The rectangle has `height` rows. The other arguments are those of `tile_kernel`.
+    TILE (splits, N, Q, cells): the result of `tile_kernel`, which has the same arguments. The
+    rectangle of keys has `height` rows.
     DTABLE (N, (4w-1)**2) float32: the gradient of the bias for each displacement, query position
     minus key position.
     """

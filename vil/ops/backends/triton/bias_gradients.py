@@ -1,7 +1,6 @@
 """Launch the kernels that sum the gradients of the global keys and of the biases.
 
-Shapes: B batch, N heads, L tokens, G global tokens, w chunk side, W = w*w tokens of a chunk.
-`tensors` is the tuple (q, k, v, dout, lse, delta), the first arguments of these kernels.
+Shapes: N heads, G global tokens. `tensors` is (q, k, v, dout, lse, delta), as in backward.py.
 """
 
 import torch
@@ -121,9 +120,8 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
     """Resize an axis of `sums`, the gradients for all displacements between two tokens.
 
-    The axis covers the displacements -n to n, and the result covers -reach to reach. Gradients
-    beyond `reach` are added to the outermost entries, because the bias table clamps displacements.
-    If n is smaller than `reach`, the new entries are 0.
+    The result covers the displacements -reach to reach. Gradients beyond `reach` are added to the
+    outermost entries, because the bias table clamps displacements. New entries are 0.
     """
     far = sums.shape[axis] // 2 - reach
     if far <= 0:

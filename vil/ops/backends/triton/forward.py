@@ -1,19 +1,15 @@
 """The forward kernel of fused local attention, and functions shared with the backward kernels.
 
-A program computes the output for a block of queries of one chunk. The keys of these queries, in
-this chunk and its eight neighbors, fill one or several rectangles of tokens. The rectangles are
-clipped to the grid. The kernel reads the tokens of a rectangle row by row in blocks of any width,
-without reordering them. Clipping excludes absent neighbors and padding, so masks are needed only at
-the end of a rectangle and for the exact window. In a cyclic window, rectangles are wrapped instead
-of clipped, and padding is masked. For the `Layout` of a pattern, keys are in listed chunks instead
-of rectangles (lists.py). The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
+A program computes the output for a block of queries of one chunk. Their keys, in this chunk and its
+eight neighbors, fill one or several rectangles of tokens, which are read row by row in blocks of
+any width. The rectangles are clipped to the grid, which excludes absent neighbors and padding. So
+masks are needed only at the end of a rectangle and for the exact window. In a cyclic window,
+rectangles are wrapped instead of clipped, and padding is masked. For the `Layout` of a pattern,
+keys are in listed chunks instead of rectangles (lists.py). The softmax is the online softmax of
+FlashAttention (arXiv:2205.14135).
 
 Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
 exponential is a single exp2. LSE, which other backends read, is in base e.
-
-Most masks cost no instruction per score. Keys that do not exist are masked by adding a vector that
-is -inf for these keys. This addition is fused with the multiplication by the scale. The mask of the
-exact window is part of the bias table. Without a bias table, this mask is applied to each score.
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
@@ -61,8 +57,8 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
     """Load the channels of some tokens of an image and a head, (len(token), D_PAD).
 
-    tokens: the tensor to read, as a `Tokens` tuple. token: the indices of the tokens. D_PAD: the
-    number of channels D, rounded up to a power of two. The added channels are 0.
+    tokens: the tensor to read, as a `Tokens` tuple. token: the indices of the tokens. The channels
+    beyond D are 0.
     """
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
@@ -94,12 +90,11 @@ def real_size(VALID_HW, image, X, Y):
 def own_chunk(parts, N, X, Y, w):
     """Return (image, head, part, x0, y0, height, width): the block of tokens of this program.
 
-    The tokens are queries or, if the kernel computes the gradients of keys and values, keys. part:
-    index of the block in its chunk, from 0 to `parts` - 1. x0, y0: first row and column of the
-    chunk. height, width: size of the chunk, which may be smaller than w x w at the bottom and
-    right of the grid. Consecutive programs compute neighboring chunks, so that the keys that they
-    share are in the cache.
+    part: index of the block in its chunk, below `parts`. x0, y0: first row and column of the chunk.
+    height, width: size of the chunk, which may be smaller than w x w at the bottom and right of the
+    grid.
     """
+    # consecutive programs compute neighboring chunks: keys that they share are in the cache
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
     image, head = number // (parts * chunks * N), number // (parts * chunks) % N
@@ -111,12 +106,11 @@ def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token `first`.
 
     x0, y0: first row and column of the chunk. width: number of columns. count: number of tokens.
-    exists: False for lanes beyond the last token. These lanes repeat token `first`, so that they
-    read inside the tensor and compute finite numbers, which are not stored.
+    Beyond the last token, `exists` is False, and the position is that of token `first`.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
-    number = tl.where(exists, number, first)
+    number = tl.where(exists, number, first)  # in the tensor, so that loads need no mask
     return x0 + number // width, y0 + number % width, exists
 
 
@@ -125,11 +119,10 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
     """Return (first row, first column, width, number of tokens) of a rectangle of tokens.
 
     RECTS (.., 4) int32: first row, end row, first column and end column of each rectangle, relative
-    to the first token (x0, y0) of the program's chunk. number: index of the rectangle to return.
-    row, col: positions of the program's block of tokens. w: side of a chunk.
-    The rectangle is clipped to a grid of rows x cols. In an exact window, it is also clipped to
-    distances of at most w from the program's block. In a cyclic window, it is not clipped, because
-    `resolve_token` wraps its tokens.
+    to the first token (x0, y0) of the program's chunk. number: index of the rectangle. row, col:
+    positions of the program's block of tokens.
+    The rectangle is clipped to rows x cols and, in an exact window, to distances of at most w from
+    the block. In a cyclic window it is not clipped, because `resolve_token` wraps its tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -148,7 +141,7 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a rectangle, beginning with token `first`.
 
     top, left: first row and column of the rectangle. width: number of columns. count: number of
-    tokens. exists: False for lanes beyond the last token. These lanes get the position of token 0.
+    tokens. exists: False beyond the last token.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -160,9 +153,8 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
     """Return (token index, exists) of the tokens at (row, col).
 
-    The result `exists` is False for tokens outside of rows x cols (the image without padding), and
-    where the argument `exists` is False. In a cyclic window (MASK -1), positions outside the grid
-    of chunks are wrapped first.
+    The result `exists` is False also outside of rows x cols, the image without padding. In a cyclic
+    window, positions outside the grid of chunks are wrapped first.
     """
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
@@ -184,11 +176,9 @@ def window_bias(
 ):
     """Add the relative position bias to the scores of a window, and apply the exact mask.
 
-    In an exact window, scores of keys that are too far from the query become -inf. If there is a
-    TABLE, its entries include this mask.
-    For scores (Q, K), row and col are (Q, 1), and key_row and key_col are (1, K). For scores (K,
-    Q), row and col are (1, Q), and key_row and key_col are (K, 1).
-    In a cyclic window, pass the key positions before wrapping, because the bias depends on them.
+    In an exact window, scores of keys that are too far from the query become -inf. A TABLE includes
+    this mask. row, col, key_row, key_col: positions of queries and keys, which broadcast to the
+    shape of the scores. In a cyclic window, pass the key positions before wrapping.
     """
     if TABLE is not None:
         score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
@@ -215,8 +205,8 @@ def softmax_step(score, values, top, total, acc):
     """Add one block of keys to the online softmax of Q queries: score (Q, K), values (K, D_PAD).
 
     top (Q,): the largest score so far. total (Q,): the sum of exponentials. acc (Q, D_PAD): the sum
-    of weighted values. Exponents in both sums are relative to `top`, or to 0 for queries whose
-    `top` is still -inf. Returns the updated (top, total, acc).
+    of weighted values. Exponents are relative to `top`, or to 0 while `top` is -inf. Returns the
+    updated (top, total, acc).
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -236,10 +226,9 @@ def listed_scores(
 ):  # fmt: skip
     """Return (scores, keys, values) for Q queries of a chunk, and K keys of its listed key chunks.
 
-    The scores (Q, K) include bias and mask.
-    number: the block of K keys, numbered as in `list_blocks`. blocks: number of blocks per key
-    chunk. row, col: positions of the queries in the grid. place: the row-major index of each query
-    in its chunk.
+    The scores (Q, K) include bias and mask. number: index of the block of keys, see `list_blocks`.
+    blocks: blocks per key chunk. row, col: positions of the queries in the grid. place: row-major
+    index of each query in its chunk.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -264,17 +253,16 @@ def rectangle_scores(
 ):  # fmt: skip
     """Return (scores, keys, values) for Q queries and a block of K keys in a rectangle of tokens.
 
-    The scores (Q, K) include bias and mask.
-    row, col: positions of the queries. first_row, first_col: first row and column of the rectangle.
-    count: number of its tokens. across: number of its columns. first: index in the rectangle of the
-    block's first token.
+    The scores (Q, K) include bias and mask. row, col: positions of the queries. first: index in the
+    rectangle of the first key. first_row, first_col: first row and column of the rectangle. count,
+    across: its number of tokens and of columns.
     """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
     keys = read(k, image, head, G + key, D, D_PAD)
     values = read(v, image, head, G + key, D, D_PAD)
     score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    score += key_mask(is_key)[None, :]
+    score += key_mask(is_key)[None, :]  # fused with the multiplication by the scale
     score = window_bias(
         score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
         w, reach_rows, reach_cols, MASK,

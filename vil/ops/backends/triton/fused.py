@@ -1,19 +1,15 @@
 """Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file has the limits of the backend, and the two passes. The passes use launch.py to launch the
-kernels of forward.py and backward.py. The gradients of the biases are in bias_gradients.py. A
-window and the layout of a pattern use the same kernels. The keys of a window are in a few
-rectangles of tokens, and the keys of a layout are in lists of chunks (lists.py, layouts.py).
+This file has the limits of the backend, and the two passes. A window and the layout of a pattern
+use the same kernels. The keys of a window are in a few rectangles of tokens, and the keys of a
+layout are in lists of chunks (lists.py, layouts.py).
 
-In addition to inputs, output and gradients, the backward pass mainly allocates two tensors. The
-first, delta, has the sum of out * dout over the channels: 4 bytes per query and head. The second
-has one or more partial sums of the gradient of a bias table. For a window, a partial sum takes up
-to 4 * 64 * 9 * w**2 bytes per head: 64 queries times 9 * w**2 keys in float32. Several partial sums
-are used only if all of them take at most 1/TILE_SHARE of the bytes of q, k, v, out and their
-gradients. For example, with 8 images of 56 x 56 tokens, 6 heads of 64 channels, w = 8 and bfloat16,
-q, k, v, out and their gradients take 154 MB, delta 0.6 MB (0.4 %), and the partial sums 8.8 MB
-(6 %). The lists of a layout take up to 28
-bytes per pair of chunks, and its masks 16 * W * ceil(W / 64) bytes each.
+Besides the gradients, the backward pass mainly allocates two tensors. The first, delta, has the sum
+of out * dout over the channels: 4 bytes per query and head. The second has partial sums of the
+gradient of a bias table. For a window, a partial sum takes up to 4 * 64 * 9 * w**2 bytes per head.
+Several partial sums are used only if all of them take at most 1/TILE_SHARE of the bytes of q, k, v,
+out and their gradients. The lists of a layout take up to 28 bytes per pair of chunks, and its masks
+16 * W * ceil(W / 64) bytes each.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
 w*w tokens of a chunk.

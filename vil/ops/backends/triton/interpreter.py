@@ -1,8 +1,8 @@
 """Fix bugs of Triton's interpreter, which runs kernels on the CPU if TRITON_INTERPRET=1.
 
-The interpreter of Triton 3.6 has three bugs. It multiplies the bits of bfloat16 numbers instead of
-their values. It truncates to bfloat16 instead of rounding. It converts an array of one element to
-int, which NumPy 2.4 forbids. Compiled kernels are not affected.
+The interpreter of Triton 3.6 multiplies the bits of bfloat16 numbers instead of their values, and
+truncates to bfloat16 instead of rounding. It also converts an array of one element to int, which
+NumPy 2.4 forbids.
 """
 
 import numpy as np

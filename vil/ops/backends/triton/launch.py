@@ -1,10 +1,9 @@
 """Launch the Triton kernels: block sizes, shared arguments, the rectangles of a window.
 
-The kernels are imported at the first call, so that this file does not need Triton. If
-TRITON_INTERPRET=1 is in the environment before Triton is first imported, the kernels run on the
-CPU, slowly.
+The kernels are imported at the first call, so that this file does not need Triton. With
+TRITON_INTERPRET=1 in the environment before Triton is imported, they run on the CPU, slowly.
 
-Shapes: B batch, N heads, L tokens, G global tokens, D head dim, w chunk side.
+Shapes: B batch, N heads, L tokens, D head dim.
 """
 
 import os
@@ -97,9 +96,8 @@ class Launcher:
     def options(self, kernel: str, owned: str) -> dict[str, int]:
         """Return the constexpr arguments and launch options of a kernel, as keyword arguments.
 
-        kernel: name of the kernel without the suffix "_kernel", such as "forward".
-        owned: "queries" if each program computes a block of queries and loops over blocks of keys,
-        "keys" if it computes a block of keys and loops over blocks of queries.
+        kernel: name of the kernel without the suffix "_kernel". owned: "queries" if each program
+        computes a block of queries and loops over blocks of keys, "keys" for the reverse.
         """
         launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
         window = self.window
@@ -116,13 +114,11 @@ class Launcher:
         }
 
     def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
-        """Launch a kernel with one program per block of queries (or keys) of each chunk.
+        """Launch a kernel with one program per image, head, chunk, and block of queries or keys.
 
-        name: name of the kernel without the suffix "_kernel", such as "forward".
-        owned: "queries" if each program computes a block of queries and loops over blocks of keys,
-        "keys" if it computes a block of keys and loops over blocks of queries. A program is for one
-        image and head.
-        tensors, constants: further positional and keyword arguments of the kernel.
+        name: name of the kernel without the suffix "_kernel". owned: "queries" if each program
+        computes a block of queries and loops over blocks of keys, "keys" for the reverse. tensors,
+        constants: further arguments of the kernel.
         """
         kernel = getattr(kernels(), f"{name}_kernel")
         options, window = self.options(name, owned), self.window
@@ -152,9 +148,8 @@ class Launcher:
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
     """Return rectangles of tokens that contain the keys of the queries in a chunk.
 
-    There is a single rectangle if possible, else one for each chunk offset of the window. A
-    rectangle is (first row, end row, first column, end column), relative to the chunk's first
-    token. The end is exclusive.
+    There is a single rectangle if possible, else one for each chunk offset. Rows and columns are
+    relative to the chunk's first token, and the ends are exclusive.
     mirrored: instead, return rectangles that contain the queries that attend to the chunk.
     """
     w, offsets = window.size, window.offsets

@@ -1,12 +1,11 @@
 """Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
-They are chosen from the table that `benchmarks/kernels.py` prints, by these criteria in order of
-priority:
+They are chosen from the table that `benchmarks/kernels.py` prints, not from timings on a GPU. The
+criteria, in order of priority:
 1. Registers do not spill.
 2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
 3. Three or more thread blocks fit on a multiprocessor.
-4. Blocks are large: a block of 64 queries reads each key half as often as a block of 32.
-None of the choices has been timed on a GPU.
+4. Blocks are large, so that each key is read less often.
 """
 
 from typing import NamedTuple

@@ -1,13 +1,12 @@
-"""The gradient of a layout's bias table, without atomics.
+"""The gradient of a layout's bias table, without atomics, so repeated runs are bitwise equal.
 
 A step is the displacement between a query chunk and a key chunk. All pairs of chunks with the same
-step have the same displacements between their tokens, and thus the same bias. For each step,
-step_kernel sums the gradient of the scores over all images and all pairs of chunks. The result is a
-tile, a matrix with an entry for each pair of a position in the query chunk and a position in the
-key chunk. displacement_kernel sums the entries of the tiles by the displacement between tokens.
-Each sum has a fixed order, so repeated runs give bitwise equal results.
+step have the same bias. step_kernel sums the gradient of the scores over all images and all pairs
+of a step. The result is a tile, a matrix with an entry for each pair of a position in the query
+chunk and a position in the key chunk. displacement_kernel sums the entries of the tiles by the
+displacement between tokens.
 
-Shapes: see lists.py. S steps, E pairs of chunks.
+Shapes: see lists.py. E pairs of chunks.
 """
 
 import triton
@@ -24,15 +23,13 @@ def step_kernel(
     part, first_step, num_steps, splits, B, N, X, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """For each step, sum the gradient of the scores over images and chunk pairs.
+    """Sum the gradient of the scores over images and chunk pairs, separately for each step.
 
-    A step is a displacement between a query chunk and a key chunk of w x w tokens. A launch
-    computes `num_steps` steps beginning with index `first_step`, and Q queries of each chunk
-    beginning with index part*Q. The images and chunk pairs of a step are divided among `splits`
-    programs. Tokens outside the grid contribute nothing.
-    TILE (splits, num_steps, N, Q, w*w) float32: the sums, for N heads.
-    lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunk of
-    each of these E pairs.
+    A step is a displacement between a query chunk and a key chunk. A launch computes `num_steps`
+    steps from index `first_step`, for Q queries of each chunk from index part*Q. `splits` programs
+    share the images and chunk pairs of a step.
+    TILE (splits, num_steps, N, Q, w*w) float32: the sums.
+    lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunks.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -89,13 +86,12 @@ def displacement_kernel(
 ):  # fmt: skip
     """Sum the entries of TILE for each displacement between tokens, and add the sums to DTABLE.
 
-    Chunks have w x w tokens. span_rows, span_cols: largest step plus one, in chunks.
+    span_rows, span_cols: largest step plus one, in chunks of w x w tokens.
     TILE: the result of `step_kernel` for the same steps and queries.
-    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias for each
-    head and displacement between two tokens, with the displacement (0, 0) in the middle.
-    STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step (displacement between
-    two chunks), with the step (0, 0) in the middle; -1 if no pair of chunks has this step.
-    A displacement of tokens occurs in up to four steps.
+    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias, with the
+    displacement (0, 0) in the middle.
+    STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step, with the step (0, 0)
+    in the middle; -1 if no pair of chunks has this step.
     """
     wide = 2 * span_cols * w - 1
     entries = (2 * span_rows * w - 1) * wide
@@ -105,7 +101,7 @@ def displacement_kernel(
     is_entry = entry < entries
     down, right = entry // wide + 1, entry % wide + 1  # plus span * w, so above 0
     acc = tl.zeros([ENTRIES], tl.float32)
-    for quarter in tl.static_range(4):
+    for quarter in tl.static_range(4):  # a displacement of tokens occurs in up to four steps
         step_row, step_col = down // w + quarter // 2, right // w + quarter % 2  # plus span
         exists = is_entry & (step_row > 0) & (step_row < 2 * span_rows)
         exists = exists & (step_col > 0) & (step_col < 2 * span_cols)

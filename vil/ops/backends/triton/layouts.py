@@ -1,7 +1,7 @@
 """The layout of a pattern as kernel arguments: lists of chunks, and the masks of their pairs.
 
-The tensors are built once for each layout and device. They are cached, because a copy to the device
-synchronizes, and a CUDA graph cannot capture the copy.
+The tensors are cached for each layout and device, because a copy to the device synchronizes, and a
+CUDA graph cannot capture it.
 
 Shapes: w chunk side, W = w*w tokens of a chunk, E pairs of chunks, T masks.
 """
@@ -19,20 +19,20 @@ from vil.utils.transforms import untraced
 
 
 class Lists(NamedTuple):
-    """Lists of chunks. All lists are concatenated in the tensor `chunks`.
+    """Lists of chunks, which are concatenated in the tensor `chunks`.
 
     List i has the key chunks of query chunk i. In mirrored lists, it has the query chunks of key
-    chunk i. In `Steps`, it has the query chunks of step i.
+    chunk i.
     starts: list i of head h is chunks[starts[h * stride + i] : starts[h * stride + i + 1]].
     stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
     chunks (E,): the chunk indices of all lists, one for each of E pairs of chunks.
-    masks (E,): the mask of each pair, as an index into `tiles`; negative if the pair needs no mask.
-    tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each of W query tokens has a bit
-    for each key token. With mirrored lists, each of W key tokens has a bit for each query token.
-    The other tensors are int32. No field is None, because Triton does not compile None inside a
-    tuple.
+    masks (E,): the index of each pair's mask in `tiles`; negative if the pair needs no mask.
+    tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each query token has a bit for
+    each key token. With mirrored lists, each key token has a bit for each query token.
+    The other tensors are int32.
     """
 
+    # no field may be None: Triton does not compile None inside a tuple
     starts: Tensor
     stride: int
     chunks: Tensor
@@ -90,10 +90,10 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
     """Return (index, reach), to expand the bias table of a layout.
 
-    Displacements beyond the bias table use its outermost entries. The expanded table repeats these
-    entries, so that kernels need not clamp displacements.
+    The expanded table repeats the outermost entries of the bias table, so that kernels need not
+    clamp displacements.
 
-    index: the index into the bias table for each entry of the expanded table, row-major.
+    index: for each entry of the expanded table, row-major, its index in the bias table.
     reach: (rows, cols), the largest displacement between tokens in the layout's pairs of chunks.
     The expanded table has 2*rows + 1 rows and 2*cols + 1 columns.
     """
@@ -109,8 +109,7 @@ def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reac
 def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
     """Return the T distinct masks of a layout, packed into bits: (T, W, ceil(W / 64)) int64.
 
-    mirrored: transpose the masks, so that each key token has a bit for each query token. The result
-    is cached, so that the `Lists` of a layout share it.
+    mirrored: transpose the masks, so that each key token has a bit for each query token.
     """
     masks = layout.lists.masks.mT if mirrored else layout.lists.masks
     masks = F.pad(masks, (0, -masks.shape[2] % 64)).unflatten(2, (-1, 64))
@@ -121,9 +120,9 @@ def _tiles(layout: Layout, device: torch.device, mirrored: bool) -> Tensor:
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
     """Sort the pairs of chunks of a layout by head, and the pairs of a head by list (see `Lists`).
 
-    lines: for each pair, the index of its list, such as the index of its query chunk. count: the
-    number of lists per head. Returns (order, starts, stride): the permutation that sorts the pairs,
-    and two fields of `Lists`.
+    lines: index of each pair's list, such as its query chunk. count: number of lists per head.
+    Returns (order, starts, stride): the permutation that sorts the pairs, and two fields of
+    `Lists`.
     """
     lines = layout.lists.head * count + lines
     sizes = lines.bincount(minlength=layout.heads * count)

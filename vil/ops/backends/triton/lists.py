@@ -2,11 +2,9 @@
 
 A layout gives each query chunk a list of key chunks, of any length (vil/ops/layout.py). A program
 processes its list as one sequence of blocks of tokens, so that the loads of a chunk can overlap
-with the matmuls of the previous chunk. The argument `lists` (a `Lists` of layouts.py) has the lists
-of all chunks.
+with the matmuls of the previous chunk. The argument `lists` is a `Lists` of layouts.py.
 
-Shapes: N heads, X rows and Y columns of the grid, w chunk side, W = w*w tokens of a chunk, Q and K
-tokens of a block of queries and of keys, T masks.
+Shapes: Y columns of the grid, w chunk side, W = w*w tokens of a chunk.
 """
 
 import triton
@@ -27,11 +25,11 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks): which blocks of tokens are in one list of chunks.
+    """Return (first, end, blocks), which describe the blocks of tokens in one list of chunks.
 
-    Each chunk is divided into `blocks` blocks of BLOCK tokens, which are numbered consecutively
-    over all lists of all heads. The requested list has the numbers from `first` to `end` - 1.
-    line: index of this list among the lists of the head.
+    Each chunk has `blocks` blocks of BLOCK tokens, numbered consecutively over all lists of all
+    heads. This list has the numbers `first` to `end` - 1. line: index of the list among those of
+    the head.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -42,14 +40,11 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK consecutive tokens of a chunk.
 
-    first: index in the chunk of the first token. All indices are row-major.
+    first: index in the chunk of the first of these tokens. All indices are row-major.
     row, col: the row and column of each token in the grid.
-    place: index of each token in the chunk.
-    token: index of each token in the grid; 0 where `exists` is False.
-    exists: False for tokens outside of rows x cols, and beyond the end of the chunk.
-
-    The BLOCK tokens may extend beyond the end of the chunk. For those that do, row, col and place
-    are those of the chunk's first token.
+    place, token: index of each token in the chunk and in the grid.
+    exists: False for tokens outside of rows x cols, and beyond the end of the chunk. Their `token`
+    is 0. Beyond the end of the chunk, row, col and place are those of the chunk's first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -65,12 +60,11 @@ def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, first, token, exists, mask) of one block of tokens in a list of chunks.
 
     number: number of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
-    row, col: the row and column of each token in the grid.
+    row, col, token: the row, column and row-major index of each token in the grid.
     first: row-major index in the chunk of the block's first token.
-    token: row-major index of each token in the grid.
     exists: False for padding.
-    mask: index in `lists.tiles` of the mask for the block's chunk and the chunk that the list
-    belongs to; negative if this pair of chunks needs no mask.
+    mask: index in `lists.tiles` of the mask between the block's chunk and the chunk to which the
+    list belongs; negative if they need no mask.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -90,9 +84,9 @@ def head_table(TABLE, head, reach_rows, reach_cols):
 def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
     """Add the relative position bias to the scores.
 
-    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col: positions of
-    the queries in the grid. key_row, key_col: positions of the keys. All four broadcast to the
-    shape of the scores. Query and key differ by at most reach_rows rows and reach_cols columns.
+    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col, key_row,
+    key_col: grid positions of the queries and of the keys, which broadcast to the shape of the
+    scores. reach_rows, reach_cols: maximum distance between query and key.
     """
     wide = 2 * reach_cols + 1
     return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
@@ -106,9 +100,8 @@ def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
     score (len(place), BLOCK): scores between some tokens of A and BLOCK tokens of B.
     place: the row-major index in A of each token of A.
     first: the row-major index in B of the first of the BLOCK tokens. BLOCK divides 64.
-    mask: index of the mask in `lists.tiles`; negative if the two chunks need no mask. For chunks
-    of W tokens, a mask is (W, ceil(W / 64)) int64. Its row for a token of A has a bit for each
-    token of B.
+    mask: index of the mask in `lists.tiles`; negative for no mask. A mask is (W, ceil(W / 64))
+    int64: the row of a token of A has a bit for each of the W tokens of B.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

@@ -29,10 +29,9 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
     """Return the bias table for kernels, and its largest displacement (rows, columns).
 
-    table: the table of a `LocalBias`. If it is None, the returned table is also None. Otherwise,
-    the returned table includes the mask of an exact window: it is -inf for keys that are too far
-    away. For an attention pattern (a `Layout`), the returned table has an entry for each
-    displacement that occurs in the attended chunk pairs.
+    table: the table of a `LocalBias`. If it is None, the returned table is also None. For an exact
+    window, the returned table is -inf for keys that are too far away. For a `Layout`, it has an
+    entry for each displacement in the attended chunk pairs.
     """
     if isinstance(window, Layout):
         if table is None:
@@ -46,13 +45,12 @@ def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | 
     return scaled, reach
 
 
+# cached, because a copy to the device synchronizes, and a CUDA graph cannot capture it
 @lru_cache(maxsize=64)
 def exact_mask(size: int, device: torch.device) -> Tensor:
-    """Return the mask of the exact window as a bias table.
+    """Return the mask of the exact window as a bias table, flattened to ((4*size - 1)**2,).
 
-    It is -inf for displacements of more than `size` rows or columns, else 0. The table is
-    flattened, ((4*size - 1)**2,). It is cached, because a copy to the device synchronizes, and a
-    CUDA graph cannot capture the copy.
+    It is -inf for displacements of more than `size` rows or columns, else 0.
     """
     far = torch.arange(1 - 2 * size, 2 * size).abs() > size
     hidden = torch.zeros(len(far), len(far)).masked_fill(far[:, None] | far, -math.inf)

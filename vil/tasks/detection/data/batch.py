@@ -20,9 +20,11 @@ Target = dict[str, Any]
 class DetectionBatch(Batch):
     """A batch of B images of any sizes and their targets.
 
-    The target of an image with n objects is a dict with `boxes` (n, 4) float32, x1 y1 x2 y2 in
-    pixels; `labels` (n,) int64, counted from 1; `image_id`, an int; and, if masks are read, `masks`
-    (n, H, W) uint8.
+    A target is a dict with these keys, for n objects:
+    boxes (n, 4) float32: x1 y1 x2 y2 in pixels.
+    labels (n,) int64: counted from 1.
+    image_id: an int.
+    masks (n, H, W) uint8: only if masks are read.
     """
 
     images: list[Tensor]  # B of (3, H, W): uint8, or float32 in 0..1 after `to`
@@ -72,8 +74,8 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Detecti
 def share_buffer(tensors: list[Tensor]) -> list[Tensor]:
     """Copy tensors into one buffer, and return them as views of the buffer.
 
-    Each buffer that a loader worker sends keeps a file open in the worker and in the main process.
-    With one buffer per tensor, prefetched batches would exceed the usual limit of 1024 open files.
+    Each buffer that a loader worker sends keeps a file open. With one buffer per tensor, prefetched
+    batches would exceed the usual limit of 1024 open files.
     """
     if not tensors:
         return []

@@ -100,9 +100,9 @@ def pause_gc() -> Iterator[None]:
 def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     """Read an annotation file in COCO's format, and find the unusable annotations.
 
-    masks: also read masks. An annotation without a valid segmentation is then unusable.
-    Raises DataError if the file is missing, truncated or not in COCO's format, if it has no images,
-    or if an id is repeated.
+    masks: also read masks. An annotation without a valid segmentation is then unusable. Raises
+    DataError if the file is missing, truncated or not in COCO's format, has no images, or repeats
+    an id.
     """
     path = Path(path)
     tables = read_tables(path)
@@ -144,8 +144,8 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
 def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the JSON content of an annotation file: {"images": [...], "annotations": [...], ...}.
 
-    Raises DataError if the file cannot be read, if it does not have one of the lists in REQUIRED,
-    or if a required field of an element of these lists is missing or invalid.
+    Raises DataError if the file cannot be read, or if a list or field in REQUIRED is missing or
+    invalid.
     """
     try:
         # NaN and Infinity are not valid JSON, but Python's json writes them. Read them as None.

@@ -1,8 +1,7 @@
 """Datasets in COCO's format: a folder of images, and a JSON file with boxes and masks.
 
-Unusable annotations are dropped when the JSON file is read, with one warning. `vil detect check`
-lists them. Boxes are clipped later, when the image is read, because the size of an image may differ
-from the size in the JSON file.
+Unusable annotations are dropped when the JSON file is read, with one warning. Boxes are clipped
+when an image is read, because its size may differ from that in the JSON file.
 """
 
 import logging
@@ -37,11 +36,10 @@ SPLITS = {"train": 0, "val": 1}  # detection sets have no test split
 class CocoDataset(Dataset):
     """Dataset of images and targets in COCO's format.
 
-    dataset[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes
-    the target. Label l stands for the category with id `category_ids[l - 1]` and name
-    `classes[l - 1]`. Categories are sorted by id. Targets have no crowd annotations. The split
-    "train" omits images without a usable box, unless keep_empty is set. The split "val" has all
-    images. Indexing raises UnreadableImage if an image cannot be read.
+    dataset[i] returns an image (3, H, W) uint8 RGB, and a target as described by `DetectionBatch`,
+    without crowd annotations. Label l stands for the category with id `category_ids[l - 1]` and
+    name `classes[l - 1]`. The split "train" omits images without a usable box, unless keep_empty is
+    set. Indexing raises UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
@@ -60,17 +58,12 @@ class CocoDataset(Dataset):
     ):
         """Read the annotations and check that the images exist.
 
-        Args:
-            images: folder of the images.
-            annotations: JSON file.
-            split: "train" or "val".
-            transform: function that is applied to each (image, target).
-            masks: also read masks.
-            keep_empty: keep training images without a usable box.
-            roots: additional folders to which symbolic links in the folder `images` may point.
+        images: folder of the images. annotations: JSON file. split: "train" or "val". masks: also
+        read masks. keep_empty: keep training images without a usable box. roots: additional folders
+        to which symbolic links to images may point.
 
-        Raises DataError if the annotation file is invalid, if images are missing or outside of
-        the allowed folders, or if a training set has no usable box.
+        Raises DataError for an invalid annotation file, for images that are missing or outside of
+        the allowed folders, and for a training set without a usable box.
         """
         lookup(SPLITS, split, "split")
         self.folder, self.annotations = Path(images), Path(annotations)
@@ -156,23 +149,22 @@ def missing_images(
 ) -> list[str]:
     """Return the file names in `names` that do not exist in the folder.
 
-    The function lists directories, because to query each file takes minutes for COCO on a network
-    disk. roots: additional folders to which symbolic links may point.
-
-    Raises DataError if the folder does not exist. Also raises DataError if a name is a path outside
-    of the folder, or a symbolic link to a path that is neither in the folder nor in one of `roots`.
-    Without these checks, an annotation file could give access to any file.
+    roots: additional folders to which symbolic links may point. Raises DataError if the folder does
+    not exist, if a name is a path outside of it, or if a symbolic link leads out of the folder and
+    of `roots`.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
     links: dict[str, dict[str, bool]] = {}  # folder -> {file: whether it is a link}
     missing, inside = [], os.path.join(os.path.abspath(folder), "")
     for name in names:
+        # otherwise, an annotation file could give access to any file
         if not os.path.abspath(folder / name).startswith(inside):
             raise DataError(f"the file_name {name!r:.80} is not inside of the folder {folder}")
         parent, file = os.path.split(name)
         if parent not in links:
             below = path_below(folder, parent, "a file_name", roots)
+            # to query each file takes minutes for COCO on a network disk
             entries = os.scandir(below) if below.is_dir() else ()
             links[parent] = {entry.name: entry.is_symlink() for entry in entries}
         if file not in links[parent]:
@@ -230,8 +222,8 @@ def scenes(
 ) -> Files:
     """Return the image folder and the annotation file of synthetic scenes of scanned digits.
 
-    The scenes are rendered into a subfolder of `root` on first use. split: "train" or "val". train,
-    val: number of scenes in each split. low, high: minimum and maximum side of a scene in pixels.
+    The scenes are rendered into a subfolder of `root` on first use. train, val: number of scenes in
+    each split. low, high: minimum and maximum side in pixels.
     """
     folder = find_scenes(root, seed=seed, train=train, val=val, low=low, high=high)
     return folder / split, folder / f"annotations/instances_{split}.json"
@@ -254,9 +246,9 @@ def build_detection_set(
 ) -> CocoDataset:
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
-    root: folder of the dataset. transform, masks, keep_empty: see `CocoDataset`. extra_roots:
-    additional folders to which symbolic links in the image folder may point. own: additional
-    keyword arguments of the function DETECTION_SETS[name], such as paths.
+    transform, masks, keep_empty: see `CocoDataset`. extra_roots: additional folders to which
+    symbolic links in the image folder may point. own: additional arguments of the function
+    DETECTION_SETS[name], such as paths.
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")

@@ -25,9 +25,9 @@ def fake_boxes(
 ) -> Files:
     """Render n synthetic images, and return the image folder and the annotation file.
 
-    root: folder in which the folder fake_boxes is created. split: "train" or "val". size: width in
-    pixels. height: height in pixels, by default 3/4 of the width. Files of an earlier call are
-    overwritten. Raises DataError if a file cannot be written.
+    The files are written to root/fake_boxes, and replace those of an earlier call. split: "train"
+    or "val". size: width in pixels. height: height in pixels, by default 3/4 of the width. Raises
+    DataError if a file cannot be written.
     """
     folder = Path(root, "fake_boxes")
     try:

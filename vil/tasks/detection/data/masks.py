@@ -1,8 +1,7 @@
 """Parse and store COCO segmentations, and decode them to bitmaps.
 
 A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or an RLE {size: [h, w], counts}.
-The counts are a list of numbers or a string (see vil/data/rle.py). In this file, "piece" means a
-polygon or an RLE.
+The counts are numbers or a string (see vil/data/rle.py). A "piece" is a polygon or an RLE.
 """
 
 from array import array
@@ -91,7 +90,6 @@ def parse_segmentation(value: object) -> list[Piece]:
 def parse_polygon(polygon: object) -> Piece | None:
     """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    The constant POLYGON marks the result as a polygon. `parse_rle` returns a size instead of it.
     Returns None if the polygon is not a list of x and y coordinates, has fewer than three points,
     or has a coordinate beyond MAX_COORDINATE.
     """

@@ -47,11 +47,11 @@ def train_transform(
 ) -> Callable[[Tensor, Target], tuple[Tensor, Target]]:
     """Build a transform that randomly resizes and horizontally flips an image and its target.
 
-    sizes: lengths of the shorter side in pixels. One of them is sampled for each image. max_size:
-    maximum of the longer side in pixels. flip: probability of a flip.
-    jitter: (low, high) to use large-scale jitter (Ghiasi et al., arXiv:2012.07177) instead of
-    `sizes`; () not to use it. The image is scaled to fit into max_size x max_size, then scaled by a
-    random factor between low and high, then cropped or padded to max_size x max_size.
+    sizes: lengths of the shorter side in pixels, one of which is sampled for each image. max_size:
+    maximum of the longer side. flip: probability of a flip.
+    jitter: (low, high) for large-scale jitter (Ghiasi et al., arXiv:2012.07177) instead of `sizes`.
+    The image is fitted into max_size x max_size, scaled by a random factor in this range, and
+    cropped or padded to max_size x max_size.
     """
     if jitter:
         square, fill = (max_size, max_size), {tv_tensors.Image: PADDING, "others": 0}

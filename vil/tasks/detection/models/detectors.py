@@ -1,8 +1,8 @@
 """torchvision's detectors with a backbone of this package, for batches of images of any sizes.
 
-The backbone, a network and a feature pyramid, processes the padded batch. The heads process each
-image separately, on pyramid levels from which the padding is cropped. So the detections of an image
-do not depend on the other images of the batch. "Body" means the network before the feature pyramid.
+The backbone, a network (the "body") and a feature pyramid, processes the padded batch. The heads
+process each image separately, on pyramid levels without padding. So the detections of an image do
+not depend on the other images of the batch.
 
 Shapes: B images, n objects of an image, K categories.
 """
@@ -65,9 +65,8 @@ class PerImageDetector:
         """Normalize and pad a batch, run the backbone, and split its output by image.
 
         Returns (single, levels, targets). single: for each image, an ImageList of this image alone.
-        levels: for each image, the outputs of the feature pyramid {level name: (1, C, H, W)}, from
-        which the padding is cropped. targets: the targets after the input transform. Raises
-        ValueError in training mode if an image has no target or a box has no area.
+        levels: for each image, its feature pyramid without padding, {level name: (1, C, H, W)}.
+        Raises ValueError in training mode if an image has no target or a box has no area.
         """
         if self.training:
             check_targets(images, targets)
@@ -114,8 +113,8 @@ class RCNN(PerImageDetector, FasterRCNN):
     """Faster R-CNN or Mask R-CNN, with the same calls as torchvision's models.
 
     In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
-    returns a list with one dict per image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for
-    Mask R-CNN, `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
+    returns a dict for each image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for Mask R-CNN,
+    `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
     """
 
     def get_classifier(self) -> list[nn.Module]:
@@ -169,9 +168,9 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
     """Split the pyramid levels of a padded batch by image, and crop the padding.
 
-    levels: {name: (B, C, X, Y)}, with X rows and Y columns. sizes (B, 2): height and width of each
-    image in pixels, without padding. strides: stride of each level. Returns a list with
-    {name: (1, C, x, y)} for each image, where the x rows and y columns are not padding.
+    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels. strides:
+    stride of each level. Returns {name: (1, C, x, y)} for each image, with the x rows and y columns
+    that are not padding.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
@@ -283,9 +282,8 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002) with one pyramid level per size in `anchors_sizes`.
 
-    Each stage in `fpn_stages` gives a level. If there are more sizes than stages, one or two
-    coarser levels are added. Raises ValueError unless the number of sizes minus the number of
-    stages is 0, 1 or 2.
+    Each stage in `fpn_stages` gives a level. Up to two coarser levels are added. Raises ValueError
+    unless the number of sizes minus the number of stages is 0, 1 or 2.
     """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])

@@ -23,9 +23,9 @@ class Pyramid(FeaturePyramidNetwork):
     Args:
         in_channels: channels of each input map, finest first.
         channels: channels of every level.
-        extra: names of coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the
-            coarsest level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest
-            input map, and "p7" is a stride-2 convolution of p6 after a ReLU (RetinaNet).
+        extra: coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the coarsest
+            level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest input
+            map, and "p7" one of p6 after a ReLU (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
@@ -101,8 +101,8 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Map images (B, 3, H, W) to the pyramid levels {"0": finest level, "1": ...}.
 
-        H and W must be divisible by the attribute `divisor`, the stride of the last stage.
-        sizes (B, 2): height and width of each image without padding; None if no image is padded.
+        H and W must be multiples of `self.divisor`, the stride of the last stage. sizes (B, 2):
+        height and width of each image without padding; None if no image is padded.
         """
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]

@@ -27,14 +27,12 @@ CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box with a side of 224 pixels is 
 class Anchors(AnchorGenerator):
     """Anchor generator with a given stride for each pyramid level.
 
-    torchvision computes strides as image size / map size. This is wrong for a level that halves a
-    map with an odd number of rows or columns, and for levels from which padding is cropped.
+    torchvision's strides, image size / map size, are wrong for a level that halves an odd number of
+    rows or columns, and for a level from which padding is cropped.
 
     Args:
-        sides: smallest anchor size of each level (the side of a square anchor in pixels), finest
-            level first.
-        octaves: number of anchor sizes per level. The sizes are side * 2^(i / octaves) for
-            i = 0 .. octaves - 1.
+        sides: side in pixels of the smallest square anchor of each level, finest level first.
+        octaves: number of anchor sizes per level, side * 2^(i / octaves) for i = 0 .. octaves - 1.
         ratios: aspect ratios height / width of the anchors.
         strides: stride of each level in pixels.
 
@@ -85,10 +83,10 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 class LevelMapper:
     """Assign boxes to pyramid levels of any strides, as in the FPN paper (arXiv:1612.03144).
 
-    Equation 1 of the paper gives the ideal stride for the size of a box. It is a power of 2. The
-    box is assigned to the coarsest level whose stride, rounded down to a power of 2, is not above
-    the ideal stride. If there is no such level, the box is assigned to the finest level.
-    torchvision's LevelMapper supports only strides that double from level to level.
+    Equation 1 of the paper gives the ideal stride of a box, a power of 2. The box is assigned to
+    the coarsest level whose stride, rounded down to a power of 2, is not above the ideal stride, or
+    else to the finest level. torchvision's LevelMapper needs strides that double from level to
+    level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:

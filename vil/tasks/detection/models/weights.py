@@ -19,18 +19,17 @@ def load_detector(
 ) -> Report:
     """Load a weight file into a detector, and return a report of what was loaded.
 
-    The weights of a detector of this package are loaded into the full model. Any other file is
-    loaded by `load_body` into the model's body, the network before the feature pyramid.
+    A file that is not that of a detector of this package is loaded only into the detector's body,
+    the network before the feature pyramid.
 
     Args:
         head: "keep" to load the layers that depend on the number of categories, "new" to leave them
             as initialized.
         rule: method for resizing position embeddings and bias tables, see `load_weights`.
-        strict: raise CheckpointError if the file is not that of a detector of this package. If
-            False, the detector's heads keep their random weights in this case.
+        strict: raise CheckpointError if only the body would be loaded, with random heads.
 
-    Raises CheckpointError if the weights do not fit the model. Raises ValueError for other values
-    of `head`, such as "rows:FILE", which only classifiers support.
+    Raises CheckpointError if the weights do not fit the model, and ValueError for other values of
+    `head`, such as "rows:FILE", which only classifiers support.
     """
     if head not in ("keep", "new"):
         raise ValueError(
@@ -51,13 +50,12 @@ def load_detector(
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    state: state dict of a classifier, or of a detector of the original Vision Longformer code. The
-    weights of its heads are ignored. rule: method for resizing position embeddings and bias tables,
-    see `load_weights`.
+    state: state dict of a classifier, or of a detector of the original Vision Longformer code. Its
+    heads are ignored. rule: method for resizing position embeddings and bias tables, see
+    `load_weights`.
 
-    A classifier's absolute position embeddings cover its full image, so they are interpolated to
-    the size of the body's embeddings. The argument `resize` of `AbsoluteEmbedding` has no effect
-    on this.
+    A classifier's absolute position embeddings are always interpolated, regardless of the argument
+    `resize` of `AbsoluteEmbedding`.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
@@ -67,7 +65,7 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     embeddings = {m: m.resize for m in modules if isinstance(m, AbsoluteEmbedding)}
     try:
         for embedding in embeddings:
-            embedding.resize = "interpolate"
+            embedding.resize = "interpolate"  # they cover the classifier's full image
         report = load_weights(body, kept, rule=rule, convert=True)
     finally:
         for embedding, resize in embeddings.items():
