@@ -6,9 +6,9 @@ MEMORY = 5  # log lines over which the time per step is averaged
 class RemainingTime:
     """An estimate of the remaining seconds of a run.
 
-    The time per step is an exponential average over log lines. The first line, which includes
-    one-time costs such as compilation, counts only until the second. Evaluations, checkpoints and
-    other work are added as an average per step.
+    The time per step is an exponential average over the metrics that are logged. The first of them
+    include one-time costs such as compilation, so they are dropped once there are newer ones.
+    Evaluations, checkpoints and other work are added as an average per step.
     """
 
     def __init__(self, step: int, end: int, now: float):

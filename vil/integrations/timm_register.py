@@ -121,8 +121,8 @@ def _create(
     `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
     `build_model_with_cfg`.
 
-    Omitted settings are those of the requested weights if these have a published tag or a model
-    card, and otherwise the defaults of the model.
+    By default, `attention`, `windows` and the arguments of `build` are those with which the
+    requested weights were trained, if a published tag or a model card states them.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)

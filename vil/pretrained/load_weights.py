@@ -295,7 +295,9 @@ def _fit_head(
     if head.startswith("rows:"):
         present = [name for name in names if name in state]
         if not present:
-            raise CheckpointError(f"head {head}: the weights have no head to select rows from")
+            raise CheckpointError(
+                f"head={head!r} selects rows of the head, but these weights have no head"
+            )
         rows = _read_rows(head, len(state[present[0]]))
         state |= {name: state[name][rows] for name in present}
     elif head != "keep":

@@ -184,8 +184,10 @@ def find_shards(
             return []
         raise DataError(f"there is no file {Path(root, pattern)}" + (f": {hint}" if hint else ""))
     if missing:
-        counts = f"{len(missing)} of {len(paths)} shards are missing"
-        raise DataError(f"{Path(root, pattern)}: {counts}, the first one is {missing[0]}")
+        raise DataError(
+            f"{Path(root, pattern)}: {len(missing)} of {len(paths)} shards are missing, such as "
+            f"{missing[0]}"
+        )
     return paths
 
 

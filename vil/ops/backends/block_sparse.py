@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 class Part(NamedTuple):
     """Some images and heads of a call, so few that copies of their tokens fit into the CPU cache.
 
-    call: the call, restricted to these images and heads. plan: the chunk groups of these heads.
+    call: the call, restricted to these images and heads. plan: which chunks these heads attend to.
     bias: the bias of these heads, see `expand_bias`.
     """
 
