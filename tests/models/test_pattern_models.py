@@ -62,8 +62,8 @@ def test_texts_are_split_by_stages_and_blocks(text, counts, wanted):
     [
         ("a/b/c", "'a/b/c' has values for 3 stages, but the model has 2 stages"),
         ("a;b;c", "has 3 values for the 2 blocks of stage 1 that use it"),
-        ("a;/b", "has an empty value for stage 1"),
-        ("/b", "has an empty value for stage 1"),
+        ("a;/b", "has an empty value for the"),
+        ("/b", "has an empty value for the"),
     ],
 )
 def test_texts_that_do_not_fit_are_refused(text, message):
