@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vil.layers.attention import ATTENTIONS, build_attention
 from vil.layers.block import Block
-from vil.report.attention_plots import format_axes
+from vil.report.benchmark_plots import format_axes
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 

@@ -251,8 +251,8 @@ class Window(ChunkGrid):
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
         """Return which rows (axis 0) or columns (axis 1) of the key chunks are not padding.
 
-        The result (B or 1, R, K, w) bool has, for each of R query chunks along the axis, the w rows
-        or columns of each of K key chunks. It is also False outside the grid.
+        Along the axis, there are R query chunks, each with K key chunks of w rows or columns.
+        Returns (B or 1, R, K, w) bool, which is False for padding and outside of the grid.
         """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]

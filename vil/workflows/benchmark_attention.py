@@ -13,7 +13,7 @@ from vil.bench.baselines import BESIDE
 from vil.ops import BACKENDS, Case, Layout, Window
 from vil.ops.patterns import parse_pattern
 from vil.ops.tuning import tuning_cache
-from vil.report.attention_plots import draw
+from vil.report.benchmark_plots import draw
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.output_paths import make_folder

@@ -43,7 +43,8 @@ def predict_out_of_fold(
 ) -> Iterator[Any]:
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
-    Each run predicts its test sets. A test set is skipped if no run has its dataset in DATA.TRAIN.
+    Each run predicts its fold: the test sets whose dataset is also in DATA.TRAIN of a run. Other
+    test sets are skipped.
 
     runs: folders with one run per fold, or a pattern such as "runs/fold*".
     overrides: changes to the configs.

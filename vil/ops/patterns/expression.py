@@ -125,7 +125,7 @@ class _Parser:
                 self.position += 1
                 options[str(value)] = self._value()
             elif options:
-                raise self._error("expected '=' (a VALUE without KEY must precede every KEY=VALUE)")
+                raise self._error("expected '=', because values without a KEY must come first")
             else:
                 arguments.append(value)
         return arguments, options

@@ -153,8 +153,9 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
     """Return (token index, exists) of the tokens at (row, col).
 
-    The result `exists` is False also outside of rows x cols, the image without padding. In a cyclic
-    window, positions outside the grid of chunks are wrapped first.
+    The returned `exists` is False for tokens that do not exist according to the argument `exists`,
+    and for tokens outside of rows x cols, the image without padding. In a cyclic window, positions
+    outside the grid of chunks are wrapped first.
     """
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w

@@ -98,7 +98,7 @@ def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
 
     A has the queries and B the keys, or the reverse.
     score (len(place), BLOCK): scores between some tokens of A and BLOCK tokens of B.
-    place: the row-major index in A of each token of A.
+    place: the row-major indices in A of these tokens of A.
     first: the row-major index in B of the first of the BLOCK tokens. BLOCK divides 64.
     mask: index of the mask in `lists.tiles`; negative for no mask. A mask is (W, ceil(W / 64))
     int64: the row of a token of A has a bit for each of the W tokens of B.
