@@ -82,12 +82,12 @@ class Row:
 def measure(
     case: Case, names: Iterable[str], rounds: int = ROUNDS, max_bytes: float | None = None
 ) -> list[Row]:
-    """Measure backends and baselines on one attention call, and a lower bound on the time.
+    """Measure backends and baselines on one attention call. Returns a row for each name, then the
+    row of the lower bound `floor`.
 
-    names: the backends and baselines. rounds: number of measurements of each, but fewer if it is
-    slow. max_bytes: backends with a higher estimated memory do not run; None for 0.8 of the free
-    memory. Returns a row per name, then the row of the lower bound. Raises ValueError for an
-    unknown name.
+    names: the backends and baselines. rounds: number of measurements of each name; slow ones get
+    fewer. max_bytes: a backend does not run if its estimated memory exceeds this; None for 0.8 of
+    the free memory. Raises ValueError for an unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:

@@ -32,11 +32,12 @@ Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
 
 @dataclass
 class Subject:
-    """A model to run for inference in several ways, and the images that this needs.
+    """A model to run for inference in several ways, and images to run it on.
 
     model: in float32, on the CPU.
     size: (H, W) of the input images.
     calibration (N, c, H, W): images for static int8 quantization.
+    folder: where the exported files of the model are written.
     images (N, c, H, W), targets (N,): real images and their true classes, to compare predictions;
     None for a model with random weights.
     published: published top-1 on ImageNet in percent; None if unknown.
@@ -184,8 +185,8 @@ def compare_paths(
     it.
     batches: batch sizes to time.
     rounds: number of measurements, in each of which all models and paths take turns.
-    least_agreement: a path is not timed if it predicts the same class as "eager" on a lower
-    percentage of images.
+    least_agreement: percentage of images on which a path must predict the same class as "eager".
+    Otherwise, the path is not timed.
     say: function that is called with each line of progress.
     """
     rows: list[Row] = []
@@ -289,8 +290,11 @@ def time_batch(
 
 @contextmanager
 def many_compilations() -> Iterator[None]:
-    """Let torch.compile compile any number of models in a `with` block. By default, torch compiles
-    a function only eight times, counted over all models of a class, and then runs it uncompiled."""
+    """Let torch.compile compile any number of models in a `with` block.
+
+    By default, torch compiles a function at most eight times, and then runs it uncompiled. All
+    models of a class share this limit, because they have the same functions.
+    """
     with torch._dynamo.config.patch(
         recompile_limit=RECOMPILES, accumulated_recompile_limit=RECOMPILES
     ):

@@ -1,7 +1,7 @@
 """Load the attention kernels on this machine's GPU, and read their register use from the driver.
 
-The numbers differ from those of the assembler, in a table of `vil.bench.kernel_table`, if the
-driver compiles a kernel again for a newer GPU.
+A table of `vil.bench.kernel_table` has the assembler's numbers for the same kernels. The driver's
+numbers differ from them if the driver compiles a kernel again for a newer GPU.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,10 +52,11 @@ def load_kernels(jobs: Iterable[tuple[str, str, int]]) -> Iterator[Loaded]:
 
 
 def compare(loaded: Sequence[Loaded], rows: Iterable[KernelRow]) -> str:
-    """Format loaded kernels and the matching rows of a table as text, to compare them.
+    """Format the numbers of loaded kernels, next to those in a table, as text.
 
-    The last line counts the kernels that differ. Dashes are shown for a kernel that has no row in
-    the table, because the table does not include this GPU.
+    rows: the rows of the table. A kernel without a row, for example because the table does not
+    include this GPU, has dashes. The last line counts the kernels that differ from their rows, and
+    those without a row.
     """
     known = {row.key: row for row in rows}
     lines = [["kernel", "D", "window", "dtype", "registers", "table", "spilled B", "table"]]

@@ -76,10 +76,11 @@ class Work:
 class Prediction:
     """Lower bounds on the time of an attention call, in microseconds.
 
-    forward, backward: bounds for vil's attention kernels. flash_forward, flash_backward: bounds for
-    `flash`, an ideal fused attention kernel without bias or padding. limits: {kernel: "matmuls",
-    "exponentials" or "memory"}, the work that takes the most time. ratio: vil's bound for both
-    passes, divided by that of `flash`.
+    forward, backward: bounds for vil's attention kernels.
+    flash_forward, flash_backward: bounds for `flash`, an ideal fused attention kernel without bias
+    or padding.
+    limits: {kernel: the part of its work that takes the most time}. The parts are "matmuls",
+    "exponentials" and "memory".
     """
 
     forward: float
@@ -90,14 +91,15 @@ class Prediction:
 
     @property
     def ratio(self) -> float:
+        """The bound of vil's kernels for both passes, divided by the bound of `flash`."""
         return (self.forward + self.backward) / (self.flash_forward + self.flash_backward)
 
 
 def predict(target: str, case: Case, blocks: Mapping[str, tuple[int, int]]) -> Prediction:
     """Predict lower bounds on the time of an attention call on a GPU.
 
-    target: GPU architecture, a key of RATES such as "sm_90". blocks: {kernel: (queries, keys)}, the
-    size of the blocks of scores that the kernel computes.
+    target: GPU architecture, a key of RATES such as "sm_90". blocks: {kernel: (queries, keys)}. A
+    kernel computes the scores in blocks of this size.
     """
     rates = RATES[target]
     times = {name: count_work(name, case, *sizes) for name, sizes in blocks.items()}
@@ -202,12 +204,12 @@ def chunk_sizes(window: Window | Layout) -> list[tuple[int, int, int, int]]:
 
 
 def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, size: int) -> int:
-    """Count the keys that a kernel visits in a rectangle of tokens for one block of queries.
+    """Count the keys in a rectangle that a kernel visits for one block of queries.
 
-    For the kernel "key", queries and keys swap roles. rect: (top, bottom, left, right), relative to
-    the first token of the chunk that has the queries. chunk: (first row, first column, rows,
-    columns) of this chunk. first: index of the first query in the chunk. size: number of queries in
-    the block.
+    For the kernel "key", swap the words "queries" and "keys" in this text.
+    chunk: the chunk that has the block: (first row, first column, rows, columns).
+    rect: (top, bottom, left, right), relative to the chunk's first token.
+    first: index in the chunk of the block's first query. size: number of queries in the block.
     """
     x0, y0, rows, cols = chunk
     top, bottom, left, right = x0 + rect[0], x0 + rect[1], y0 + rect[2], y0 + rect[3]
@@ -224,11 +226,11 @@ def _clipped(window: Window, rect: Rectangle, chunk: Sequence[int], first: int, 
 def _layout_blocks(
     layout: Layout, owned: int, walked: int, *, all_owned: bool, by_key: bool
 ) -> int:
-    """Count a kernel's blocks of scores for a `Layout`, per image and as the mean over heads.
+    """Count the blocks of scores that a kernel computes per image, as the mean over heads.
 
     Each program of the kernel loads one block of `owned` tokens and loops over blocks of `walked`
-    tokens. all_owned: count chunks at the border of the grid as full chunks. by_key: whether
-    programs load keys and loop over queries, or the reverse.
+    tokens. by_key: whether the loaded tokens are keys and the others queries; False for the
+    reverse. all_owned: count a loaded chunk at the border of the grid as a full chunk.
     """
     lists = layout.lists
     parts = [-(-rows * cols // owned) for _, _, rows, cols in chunk_sizes(layout)]

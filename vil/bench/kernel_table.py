@@ -136,10 +136,12 @@ def _cells(row: KernelRow) -> list[str]:
 
 
 def find_regressions(before: Iterable[KernelRow], now: Iterable[KernelRow]) -> list[str]:
-    """Return a line of text for each row that is worse than in an older table, or missing there.
+    """Return lines of text about the rows of a new table that are worse than in an older table, or
+    that the older table does not have.
 
-    A row is worse if its kernel spills more bytes, runs more matmuls without tensor cores, or fits
-    fewer thread blocks on a multiprocessor.
+    before: rows of the older table. now: rows of the new table. A row is worse if its kernel spills
+    more bytes, runs more matmuls without tensor cores, or fits fewer thread blocks on a
+    multiprocessor.
     """
     known, found = {row.key: row for row in before}, []
     for row in now:

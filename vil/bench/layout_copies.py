@@ -24,7 +24,7 @@ class Conversion(NamedTuple):
     """Copies, by one operator in one module, that only change the memory layout of a tensor.
 
     way: the pass, "forward" or "backward". calls, bytes: number and total size of the copies in one
-    training step. share: their time as a fraction of that of all operators.
+    training step. share: time of the copies, divided by the time of all operators.
     """
 
     module: str

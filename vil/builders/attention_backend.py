@@ -108,15 +108,15 @@ def select_attention_backends(
     """Select the backends of attention and linear layers, log them, and write them to `folder`.
 
     All ranks get the same selection. A resumed run uses the backends stored in `folder`, the run's
-    folder. Without stored backends, the backends in the user's tuning cache are used (see `vil
-    tune`). An attention call whose backend is in neither of them gets one of these:
+    folder. A run without stored backends uses those in the user's tuning cache (see `vil tune`).
+    An attention call for which they include no backend gets one of these:
 
     - the fastest of all backends, if MODEL.VIT.MSVIT.TUNE and `training` are set
     - otherwise, the faster of the default backend and `native`, if `tune` is set on a CPU device
     - otherwise, the default backend
 
-    The first two are found by timing. Linear layers are then timed too, unless the run has stored
-    backends.
+    The first two cases time attention backends. They also time the backends of linear layers,
+    unless the run has stored backends.
 
     training: whether to select backends for training too, not only for evaluation.
 

@@ -53,10 +53,9 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Count the parameters and MACs of a full model, which must be on the meta device. Returns a
-    list with a single row.
+    """Count the parameters and MACs of a model that is not an MsViT. Returns a single row.
 
-    size: (height, width) of the image in pixels.
+    The model must be on the meta device. size: (height, width) of the image in pixels.
     """
     with sdpa_kernel(SDPBackend.MATH):
         _, macs = count_macs(model, torch.empty(1, in_channels(model), *size, device="meta"))

@@ -56,11 +56,12 @@ def linear_requests(
     padded: bool = False,
     world: int = 1,
 ) -> list[LinearRequest]:
-    """List the calls of linear layers and MLPs that an MsViT makes on a CPU; [] in other cases.
+    """Return the calls of linear layers and MLPs that an MsViT makes on a CPU.
 
-    The list has the calls in evaluation. training, optimized: also list the calls in training, and
-    those after the network is optimized for inference. padded: whether the images have padding.
-    world: number of processes that share a batch of DATALOADER.BSZ images.
+    Calls in evaluation are always included. training: include the calls in training. optimized:
+    include the calls of the network after it is optimized for inference. padded: whether the images
+    have padding. world: number of processes that share a batch of DATALOADER.BSZ images.
+    Returns [] for other networks and devices.
     """
     if not isinstance(network, MsViT) or device.type != "cpu":
         return []
@@ -85,11 +86,11 @@ def linear_requests(
 
 
 def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, dim, features) for the linear layers of the attention and for the MLP of a
-    block, if compiled code supports them.
+    """Yield (kind, dim, features) for each linear layer of a block's attention, and for its MLP.
 
-    kind, dim, features: see `LinearCase`. branches: whether the residual is added outside of the
-    operations, as in training with stochastic depth. padded: whether the images have padding.
+    Modules that the compiled code does not support are skipped. kind, dim, features: see
+    `LinearCase`. branches: whether the block adds its residuals in separate operations, as in
+    training with stochastic depth. padded: whether the images have padding.
     """
     dim = block.attn.dim
     if not padded and can_fuse(block.norm1, block.attn):

@@ -153,11 +153,11 @@ def find_weights(given: str, data_dir: str) -> Path:
     """Return the path of a weight file or checkpoint folder.
 
     given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may be relative to
-    `data_dir`. A run's folder selects its best checkpoint. A text file `best` or `last` selects the
-    checkpoint that it names.
+    `data_dir`. The path of a run's folder selects the run's best checkpoint. The path of a text
+    file `best` or `last` selects the checkpoint that the file names.
 
-    If a checkpoint has averaged weights (OPTIM.EMA), returns their file. Raises CheckpointError if
-    there are no weights, or if a checkpoint is corrupt.
+    If the checkpoint has averaged weights (OPTIM.EMA), returns the file of these weights. Raises
+    CheckpointError if there are no weights, or if the checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
         return get_weight(given).file()

@@ -83,8 +83,8 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
 def report_lr(cfg: CfgNode) -> None:
     """Log the peak learning rate if it is scaled to the batch size.
 
-    Warns if the peak is outside of the range of published recipes for similar optimizers, and if
-    OPTIM.DROP_FACTOR is below 1, which would raise the learning rate.
+    Warns if the peak is outside of the range of published recipes for similar optimizers. Warns if
+    a used OPTIM.DROP_FACTOR is below 1, because it would raise the learning rate.
     """
     name, lr = optimizer_name(cfg), scaled_lr(cfg)
     if lr.rule:
@@ -105,10 +105,11 @@ def report_lr(cfg: CfgNode) -> None:
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer and its parameter groups.
 
-    For an MsViT, the weight decay of norms, position parameters, global tokens and the head's bias
-    is OPTIM.WD0. For other models, this holds for scalars, vectors and the parameters that the
-    model's `no_weight_decay()` names. All other parameters have OPTIM.WD. If OPTIM.LAYER_DECAY < 1,
-    each layer has its own groups.
+    The weight decay is OPTIM.WD0 for some parameters and OPTIM.WD for all others. In an MsViT,
+    OPTIM.WD0 is for norms, position parameters, global tokens and the head's bias. In other models,
+    it is for scalars, vectors and the parameters that the model's `no_weight_decay()` names.
+
+    If OPTIM.LAYER_DECAY < 1, each layer has its own groups.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
@@ -139,10 +140,10 @@ def optimizer_name(cfg: CfgNode) -> str:
 
 
 def _layer_arguments(model: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `decay_groups` for layer-wise learning-rate decay, as a dict.
+    """Return two keyword arguments of `decay_groups` for layer-wise learning-rate decay.
 
-    `layer_of` is a function that maps the name of a parameter to the number of its layer.
-    `num_layers` is the largest of these numbers.
+    "layer_of": a function that maps the name of a parameter to the number of its layer.
+    "num_layers": the largest layer number.
     """
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}

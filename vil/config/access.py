@@ -23,8 +23,8 @@ def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
     """Log one warning that lists the config keys which were set although they have no effect.
 
-    why: the reason, with which the message begins. names: keys and sections without effect. A key
-    counts as set unless its value is the default or a former default (`Key.neutral`).
+    why: the start of the message, such as "TASK is regression". names: keys and sections without
+    effect. A key counts as set unless its value is the default or a former default (`Key.neutral`).
     """
     prefixes = tuple(f"{name}." for name in names)
     changed = [

@@ -1,7 +1,7 @@
 """Convert text to the type of a key's default value.
 
-A YAML parser does not know the key, and would read `1e-3` as a string and `no` as a bool. Text such
-as `(1, 2)` is parsed as a Python literal of limited length.
+The type is not left to a YAML parser, which would read `1e-3` as a string and `no` as a bool for
+any key. Text such as `(1, 2)` is parsed as a Python literal of at most MAX_LITERAL characters.
 """
 
 import ast
@@ -24,7 +24,7 @@ def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
     """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
     value cannot be converted.
 
-    element: if `default` is an empty list, an example of an element, which gives the type.
+    element: a value with the type of the elements, used if `default` is an empty list or tuple.
     """
     if isinstance(default, tuple | list):
         if not default and value == "auto":
@@ -56,8 +56,8 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any, element: Any = 0.0) -> str:
-    """Describe the type of a key's default value, such as "tuple of float". element: if `default`
-    is an empty list, an example of an element, which gives the type."""
+    """Describe the type of a key's default value, such as "tuple of float". element: a value with
+    the type of the elements, used if `default` is an empty list or tuple."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else element)}"
     return type(default).__name__
@@ -77,8 +77,9 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Return the value of a string key, without the inner quotes that the shell leaves in an
-    argument such as "'no'". Raises ValueError for unquoted words that mean null, such as None."""
+    """Return the value of a string key. A pair of quotes around the text is removed: the shell
+    passes the argument "'no'" as 'no', and the value is no. Raises ValueError for a word that means
+    null, such as None, unless it is quoted."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:

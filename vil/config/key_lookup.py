@@ -23,8 +23,8 @@ ALIASES = {
 def is_known(key: str) -> bool:
     """Return whether a key is declared, or may be added to a section that accepts new keys.
 
-    In such a section, a new name counts as a typing error if it is very similar to a declared name.
-    The function then returns False.
+    Returns False for a new key in such a section if it is very similar to a declared key, because
+    it is probably a typing error.
     """
     if key in KEYS or key in SECTIONS:
         return True
@@ -38,8 +38,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    If the name after the last dot is in ALIASES, which lists keys of Swin and detectron2, returns
-    vil's key with the same meaning.
+    ALIASES is used first: it has vil's key for key names of Swin and detectron2. The part of `key`
+    before its last dot does not matter then.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

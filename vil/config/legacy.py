@@ -1,7 +1,7 @@
-"""Read configs of the original 2021 code. Some values have other spellings in that code, and the
-configs that it saved also contain keys which it added at run time.
+"""Read configs of the original 2021 code. The files need no changes.
 
-Old files need no changes. Warnings list the keys that are dropped or converted.
+That code spells some values differently. vil converts these values. The code also added keys at
+run time and saved them in its configs. vil drops these keys. Each change is logged as a warning.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if a config of the original 2021 code changes LN_EPS, which that code ignored.
+    """Log a warning if a config of the original 2021 code sets LN_EPS to a value other than 1e-6.
 
-    A config without the key VERSION counts as a config of that code. sources: {key: source of its
-    value} for all keys that are set.
+    The original code ignored LN_EPS, but vil applies it. A config without the key VERSION counts as
+    one of the original code. sources: {key: source of its value} for all keys that are set.
     """
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:

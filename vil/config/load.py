@@ -156,8 +156,11 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, such as DETECTION.MODEL. An explicit value of
-    TASK is kept if it is set after the other key, or in the same file or command line."""
+    """Set TASK to the task that another key, such as DETECTION.MODEL, implies.
+
+    An explicit TASK is kept if it is set after the other key, or if both are set in the same file
+    or both on the command line.
+    """
     last = {setting.key: index for index, setting in enumerate(settings)}
     explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():

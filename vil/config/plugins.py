@@ -28,9 +28,10 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
     """Run the installed plug-ins and the given Python files. Returns the list to store in IMPORTS.
 
-    named: files that the user passes with --import or from Python. recorded: pairs (entry of
-    IMPORTS in a config, place in the config for messages). Raises ConfigError if a file or plug-in
-    is missing, if its code fails, or if the user has never passed a recorded file.
+    named: files that the user passes with --import or from Python. recorded: the files and plug-ins
+    in the IMPORTS of a config, as pairs (file or plug-in, its place in the config for messages).
+    Raises ConfigError if a file or plug-in is missing, if its code fails, or if the user has never
+    passed a recorded file.
     """
     installed = load_entry_points()
     for file in named:

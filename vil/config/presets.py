@@ -42,10 +42,12 @@ def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]
 
 
 def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
-    """Describe a preset. Returns a title line, and then one line for each key.
+    """Describe a preset. Returns a title line, and then one line for each key of the preset.
 
-    A key's line shows its value in `cfg` and, if the preset is overridden, the source of this
-    value. cfg, sources: the result of `vil.config.load_config` with this preset.
+    A key's line shows its value in `cfg`. If the preset does not set this value, the line also
+    shows the preset's value, if different, and why it is not used: a file or option that sets the
+    key, or a key of DEPENDENT that is set. cfg, sources: the result of `vil.config.load_config`
+    with this preset.
     """
     owner = {other: key for key, others in DEPENDENT.items() for other in others}
     lines = [f"preset {name}:"]

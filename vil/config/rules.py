@@ -35,8 +35,8 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are allowed. So are the names of a library's components,
-    such as "timm/lion", which `choices` does not list.
+    Names that are registered at run time are allowed. Names of library components, such as
+    "timm/lion", are allowed too, but they are not in `choices`.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
@@ -61,9 +61,11 @@ class RegistryRule:
         return one_of(*self.choices).sentence + libraries + joined
 
     def proposal(self, value: str) -> str | None:
-        """Return the name that is most similar to an invalid one; see `Rule.proposal`. The names in
-        libraries are searched only if the value begins with the prefix of a library, such as
-        "timm/", because importing a library is slow."""
+        """Return the allowed name that is most similar to an invalid `value`, see `Rule.proposal`.
+
+        Importing a library is slow. The names of library components are searched only if the value
+        begins with the prefix of a library, such as "timm/".
+        """
         known, name = registry(self.kind), str(value).lower()
         if not name.startswith(tuple(known.libraries)):
             return Rule.proposal(self, value)

@@ -149,9 +149,10 @@ def read_yaml(
 ) -> list[Setting]:
     """Return the settings in a YAML text. Raises ConfigError if the text is not a valid config.
 
-    label: name of the file, for error messages. keeps_empty: function that returns whether an empty
-    mapping with a given dotted key becomes a setting, with the value EMPTY. By default, it does so
-    only for sections that accept new keys.
+    label: name of the file, for error messages.
+    keeps_empty: function of a dotted key whose value is an empty mapping. If it returns True, the
+    key becomes a setting with the value EMPTY. Otherwise the key is ignored. The default returns
+    True only for sections that accept new keys.
     """
     try:
         _check_events(text, label)
@@ -270,8 +271,8 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterator[Setting]:
     """Yield the settings of a Python mapping {KEY: value}.
 
-    A string value is read like a value on the command line, and a string inside a list or a nested
-    mapping like a quoted string in YAML. where: source of the settings, for error messages.
+    A string value is read like a value on the command line. A string inside a list or a nested
+    mapping is read like a quoted string in YAML. where: source of the settings, for error messages.
     """
     for key, value in values.items():
         if isinstance(value, str):

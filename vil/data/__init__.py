@@ -108,10 +108,10 @@ def register_dataset(
     """Register a dataset under a name, for use in DATA.TRAIN and DATA.TEST.
 
     Args:
-        dataset: a subclass of ImageDataset, a function that returns an instance, or the location
-            "module:attribute" of either, which is imported at first use. It is called as
-            dataset(root, split, transform, **kwargs), with the items of DATA.KWARGS that match its
-            keyword-only arguments.
+        dataset: a subclass of ImageDataset, or a function that returns an instance of one. Can also
+            be the location "module:attribute" of the class or function, which is then imported at
+            first use. The class or function is called as dataset(root, split, transform, **kwargs).
+            kwargs are those items of DATA.KWARGS that are keyword-only arguments of the dataset.
         about: one-line description, shown in lists of datasets.
         numbered: whether the labels are integers without class names. The dataset must then have
             the keyword-only argument `num_classes`.
@@ -133,8 +133,9 @@ def build_dataset(
     """Build the split "train", "val" or "test" of a dataset.
 
     name: a registered name, or a path below root that ends in a suffix of FILES, such as the file
-    "x.csv" or the folder "x/". A .yaml file is used for all splits. own: arguments of the dataset,
-    see `own_arguments`. Raises ValueError if the result is not an ImageDataset.
+    "x.csv" or the folder "x/". If it is a .yaml file, every split has the same images. own:
+    arguments of the dataset, see `own_arguments`. Raises ValueError if the result is not an
+    ImageDataset.
     """
     from vil.data.dataset import ImageDataset
 

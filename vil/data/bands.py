@@ -107,7 +107,7 @@ def to_bands(
 
     source: description of the array for error messages. Raises ValueRangeError if C differs from
     `channels`, if the dtype is not numeric, or if no value is finite. If value_range is empty, also
-    raises it for values outside of the default range, and for other integer dtypes.
+    raises it for values outside of the default range, and for integers other than uint8 and uint16.
     """
     if array.shape[-1] != channels:
         raise ValueRangeError(

@@ -74,9 +74,10 @@ class InspectedDataset(Dataset):
 class Inspection:
     """The result of reading the images of one split.
 
-    unreadable: number of images that cannot be read; bad_samples lists the first of them. mean,
-    std: per channel, of the pixel values in 0..1, where every image has the same weight; empty if
-    no image can be read.
+    num_images: number of images in the split. num_opened: number of images tried.
+    unreadable: number of images that could not be read. bad_samples: the first of these images.
+    mean, std (C,): mean and standard deviation of the pixel values, scaled to 0..1, of each
+    channel. All images have the same weight, whatever their size. Empty if no image could be read.
     """
 
     num_images: int
@@ -157,9 +158,10 @@ def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int,
 class Duplicates(NamedTuple):
     """Images with identical content.
 
-    within: {split: number of images that repeat an earlier one}. leaks: {(a, b): number of images
-    of split b that also occur in split a}. examples: {split or (a, b): the first pairs of identical
-    images}, where each image is (split, index).
+    within: {split: number of images that repeat an earlier image of the split}.
+    leaks: {(a, b): number of images of split b that also occur in split a}.
+    examples: the first pairs of identical images for each key of `within` and `leaks`. Each image
+    is given as (split, index).
     """
 
     within: dict[str, int]

@@ -43,8 +43,9 @@ class Mix:
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
         """Return a batch with mixed images and soft targets (B, K) for the K classes.
 
-        Sample i is mixed with sample B - 1 - i. If B is odd, the last sample is not mixed, because
-        timm's Mixup requires an even batch size.
+        If B is even, sample i is mixed with sample B - 1 - i. If B is odd, the last sample is not
+        mixed, because timm's Mixup requires an even batch size, and sample i of the others is
+        mixed with sample B - 2 - i. rank: selects the random numbers.
         """
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place

@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class RobustDataset(Dataset):
-    """A dataset wrapper that replaces unreadable images, and seeds the random augmentation by
-    (seed, epoch, position).
+    """A dataset wrapper that replaces each unreadable image by the next readable one.
 
     robust[position] returns (sample, reports). `sample` is (image, target, index) of the first
-    readable image among `tries` consecutive indices, or None if there is none. `reports` has a
-    BadSample for each unreadable image that was tried.
+    readable image among the `tries` images from position.index on, or None if there is none.
+    `reports` has a BadSample for each unreadable image that was tried. The random augmentation is
+    seeded with (seed, position.epoch, position.position).
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
@@ -43,8 +43,8 @@ class RobustDataset(Dataset):
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
         """Collate (sample, reports) pairs into a batch.
 
-        Calls the wrapped dataset's `collate` with a list of the samples that are not None, and a
-        tuple of all reports.
+        Calls the wrapped dataset's `collate` with two arguments: a list of the samples that are not
+        None, and a tuple of all reports.
         """
         samples = [sample for sample, _ in rows if sample is not None]
         return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))

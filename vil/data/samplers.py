@@ -56,9 +56,9 @@ class Position(NamedTuple):
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch in random order.
 
-    If repeats > 1, each selected sample occurs `repeats` times in a row, and an epoch has about n /
-    repeats distinct samples (repeated augmentation, Hoffer et al., arXiv:1901.09335). All numpy
-    versions give the same order.
+    If repeats > 1, an epoch has only about n / repeats distinct samples, each `repeats` times in a
+    row (repeated augmentation, Hoffer et al., arXiv:1901.09335). All numpy versions give the same
+    order.
     """
     order = order_generator(seed, epoch).permutation(n)
     return order[: -(-n // repeats)].repeat(repeats)[:n]
@@ -132,9 +132,11 @@ def train_batches(
 def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
     """Reorder an epoch so that each batch holds samples of one group, as far as possible.
 
+    The full batches of all groups come first, sorted by the position of their last sample in
+    `order`. The samples that do not fill a batch of their group come last, in their original order.
+
     order (n,): dataset indices of the epoch. groups (n,): group of each dataset index.
-    global_batch: samples per batch, over all processes. Full batches are sorted by the position of
-    their last sample in `order`. The other samples come last, in their original order.
+    global_batch: samples per batch, over all processes.
     """
     group_of, remainders, batches = groups[order], [], []
     for group in np.unique(group_of):

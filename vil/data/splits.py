@@ -50,8 +50,11 @@ def sample_labels(
     targets: np.ndarray, target_type: str, num_bins: int = NUM_BINS
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs (sample, label) as two int64 arrays of equal length: the samples' indices,
-    and the labels. For target_type "numbers", each of a sample's K numbers gives one label: its
-    quantile bin, out of `num_bins` bins for this number."""
+    and the labels.
+
+    For target_type "numbers", a sample has K labels, one for each of its K numbers. Each number has
+    its own set of labels, which stand for its `num_bins` quantile bins.
+    """
     count = len(targets)
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
@@ -112,10 +115,13 @@ def _assign_groups(
 def _group_labels(
     groups: np.ndarray, labels: np.ndarray, order: Sequence[int], num_groups: int
 ) -> tuple[list[dict[int, int]], dict[int, list[int]]]:
-    """Count the labels of each group. groups, labels: group and label of each (sample, label) pair.
+    """Count the labels of each group. Returns (labels_of, groups_of).
 
-    Returns {label: number of samples} for each group, and {label: groups with this label}. The
-    groups are sorted as in `order`, a permutation of all groups.
+    labels_of: for each group, {label: number of the group's samples with this label}.
+    groups_of: {label: the groups with this label, in the order of `order`}.
+
+    groups, labels: two arrays with one entry for each pair of a sample and one of its labels.
+    order: a permutation of all groups.
     """
     labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
     for group, label in zip(groups.tolist(), labels.tolist()):

@@ -62,7 +62,8 @@ class RunLogger:
 
         end: the last step of the run.
         batch_size: images per step over all ranks.
-        evaluates: also remove records of an evaluation at `step`, because the run begins with one.
+        evaluates: whether the run begins with an evaluation at `step`. If so, records of an earlier
+        evaluation at `step` are removed too.
         thread_hint: called after the first line of metrics. Returns advice to log, or "".
         data_hint: called once, when steps spend more than the fraction SLOW_DATA of their time
         waiting for data. Returns advice to log.
@@ -154,10 +155,10 @@ class RunLogger:
             self.data_hint = None
 
     def first_progress(self, step: int) -> None:
-        """Log the remaining time if no metrics have been logged and FIRST_SECONDS have passed.
+        """Log the remaining time after FIRST_SECONDS, unless metrics have been logged by then.
 
-        The line is logged once. But an estimate from the first step, which is slower than the
-        others, is followed by another one after the second step.
+        Logs one line. If it follows the first step, which is slower than the other steps, a second
+        line with a better estimate follows the second step.
         """
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return
@@ -185,11 +186,12 @@ class RunLogger:
         self.results(step, "val", results)
 
     def results(self, step: int, part: str, results: dict[str, dict]) -> None:
-        """Log one line per test set, like `evaluation`. Before a call of `begin`, only log.txt is
-        written.
+        """Log the results of an evaluation, one line per test set. Before `begin` is called, writes
+        only to log.txt and the terminal.
 
-        part: "val" or "test". In metrics.jsonl, the split of a line is <part>/<set>. With "test",
-        lines of an earlier test of the same step and set are replaced.
+        part: "val" during training, or "test". In metrics.jsonl, "split" is <part>/<test set>. With
+        "test", the lines of an earlier test at the same step are replaced. results: see
+        `evaluation`.
         """
         if not self.enabled:
             return

@@ -50,9 +50,9 @@ class Metric(NamedTuple):
 class Loss(NamedTuple):
     """The loss of a batch, or of a micro-batch if gradients are accumulated.
 
-    If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise, the loss of
-    a training step is sum(value) / sum(normalizer) over all micro-batches and ranks, where
-    `normalizer` is a scalar such as the sum of the sample weights.
+    If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise, `value` is a
+    sum over samples, and `normalizer` is its divisor, such as the sum of the sample weights. The
+    loss of a training step is then sum(value) / sum(normalizer) over all micro-batches and ranks.
     """
 
     value: Tensor
@@ -128,7 +128,7 @@ def train(
     patience: 0 for no early stopping.
     min_delta: for `patience`, an improvement of the metric must be larger than this.
     max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
-    not finite. Without float16, it is at most half an epoch.
+    not finite. Without float16, larger values than half an epoch are reduced to half an epoch.
     log_freq: steps between two lines of the log.
     thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: step at which the run ends, if that is before its last epoch.
@@ -295,8 +295,8 @@ def backward(
 ) -> dict[str, Tensor]:
     """Accumulate the scaled gradients of a batch. Returns {"loss": loss, metric: value}.
 
-    batch: the result of `task.prepare`, which is split into `num_parts` equal micro-batches. Except
-    for batch norms and dropout, their gradients add up to those of the full batch.
+    batch: the result of `task.prepare`. It is split into `num_parts` equal micro-batches. The
+    accumulated gradients equal those of the unsplit batch, except for batch norms and dropout.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -315,10 +315,11 @@ def backward(
 
 
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
-    """Divide the gradients by the sum of `Loss.normalizer` over all micro-batches and ranks.
+    """Turn averaged gradients of `Loss.value` into those of sum(value) / sum(normalizer).
 
-    Before the division, the gradients are turned from averages over micro-batches and ranks into
-    sums. Returns the total factor, by which the caller multiplies the loss.
+    The given gradients are averages over all micro-batches and ranks. They are multiplied by the
+    number of micro-batches of all ranks, and divided by the sum of `Loss.normalizer` over them.
+    Returns this factor. The caller multiplies its averaged loss by the same factor.
 
     normalizer: sum of `Loss.normalizer` over this rank's micro-batches. num_parts: number of
     micro-batches of a rank.

@@ -1,7 +1,7 @@
-"""Average training metrics and times between two log lines, without waiting for the device.
+"""Average training metrics and times over the steps between two log lines.
 
-Metrics are summed on the device. `read` is the only place where the host waits for an accelerator,
-so the loop reads only when it logs.
+Metrics are summed on the device, so that adding them does not wait for it. Only `read` waits for
+the device, so the loop calls `read` only when it logs.
 """
 
 import math
@@ -19,9 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
     """Return whether a line with averages is logged after `step`.
 
-    A line is logged every `log_freq` steps of an epoch and at its end. A line less than `log_freq`
-    steps before the end is omitted, so that the last line averages over enough steps. end: the last
-    step of the run. per_epoch: steps per epoch.
+    A line is logged every `log_freq` steps of an epoch, and after the epoch's last step. So that
+    the latter line averages over enough steps, no line is logged in the `log_freq` - 1 steps before
+    it. end: last step of the run, which may end an epoch early. per_epoch: steps per epoch.
     """
     in_epoch = (step - 1) % per_epoch + 1
     last = min(per_epoch, end - step + in_epoch)
@@ -31,9 +31,9 @@ def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time from a `read` to the request of the next batch is not counted, because the loop may
-    evaluate and save a checkpoint in between. A checkpoint that is saved without a `read` counts as
-    training time.
+    After a `read`, time is counted again only when the loop requests the next batch. An evaluation
+    or a saved checkpoint between the two is therefore not counted. A checkpoint that is saved
+    after a step without a `read` is counted.
     """
 
     def __init__(self):
@@ -80,8 +80,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return the means since the last call, and reset the sums.
 
-        Metrics are averages over all ranks and over the steps that were not skipped. `time` and
-        `data` are the seconds per step of this rank, in total and spent waiting for data.
+        Metrics are averages over all ranks and over the steps that were not skipped. `time` is the
+        seconds per step of this rank. `data` is the part of `time` spent waiting for data.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()

@@ -44,8 +44,9 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
     """Return (flag, signal) of a training step as a float32 tensor (2,), the same on every rank.
 
-    The flag is 1 if the loss or the gradient norm of any rank is not finite, else 0. signal: number
-    of the signal that this rank received, or 0. The returned signal is one that any rank received.
+    The flag is 1 if the loss or the gradient norm is not finite on any rank, else 0. The returned
+    signal is the highest `signal` of all ranks. signal: number of the signal, such as SIGTERM, that
+    this rank received, or 0.
     """
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
@@ -133,8 +134,8 @@ class NonFiniteSteps:
         """Count the step that `flags` describes. Returns 1 if it was skipped, else 0.
 
         After more than `self.limit` skipped steps in a row, writes a crash file and raises
-        DivergedError. step: number of the step whose gradients the model has now. On a GPU, `flags`
-        belongs to the step before it.
+        DivergedError. step: number of the current step, whose gradients the model has. On a GPU,
+        `flags` describes the previous step, see `DelayedFlags`.
         """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:

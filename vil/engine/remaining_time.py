@@ -6,9 +6,9 @@ MEMORY = 5  # log lines over which the time per step is averaged
 class RemainingTime:
     """An estimate of the remaining seconds of a run.
 
-    The time per step is an exponential average over the metrics that are logged. The first of them
-    include one-time costs such as compilation, so they are dropped once there are newer ones.
-    Evaluations, checkpoints and other work are added as an average per step.
+    The time per step is an exponential average over the log lines. The second line replaces the
+    first one, whose time includes one-time costs such as compilation. The time of evaluations,
+    checkpoints and other work is averaged over all steps, and added to the time per step.
     """
 
     def __init__(self, step: int, end: int, now: float):
@@ -20,8 +20,8 @@ class RemainingTime:
     def update(self, step: int, per_step: float, now: float) -> float:
         """Update the estimate with a log line at `step`, and return the remaining seconds.
 
-        per_step: seconds per step since the last line, without evaluations and checkpoints. now:
-        current time of the same clock as before.
+        per_step: seconds per step since the previous line, without evaluations and checkpoints.
+        now: current time in seconds, of the clock that `__init__` used.
         """
         self.in_steps += per_step * (step - self.step)
         self.lines, self.step = self.lines + 1, step

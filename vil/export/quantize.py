@@ -19,9 +19,9 @@ def quantize_linears(
     """Write a copy of an ONNX file with int8 linear layers. Returns the number of these layers.
 
     path: a file written by `export_model`.
-    calibration: batches of images (B, channels, H, W), normalized as for the model. They determine
-    the range of the inputs of linear layers, and values outside of it are clipped (static
-    quantization). If None, each call computes the range from its own inputs (dynamic quantization).
+    calibration: batches of images (B, channels, H, W), normalized as for the model. They fix the
+    value range of each linear layer's input. Inference clips values outside of this range (static
+    quantization). If None, the ranges are computed anew at each inference (dynamic quantization).
 
     All other operations stay in float32. Raises ValueError if the file has no linear layers with
     the metadata that `export_model` writes, or if `calibration` has no images.

@@ -81,9 +81,9 @@ def token_stride(model: nn.Module) -> int:
 def least_side(model: nn.Module) -> int:
     """Return the smallest image side in pixels for tracing with dynamic sizes.
 
-    torch treats dimensions of size 1 as constant. Each side of every stage's token grid must
-    therefore have at least two tokens, two chunks in longformer attention, and two downsampled keys
-    in srformer attention.
+    torch treats dimensions of size 1 as constant. So along each side, the token grid of every stage
+    needs at least two tokens. With longformer attention it needs at least two chunks, and with
+    srformer attention at least two downsampled keys.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE

@@ -100,8 +100,8 @@ def optimize_for_inference(
     - Linear layers use oneDNN with reordered weights. In an MLP, the first linear layer also
       computes GELU or ReLU. MLPs process a few tokens at a time.
     - Convolutions use the channels-last format.
-    - MLPs and attention projections use compiled C++ code if `vil tune` found it faster. The patch
-      embedding of a stage with such MLPs uses it too.
+    - MLPs and attention projections use compiled C++ code if `vil tune` found it faster. If a
+      stage has MLPs that use it, so does the stage's patch embedding.
 
     model: a model of this package, of timm, or any other module.
     dtype: type to which parameters and inputs are converted.
@@ -130,10 +130,12 @@ def optimize_for_inference(
 
 
 def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
-    """Return a faster replacement for a submodule, or the submodule itself if there is none.
+    """Return a faster replacement for the module `child`, or `child` if there is none.
 
-    name: its attribute name. fused: activation ("gelu" or "relu") that the first linear layer of
-    the parent MLP also computes, or "". pack: whether to reorder the weights of linear layers.
+    name: attribute of the parent that holds `child`.
+    fused: "gelu" or "relu" if the parent is an MLP whose first linear layer will also compute this
+    activation, or "".
+    pack: whether to replace linear layers and MLPs.
     """
     if has_hooks(child):
         return child
@@ -152,11 +154,11 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
 
 
 def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Pack the weights of the modules that use vil's compiled C++ code.
+    """Make modules use vil's compiled C++ code, in place, and pack their weights for it.
 
-    These are the attention projections and MLPs for which `vil tune` found this code faster, and
-    the patch embeddings of stages with such MLPs. Returns the layers that the caller must not
-    replace.
+    Attention projections and MLPs use this code if `vil tune` found it faster. If a stage has MLPs
+    that use it, so does the stage's patch embedding. Returns the modules of the packed projections
+    and MLPs, which the caller must not replace.
     """
     packed = set()
     for block in [module for module in model.modules() if isinstance(module, Block)]:

@@ -57,13 +57,13 @@ def patch_attention(
     forward passes. Projections, norms, gates and drop rates are not replaced, so parameters and
     state dict keys do not change. A model can be patched more than once.
 
-    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), the
-      name of a registered subclass of `GlobalLocalAttention` that inherits its projections, or
-      "full", which restores timm's attention. The default is "pattern" if the argument `pattern` is
-      given, otherwise "longformer".
+    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), or
+      "full", which restores timm's attention. Also the name of a registered subclass of
+      `GlobalLocalAttention` that does not override how inputs and outputs are projected. The
+      default is "pattern" if the argument `pattern` is given, otherwise "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
-    kwargs: arguments of the attention, which the docstring of its class explains, for example that
-      of `vil.layers.attention.LongformerAttention`.
+    kwargs: arguments of the attention. `vil.layers.attention.LongformerAttention` and
+      `PatternAttention` explain them. The defaults are:
       longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto". Training with
       mode > 0 requires `vil.layers.attention.set_progress`.
       pattern: pattern="axial | local:2", chunk=8, backend="auto".
@@ -121,8 +121,9 @@ def is_patchable(name: str) -> bool:
 
 
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
-    """Raise ValueError if the attention does not accept an argument, or if the window is invalid.
+    """Raise ValueError if the attention does not accept an argument.
 
+    Also raises ValueError if `window` is not a positive integer, or `pattern` has a wrong type.
     attention: name of the attention, see `patch_attention`. kwargs: arguments of the attention.
     """
     if attention == RESTORE and kwargs:
@@ -197,11 +198,11 @@ def qualified_name(cls: type) -> str:
 def find_attentions(
     model: nn.Module, blocks: int | Iterable[int] | None
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield (parent, name, attention) for each attention module to replace.
+    """Yield (parent, name, attention) for each attention module that can be replaced.
 
-    The module is the attribute `name` of `parent`. blocks: indices of the transformer blocks to
-    search; None for all. Raises ValueError if one of them has no attention module that can be
-    replaced.
+    The attention module is the attribute `name` of the module `parent`. blocks: indices of the
+    transformer blocks to search; None for all. Raises ValueError if one of these blocks has no such
+    attention module.
     """
     for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]

@@ -121,8 +121,9 @@ def _create(
     `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of timm's
     `build_model_with_cfg`.
 
-    By default, `attention`, `windows` and the arguments of `build` are those with which the
-    requested weights were trained, if a published tag or a model card states them.
+    The defaults of `attention`, `windows` and the arguments of `build` depend on the requested
+    weights. For published weights and for a file with a model card, they are the settings with
+    which the weights were trained.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)

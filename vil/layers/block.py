@@ -80,8 +80,8 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Uses compiled code if tuning found it faster. A `PackedMlp` has its own copy of the norm, and
-    `norm` is ignored.
+    Uses compiled code if tuning found it faster. If `mlp` is a `PackedMlp`, `norm` is ignored,
+    because the `PackedMlp` includes a norm.
     """
     if isinstance(mlp, PackedMlp):
         return mlp.norm_mlp(x, residual=residual)

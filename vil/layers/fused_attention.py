@@ -28,9 +28,9 @@ FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
 def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
     """Return whether `attend_fused` should compute attn(norm(x)), plus x if `residual`.
 
-    x is (B, T, C). Returns True if `can_fuse` is true and tuning found compiled code faster for one
-    of the two operations. With packed weights, returns whether the compiled code can use them for
-    x.
+    With packed weights, the compiled code must support x (B, T, C), and no module may have hooks.
+    Without them, `can_fuse` must be true, and tuning must have found compiled code faster for the
+    projections to q, k and v, or for the output projection.
     """
     if packed := getattr(attn, "packed", None):
         return packed.can_run(x) and not any(map(has_hooks, (norm, attn, *attn.children())))
@@ -61,10 +61,10 @@ def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
 
 
 class PackedProjections(nn.Module):
-    """The layer norm and the linear layers of an attention branch for inference, with packed
-    weights. They have no gradients.
+    """The parameters of a block's layer norm and attention, with packed weights, for inference.
 
-    norm, attn: a block's modules, for which `can_fuse` is true, in float32 or bfloat16.
+    norm, attn: the block's modules, with parameters in float32 or bfloat16. `can_fuse` must be true
+    for them. The parameters are detached, so they get no gradients.
     """
 
     def __init__(self, norm: nn.LayerNorm, attn: Attention) -> None:

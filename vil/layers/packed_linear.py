@@ -52,11 +52,13 @@ class PackedLinear(nn.Module):
 
 
 class PackedMlp(nn.Module):
-    """A layer norm and an MLP for inference.
+    """A layer norm followed by an MLP, for inference.
 
-    `norm_mlp` computes both, with compiled code if possible. `forward` calls only the MLP, for
-    tokens that are already normalized. weights: parameters of the layer norm and of `mlp`, float32
-    or bfloat16. eps: epsilon of the layer norm.
+    `norm_mlp` computes both, with compiled code if possible. `forward` computes only the MLP, for
+    tokens that are already normalized.
+
+    mlp: the MLP module. weights: the parameters of the layer norm and of this MLP, float32 or
+    bfloat16. eps: epsilon of the layer norm.
     """
 
     def __init__(self, mlp: nn.Module, weights: MlpWeights, eps: float) -> None:

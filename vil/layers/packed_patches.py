@@ -69,11 +69,11 @@ class PackedPatchEmbed(nn.Module):
         return embed_patches(x, self.packed, self.added(embed, grid), embed.num_global)
 
     def added(self, embed: PatchEmbed, grid: Grid) -> Tensor:
-        """Return G global tokens, then the position embeddings of L local tokens: (G+L, C) float32.
+        """Return a tensor (G+L, C) float32, to which the patches of an image are added.
 
-        The global tokens include their own position embeddings. Without position embeddings, the
-        local tokens get 0. The result is cached, and not updated if parameters are changed in
-        place.
+        It has the G global tokens with their position embeddings, then the position embeddings of L
+        local tokens, which are 0 if the model has none. The result is cached, and not updated if
+        parameters are changed in place.
         """
         last_grid, last_parameters, tokens = self.last
         parameters = tuple(embed.parameters())  # `set_input_size` replaces some of them

@@ -86,10 +86,10 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """Return B matrices (new, old). Matrix i interpolates `old` points to lengths[i] points.
+    """Return matrices (B, new, old). Matrix i interpolates `old` points to lengths[i] points.
 
-    lengths (B,): at most `new` each. The interpolation is linear. The interpolated points are the
-    first rows of a matrix or, if `centered`, the middle rows. The other rows are undefined.
+    The interpolation is linear. Only lengths[i] rows of matrix i are defined: the first rows or, if
+    `centered`, the middle rows. lengths (B,): at most `new` each.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
@@ -204,11 +204,13 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
 
     table: (rows, columns) of the bias table of local tokens; None for no table.
 
-    The parameters are these, of which the last two are registered only if G > 0:
+    Registers this parameter unless `table` is None:
     local_relative_position_bias_table (rows * columns, N): pairs of local tokens.
+
+    Registers these parameters if G > 0:
     g2g_relative_position_bias (N, G, G): pairs of global tokens.
-    g2l_relative_position_bias (2, N, G): global queries with local keys (index 0), and local
-    queries with global keys (index 1).
+    g2l_relative_position_bias (2, N, G): index 0 is for global queries with local keys, index 1 for
+    local queries with global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:

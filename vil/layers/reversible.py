@@ -166,8 +166,8 @@ class ReversibleFunction(torch.autograd.Function):
 class RecomputedBlock(nn.Module):
     """A reversible block in the backward pass. It recomputes activations and collects gradients.
 
-    parameters: {name: parameter} of the block's trainable parameters in the forward pass. The
-    attribute `grads` lists their gradients in the same order, None for unused parameters.
+    parameters: {name: parameter}, the block's trainable parameters as saved by the forward pass.
+    The attribute `grads` lists their gradients in the same order, None for unused parameters.
     """
 
     def __init__(self, call: Call, block: Block, parameters: dict[str, Tensor]) -> None:
@@ -231,10 +231,10 @@ def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
 
 
 def _generators(device: torch.device) -> list[tuple[Any, tuple]]:
-    """Return how to access torch's random generators of the CPU and of a device.
+    """Return a pair (module, arguments) for the random generator of the CPU and, if the device has
+    its own, another pair for that one. Example of a pair: (torch.cuda, (device,)).
 
-    Each entry is a pair (module with get_rng_state and set_rng_state, their device argument), such
-    as (torch.cuda, (device,)).
+    `module.get_rng_state(*arguments)` returns the state of the generator.
     """
     if device.type in ("cpu", "meta"):
         return [(torch, ())]

@@ -39,8 +39,8 @@ class StageSpec:
 
     dim: embedding width.
     attention: the name of each block's attention.
-    patch: side of a patch, in pixels in the first stage, and in tokens of the previous stage in
-    others.
+    patch: side of a patch. The unit is pixels for the first stage, and tokens of the previous stage
+    for later stages.
     attn_size: window size of longformer, number of features of linformer and performer, or
     reduction ratio of srformer.
     absolute: use absolute position embeddings, not a relative position bias.
@@ -118,15 +118,15 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
-    """Split the text of an attention's argument into one value per block that uses this attention.
+    """Split an argument of an attention into one value per block that uses this attention.
 
-    text: the values of each stage, separated by `/`. A stage has one value, or several values
-    separated by `;`, which are repeated over these blocks. Later stages use the values of the last
+    text: the argument. Stages are separated by `/`. A stage has one value, or several values
+    separated by `;`, which are repeated over the blocks. Later stages use the values of the last
     stage in the text. Text in quotes is not split.
-    counts: number of these blocks in each stage.
+    counts: for each stage, number of blocks that use the attention.
 
-    Returns a list of values for each stage. Raises ValueError if a value is empty, or if the text
-    has too many stages or, in a stage with such blocks, too many values.
+    Returns a list of values for each stage. Raises ValueError if a value is empty, if the text has
+    more stages than `counts`, or if a stage has more values than blocks, unless it has 0 blocks.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):

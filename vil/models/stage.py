@@ -104,9 +104,9 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Make a model's reversible stages store their activations in a `with` block.
 
-    This makes second derivatives available, and the gradients of intermediate tensors, such as
-    those in forward hooks. A forward pass then needs as much memory as in a model that is not
-    reversible.
+    In the block, autograd can compute second derivatives, and the gradients of intermediate
+    tensors, such as the tensors that a forward hook receives. A forward pass needs as much memory
+    as in a model that is not reversible.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]

@@ -62,10 +62,10 @@ class Case:
     def bucket(self) -> str:
         """Return the key of this case in the tuning cache, which stores the fastest backend.
 
-        Similar cases share a key. Batch sizes, and grid sides of more than four chunks, are rounded
-        up to powers of two. Batch sizes above LARGE_BATCH count as LARGE_BATCH. The key contains
-        how many chunks a query attends to, but not which ones, so all steps of random shift share a
-        key.
+        Similar cases share a key. The batch size is rounded up to a power of two, at most
+        LARGE_BATCH. A grid side of more than four chunks is rounded up to a power of two chunks.
+        For a window, the key contains how many chunks a query attends to, but not which ones, so
+        all steps of random shift share a key. For a layout, it contains the pattern.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

@@ -186,11 +186,11 @@ def no_second_derivative(backend: str) -> RuntimeError:
 
 
 def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
-    """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
+    """Register the FLOP formula of an operator.
 
-    name: the operator, such as "vil::blocked_triton".
-    backend: a key of FORWARDS or BACKWARDS. The FLOPs depend on the backend, because `blocked` may
-    also compute scores for empty chunks around the grid.
+    name: the operator, such as "vil::blocked_triton". num_matmuls: number of matrix products in the
+    operator, each with as many FLOPs as q @ k^T. backend: a key of FORWARDS or BACKWARDS. The
+    number of scores depends on the backend, see `num_pairs`.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
@@ -207,8 +207,8 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
 def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
     """Count the query-key pairs whose scores are computed, for one head of one image.
 
-    lanes: number of images times number of heads if the backend is `blocked`, else 0. `blocked` may
-    also compute scores for empty chunks around the grid, see `halo_size`.
+    lanes: number of images times number of heads if the backend is `blocked`, else 0. If there are
+    few lanes, `blocked` also computes scores for empty chunks around the grid, see `halo_size`.
     """
     if isinstance(window, Layout):
         return _num_layout_pairs(window, num_global)
@@ -230,8 +230,8 @@ def _num_layout_pairs(layout: Layout, num_global: int) -> int:
 def num_window_pairs(window: Window, num_global: int, halo: int) -> int:
     """Count the query-key pairs whose scores are computed for a window, for one head of one image.
 
-    Padding tokens of incomplete chunks are counted. halo: 1 if the backend surrounds the grid with
-    empty chunks and also computes their scores (see `halo_size`), else 0.
+    Padding tokens of incomplete chunks are counted. halo: 1 if scores are also computed for extra
+    chunks around the grid (see `halo_size`), else 0. A cyclic window always has these chunks.
     """
     return sum(
         group.num_blocks * group.num_queries * window.tile

@@ -44,8 +44,9 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 def preferred(case: Case) -> tuple[str, ...]:
     """Return the candidate backends for a case that is not tuned, best first.
 
-    On a CPU, full attention comes first in two cases: `masked_sdpa` if every query attends to the
-    whole grid, and `masked`, which uses a dense mask, if the window covers much of a small grid.
+    On a CPU, full attention comes first for large windows: `masked_sdpa` if every query attends to
+    the whole grid, and `masked`, which uses a dense mask, if the window covers much of a small
+    grid. Attention patterns have their own order, see `_preferred_for_layout`.
     """
     if is_exporting():
         return ("masked",) if case.is_layout else EXPORTABLE
@@ -95,10 +96,10 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether a layout is so sparse that a CPU computes it faster in chunks.
+    """Return whether a layout is so sparse that a CPU computes it faster in chunks than by full
+    attention with a dense mask. Also returns True if no dense backend supports the case.
 
-    If not, full attention with a dense mask is faster. The limits of the density are in SPARSE.
-    They are used only for cases that are not tuned.
+    The limits of the layout's density are in SPARSE. Used only for cases that are not tuned.
     """
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
@@ -110,9 +111,9 @@ def is_sparse(case: Case) -> bool:
 def choose(case: Case, backend: str = "auto") -> str:
     """Return the name of the backend for a case.
 
-    backend: a name, or "auto" for the backend that tuning found to be fastest. If the case is not
-    tuned, or if that backend does not support it, "auto" selects the first preferred backend that
-    does.
+    backend: a name, or "auto". "auto" selects the backend that tuning found to be fastest. If the
+    case is not tuned, or if that backend does not support the case, "auto" selects the first
+    backend of `preferred` that supports the case.
     Raises ValueError if the name is unknown, if the named backend does not support the case, or if
     no backend supports it.
     """

@@ -222,9 +222,9 @@ def build_lists(layout: Layout) -> ChunkLists:
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Select the chunk pairs whose masks must be computed. Other pairs reuse one of these masks.
 
-    In an invariant pattern, pairs with the same head and displacement have the same mask, unless
-    the border of the grid truncates their key chunks differently. Otherwise, all pairs are
-    selected.
+    If the pattern is not invariant, all pairs are selected. In an invariant pattern, pairs with the
+    same head and displacement have the same mask, unless the border of the grid truncates their key
+    chunks differently.
     pairs (n, 3): head, query chunk and key chunk.
     Returns (distinct, index): the selected pairs and, for each of the n pairs, the index of the
     selected pair with the same mask.

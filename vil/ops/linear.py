@@ -142,7 +142,7 @@ def _linear_gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of x, gain, shift, weight and bias.
 
-    needs: for each of these gradients, whether it is needed. If not, it may be an empty tensor.
+    needs: for each of these gradients, whether it is needed. The others may be empty tensors.
     """
     grads = _empty_gradients(x, gain, weight, needs)
     names = ("dx", "dgain", "dshift", "dweight", "dbias")

@@ -128,8 +128,8 @@ def _case(*fields: Any) -> LinearCase:
 def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
     """Return whether the C++ backend can run a layer and was fastest for at least one token count.
 
-    If the layer was tuned with packed weights, only these timings count. Otherwise, the timings for
-    evaluation without packed weights count. The arguments are as in `LinearCase`.
+    Only the timings without autograd count. If the layer was tuned with packed weights, only the
+    timings with packed weights count. The arguments are as in `LinearCase`.
     """
     case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
     for packed in (True, False):

@@ -75,9 +75,12 @@ def norm_mlp_native(
 class PackedWeights(NamedTuple):
     """The parameters of a layer norm and an MLP, packed for the C++ backend on this machine.
 
-    gain, shift (C,): weight and bias of the layer norm. packed: the weights of both linear layers
-    in one flat tensor. bias1 (F,), bias2 (C,): their biases. half: whether the matmuls are in
-    bfloat16. All tensors are float32. If `half`, an element of `packed` holds two bfloat16 values.
+    gain, shift (C,): weight and bias of the layer norm. packed: flat tensor with the weights of
+    both linear layers. bias1 (F,), bias2 (C,): biases of the linear layers. half: whether the
+    matmuls are in bfloat16.
+
+    The dtype of all tensors is float32. If `half` is True, the 32 bits of each element of `packed`
+    are two bfloat16 weights.
     """
 
     gain: Tensor
@@ -232,10 +235,11 @@ def _call(
     function: str, tensors: dict[str, Tensor], *, half: bool, is_backward: bool = False,
     **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library, which writes its results to some of `tensors`.
+    """Call a function of the native library.
 
-    tensors: {field name of `_Call`: contiguous tensor}. half: whether to multiply in bfloat16.
-    settings: the fields eps and residual of `_Call`.
+    tensors: {field name of `_Call`: contiguous tensor}, the inputs of the function and the buffers
+    for its results. half: whether to multiply in bfloat16. settings: values of the fields eps and
+    residual of `_Call`.
     """
     x = tensors.get("x")
     hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()

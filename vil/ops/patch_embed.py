@@ -24,10 +24,13 @@ from vil.ops.operator_call import call_operator
 class PackedPatches(NamedTuple):
     """The parameters of a patch embedding, packed for the compiled code on this machine.
 
-    weight, bias (C,): parameters of the convolution, with the weights from `pack_weight`. gain,
-    shift (C,), eps: parameters of the layer norm. gain and shift are None without a norm. patch:
-    side of a patch in pixels. adjacent_channels: whether the inputs are in the channels-last
-    format. half: whether the convolution is in bfloat16.
+    weight: weights of the convolution, as returned by `pack_weight`.
+    bias (C,): bias of the convolution.
+    gain (C,), shift (C,), eps: parameters of the layer norm. Without a norm, gain and shift are
+    None.
+    patch: side of a patch in pixels.
+    adjacent_channels: whether the compiled code reads the images in the channels-last format.
+    half: whether the convolution is in bfloat16.
     All tensors are float32. If `half`, each element of `weight` holds two bfloat16 values.
     """
 

@@ -1,9 +1,9 @@
 """Attention of local and global tokens from one qkv tensor, computed by C++ code for CPUs.
 
-It replaces `vil.ops.local_attention` with the backend "native" for the local queries, and
-`scaled_dot_product_attention` for the global queries. It reads the output of the qkv linear layer
-and writes the outputs of all tokens to one tensor, so nothing is concatenated or added afterward.
-The same holds for the gradients.
+One call computes what otherwise takes two: `vil.ops.local_attention` (backend "native") for the
+local queries, and `scaled_dot_product_attention` for the global queries. It reads the output of the
+qkv linear layer and writes the outputs of all tokens to one tensor, so nothing is concatenated or
+added afterward. The same holds for the gradients.
 
 Shapes: B batch, N heads, D head dim, C = N*D, L local tokens, G global tokens.
 """

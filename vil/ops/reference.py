@@ -36,10 +36,10 @@ def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
 
 
 def keys_of_pattern(layout: Layout, x: int, y: int) -> tuple[Tensor, Tensor]:
-    """Return (index, visible) of all L tokens as keys of the query at row x and column y.
+    """Return (index, visible) for the query at row x and column y, and each of the L tokens as key.
 
-    index (L,) int64: the index of each key's bias in the flattened bias table. visible (H or 1, L)
-    bool: whether the query attends to the key, in each of H heads or in all heads.
+    index (L,) int64: the index of each key's bias in the flattened bias table. visible (H, L) bool:
+    whether the query attends to each key. H is 1 if all heads have the same pattern.
     """
     row, col = (torch.arange(n) for n in layout.grid)
     row, col = row.repeat_interleave(layout.grid[1]), col.repeat(layout.grid[0])

@@ -23,8 +23,8 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid.
 
-    Returns `window` unchanged if it is smaller than that, if its grid is symbolic, or if it is a
-    layout. With dropout, a cyclic window of several offsets is also unchanged.
+    Returns `window` unchanged if it is smaller than that side, if its grid is symbolic, or if it is
+    a layout. With dropout, a cyclic window in which a key occurs several times is unchanged too.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
@@ -71,10 +71,13 @@ def _square(table: Tensor, size: int) -> Tensor:
 
 
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
-    """Return the bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
+    """Return the bias table (N, (4s-1)**2) of the new window, in which each key occurs once.
 
-    In the cyclic `window`, a key occurs at several offsets. Its new bias is the log-sum-exp of its
-    biases, which are 0 if `table` is None. q: determines N and the dtype in this case. size: s.
+    In the cyclic `window`, a key occurs at each of several offsets. Its new bias is the log-sum-exp
+    of the biases of these occurrences.
+
+    table: the biases of `window`; None if they are 0. size: s. q: the queries. If `table` is None,
+    the result has their number of heads and their dtype.
     """
     if table is None:
         number = math.log(len(window.offsets))

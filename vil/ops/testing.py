@@ -28,10 +28,10 @@ CEILING_ULPS = 64.0  # largest bound
 
 @dataclass(frozen=True)
 class Inputs:
-    """Random inputs of `local_attention`, and the gradient of its output, for tests.
+    """Random inputs of the forward and backward pass of `local_attention`, for tests.
 
     q (B, N, L, D), k and v (B, N, G+L, D). table, to_global: the fields of a `LocalBias`. cotangent
-    (B, N, L, D): the gradient of the output.
+    (B, N, L, D): input of the backward pass, the gradient of a loss by the output.
     """
 
     q: Tensor
@@ -122,9 +122,9 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
     """Compare backends with the reference in float64. Returns {"backend, tensor": (error, bound)}.
 
-    A tensor is the output or a gradient, as named by `run`. The error is the `distance` to the
-    reference. The bound is a multiple of the dtype's rounding error, at least a few ulps and at
-    most CEILING_ULPS. names: keys of BACKENDS.
+    A key is, for example, "masked, grad of q": a backend, and a tensor as named by `run`. error:
+    the `distance` to the reference. bound: MULTIPLE times the rounding error of full attention in
+    the same dtype, but at least FLOOR_ULPS and at most CEILING_ULPS. names: keys of BACKENDS.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))

@@ -45,8 +45,8 @@ class Mask(IntEnum):
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
     """Return the chunk offsets (rows, columns) that a neighbor mode selects.
 
-    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and the
-    neighbor of that number.
+    mode: 0 for all nine chunks, -1 for the query's chunk only, 1 to 8 for the query's chunk and its
+    neighbor at NEIGHBORS[mode - 1].
     """
     if mode == 0:
         return ALL_NINE
@@ -110,8 +110,9 @@ class Window(ChunkGrid):
     mask: a `Mask` or its value.
     offsets: the chunks that a query attends to, as (row, column) offsets from the query's chunk.
 
-    Raises ValueError for a grid side or a size below 1, for an unknown mask, and unless the offsets
-    are distinct members of ALL_NINE and include (0, 0). The exact mask requires ALL_NINE.
+    Raises ValueError for a grid side or a size below 1, for an unknown mask, and for invalid
+    offsets. Offsets must be distinct members of ALL_NINE and include (0, 0). With the exact mask,
+    they must be ALL_NINE.
     """
 
     grid: tuple[int, int]
@@ -221,8 +222,8 @@ class Window(ChunkGrid):
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the indices of the tokens that each chunk attends to, (R, C, K*W) int64.
 
-        These are the W tokens of each of K chunks, one for each of `offsets`. Positions outside the
-        grid get the index of the nearest token inside it.
+        These are the W tokens of each of the K chunks at `offsets`. Positions outside the grid get
+        the index of the nearest token inside it.
         """
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
@@ -249,10 +250,10 @@ class Window(ChunkGrid):
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """Return which rows (axis 0) or columns (axis 1) of the key chunks are not padding.
+        """Return whether each row (axis 0) or column (axis 1) of `_lines` is inside the image.
 
-        Along the axis, there are R query chunks, each with K key chunks of w rows or columns.
-        Returns (B or 1, R, K, w) bool, which is False for padding and outside of the grid.
+        Returns (B or 1, R, K, w) bool. It is False outside the grid and for the padding described
+        by `valid_hw`. Without `valid_hw`, the first dimension is 1.
         """
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
@@ -263,8 +264,8 @@ class Window(ChunkGrid):
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
         """Return the row (axis 0) or column (axis 1) numbers of the key chunks, (R, K, w) int64.
 
-        For each of R query chunks along the axis, these are w numbers for each of K key chunks.
-        Numbers may be outside the grid.
+        Entry [r, k] has the w numbers of the key chunk at offsets[k] from query chunk r. They may
+        be outside the grid. R: number of chunks along the axis.
         """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)

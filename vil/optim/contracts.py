@@ -16,10 +16,10 @@ from vil.utils.registry import Entry, Key
 def check_optimizer(build: Callable, entry: Entry) -> None:
     """Build an optimizer for two parameters and take one step. Raises ValueError if that fails.
 
-    build: function that builds the optimizer, see `register_optimizer`.
-    entry: registry entry of the optimizer. Arguments of `build` for new config keys (`Key`) are set
-    to the defaults of these keys. No other arguments are passed, so `build` must have defaults for
-    them.
+    build: function that builds the optimizer, see `register_optimizer`. The call is build(groups,
+    settings, **own), where `own` has the arguments for new config keys (`Key`), with the defaults
+    of these keys. All other arguments of `build` must have defaults.
+    entry: registry entry of the optimizer.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
@@ -63,8 +63,8 @@ def try_call(call: str, function: Callable[[], Any]) -> Any:
 def check_schedule(function: Callable, entry: Entry) -> None:
     """Raise ValueError if a schedule function cannot be called as the training loop calls it.
 
-    The call is function(schedule, time, **arguments). entry: registry entry of the schedule. The
-    keys of its dict `keys` are the names of the additional arguments.
+    The call is function(schedule, time, **arguments). entry: registry entry of the schedule.
+    `entry.keys` has the names of the additional arguments.
     """
     try:
         inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))

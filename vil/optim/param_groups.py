@@ -17,10 +17,13 @@ def decay_groups(
 ) -> list[dict]:
     """Group parameters by weight decay and layer, and return the groups for an optimizer.
 
-    The groups hold (name, parameter) pairs. Those with the weight decay `weight_decay` come first.
-    Frozen parameters are skipped. A shared parameter is listed once, under its first name. The
-    caller must multiply the learning rate of a group by its value "lr_scale". The value "no_decay"
-    of a group is True if `no_decay` lists its parameters.
+    Frozen parameters are skipped. A shared parameter is listed once, under its first name. Groups
+    with `weight_decay` come before groups with `weight_decay_norm`. Keys of a group:
+
+    params        list of (name, parameter)
+    weight_decay  `weight_decay` or `weight_decay_norm`
+    no_decay      whether the argument `no_decay` lists these parameters
+    lr_scale      factor by which the caller must multiply the group's learning rate
 
     Args:
         weight_decay: weight decay of the parameters whose names are not in `no_decay`.

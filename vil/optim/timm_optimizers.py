@@ -100,10 +100,10 @@ def combine(info: Any, key: str, value: Any) -> Any:
     info: timm's `OptimInfo` of the optimizer. key: "betas" or "eps". value: its value in the
     config.
 
-    The config's default is not passed, so that the default of the optimizer's class applies. If
-    only one of two betas is the config's default, the class's default replaces it. An optimizer
-    with three betas, such as Adan, always uses its defaults, with a warning if the config has other
-    betas.
+    If the value is the config's default, it is not passed, so that the default of the optimizer's
+    class applies. If only one of two betas is the config's default, that beta is replaced by the
+    class's default. An optimizer with three betas, such as Adan, always uses its own defaults. A
+    warning is logged if the config has other betas.
     """
     default = getattr(Settings, key)
     if not getattr(info, f"has_{key}") or value == default:
@@ -126,9 +126,9 @@ def combine(info: Any, key: str, value: Any) -> Any:
 def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Muon, which updates weight matrices, with AdamW or NAdamW for other parameters.
 
-    By default, timm applies Muon to everything with the shape of a matrix. Groups whose "no_decay"
-    is True, such as position embeddings and relative position bias tables, are excluded here, as
-    with timm's `fallback_no_weight_decay`.
+    By default, timm applies Muon to every parameter with the shape of a matrix. This function
+    excludes groups whose "no_decay" is True, such as position embeddings and relative position bias
+    tables. timm's option `fallback_no_weight_decay` does this for a model's `no_weight_decay` list.
     """
     groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
     return create_optimizer_v2(groups, **arguments)

@@ -23,9 +23,9 @@ def find_stems(model: nn.Module) -> tuple[str, ...]:
 def adapt_stem(weight: Tensor, shape: torch.Size) -> Tensor | None:
     """Convert the weight (O, C, h, w) of a convolution to another number of input channels.
 
-    For one channel, the weight is summed over C, so that a gray image gives the same outputs as C
-    copies of it. Otherwise, it is repeated and scaled, so that the outputs keep their magnitude.
-    Generalizes timm's adapt_input_conv to any C.
+    If the new number is 1, the weight is summed over C. A gray image then gives the outputs that C
+    copies of it gave before. Otherwise, the weight is repeated along C, and scaled so that the
+    outputs keep their magnitude. Generalizes timm's adapt_input_conv to any C.
 
     shape: the new shape of the weight. Returns None if its O, h or w differs.
     """

@@ -29,7 +29,7 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 def get_2021_names(model: nn.Module) -> dict[str, str]:
     """Return {name in the model's state dict: name in the original Vision Longformer code (2021)}.
 
-    model: an MsViT or an attention module. For an attention module, both names are the same.
+    model: an MsViT, or an attention module, for which each name maps to itself.
     """
     return {name: _to_2021(name) for name in model.state_dict()}
 
@@ -55,14 +55,13 @@ def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
 def convert_projections(
     state: Mapping[str, Tensor], wanted: Iterable[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Convert attention projections between full attention (qkv) and longformer (query and kv).
+    """Make the attention projections that a model needs from those in a state dict.
 
-    For C channels, qkv (3C, C) is query (C, C) stacked on kv (2C, C). Missing projections for
-    global tokens are copied from those for local tokens.
+    Full attention has qkv (3C, C). Longformer attention has query (C, C) and kv (2C, C), which are
+    the parts of qkv. Missing projections for global tokens are made from those for local tokens.
 
-    wanted: key names of the model. Projections in `wanted` that the state dict lacks are added.
-    Converted projections that are not in `wanted` are removed. Returns (state dict, a line of text
-    per added projection).
+    wanted: key names of the model. Projections from which others were made are removed if they are
+    not in `wanted`. Returns (new state dict, a line of text per projection made).
     """
     result, lines = dict(state), []
     for name in wanted:

@@ -31,17 +31,17 @@ def get_model(
     """Build a model by its name, such as "vil_tiny".
 
     name: one of `vil.list_models()`.
-    weights: None (random initialization), published weights, or a file. Published weights are a
-      member of `vil.get_model_weights(name)` or its name, such as "DEFAULT". They also set the
-      image size, classes and windows. A file can be any that `load_weights` can read. If it has
-      a model card, the card gives the settings that are not passed here, except dropout rates,
-      gradient checkpointing and, with `convert`, the attention.
+    weights: None (random initialization), published weights, or a file that `load_weights` can
+      read. Published weights are given as a member of `vil.get_model_weights(name)`, or as the name
+      of a member, such as "DEFAULT". Settings that are not passed here, such as the image size
+      and windows, are those of the published weights or of the file's model card. Exceptions are
+      dropout rates, gradient checkpointing and, with `convert`, the attention.
     attention: name of the attention type of the stages without full attention, such as "linformer",
       or a string with a name for each block, see vil/models/arch.py. Default: "longformer".
     windows: side of longformer's window in tokens, or the size parameter of another attention type.
       One number applies to all stages. A list has a number for each stage.
-    head, rule, convert: how to adapt weights with another number of classes, another size of
-      position embeddings, or another attention; see `load_weights`.
+    head, rule, convert: see `load_weights`. They adapt weights that differ from the model: `head`
+      in the number of classes, `rule` in the size of position embeddings, `convert` in attention.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
 
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a

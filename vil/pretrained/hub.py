@@ -1,9 +1,10 @@
 """Save and load models in the folder layout of the Hugging Face Hub.
 
-A folder contains config.json, model.safetensors and README.md. config.json has timm's keys and the
-key `vil` for the model card, which describes the model. timm can also load a folder whose
-architecture is one of `vil.list_models()`. To do so, import vil.integrations.timm_register and call
-`timm.create_model("local-dir:FOLDER", pretrained=True)`.
+A folder contains config.json, model.safetensors and README.md. config.json has timm's keys and,
+under the key `vil`, the model card: a JSON object from which vil rebuilds the model.
+
+If the architecture is one of `vil.list_models()`, timm can also load the folder: import
+vil.integrations.timm_register and call `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
 import json
@@ -35,11 +36,13 @@ def save_pretrained(
 ) -> None:
     """Save a model to a folder, which is created if it does not exist.
 
-    transform: mean, std, crop_pct and interpolation of input images, as in timm. classes: class
-    names. Both default to the model's `notes`. source: the file that the weights come from, whose
-    name and SHA-256 are recorded.
-    Raises CheckpointError if the folder cannot be written, and ValueError if a model card cannot
-    describe the model.
+    transform: mean, std, crop_pct and interpolation of input images, as in timm; default: those in
+    the model's `notes`.
+    classes: class names; default: those in the model's `notes`.
+    source: the file that the weights come from. The model card records its name and SHA-256.
+
+    Raises CheckpointError if the folder cannot be written, and ValueError if no model card can be
+    made, see `make_model_card`.
     """
     folder = Path(folder)
     card = make_model_card(model, transform=transform, classes=classes, source=source)

@@ -28,11 +28,12 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     Returns (name, model): the name, such as "vil_tiny", and a randomly initialized model that fits
     the state dict.
 
-    state: state dict of vil or of the original 2021 code. It determines the image size, the number
-    of classes, and each stage's attention (full or local) and window. Without relative bias, the
-    windows are the defaults of the architecture. For images of other sizes, the model interpolates
-    its position embeddings. A model for a detector's state dict crops them instead, as the original
-    code did.
+    state: state dict of vil or of the original 2021 code. It determines the model's image size,
+    number of classes, and each stage's attention (full or local). The windows follow from the
+    relative bias tables. Without such tables, they are the defaults of the architecture.
+
+    For images of other sizes, the model interpolates its position embeddings. If the state dict is
+    of a detector, the model crops them, as the original code did.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """

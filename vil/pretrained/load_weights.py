@@ -2,8 +2,9 @@
 
 State dicts have the key names of vil or of the original Vision Longformer code (2021). Position
 embeddings are resized. The head is loaded, replaced, or reduced to selected classes. By default, an
-error is raised if a key is missing, unexpected or of another shape. Unexpected keys that are not
-needed are only reported as ignored, such as the modules of a detector outside of its backbone.
+error is raised if a key is missing, unexpected or of another shape. Keys that are known to be
+unneeded raise no error and are reported as ignored, such as those of a detector outside of its
+backbone.
 """
 
 import logging
@@ -128,10 +129,11 @@ def load_weights(
     strict: raise CheckpointError if a key is missing, unexpected or of another shape.
     rule: how to resize position embeddings, see `load_2021_weights`.
     head: "keep" loads the head of `weights`, which must match the model's classes. "new" keeps the
-    model's initial head. "rows:FILE" loads the rows of the head of `weights` whose class indices
-    FILE lists, one per line.
-    convert: convert projections between full and longformer attention, and repeat a single global
-    token if the model has several. A converted model gives other outputs and must be fine-tuned.
+    model's initial head. "rows:FILE" loads only some rows of the head of `weights`: FILE lists
+    their class indices, one per line.
+    convert: convert projections between full and longformer attention. If the weights have one
+    global token and the model has several, repeat the token. A converted model gives other outputs
+    and must be fine-tuned.
     Returns a report of what happened to each key. Raises CheckpointError if a file cannot be read,
     or if a weight is NaN or infinite.
     """
@@ -199,11 +201,12 @@ def _copy(
     strict: bool,
     heads: Sequence[str] = (),
 ) -> None:
-    """Copy those weights that fit the module into it.
+    """Copy the weights `fitted` into a module.
 
-    fitted, report: results of `_fit`. heads: names of the head parameters whose size the caller can
-    choose, for a hint in the error. Raises CheckpointError, before anything is copied, if a
-    parameter is not finite, or if `strict` is set and some weights do not fit.
+    fitted, report: results of `_fit`. heads: names of the head's parameters. If they do not fit,
+    the error tells the user how to choose the head's size. Empty: it does not.
+    Raises CheckpointError, before anything is copied, if a parameter is not finite, or if `strict`
+    is set and some weights do not fit.
     """
     if strict and not report.complete:
         raise CheckpointError(
@@ -270,8 +273,9 @@ def _fit(
 
 
 def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Repeat a parameter of a single global token for several global tokens. Returns None if the
-    parameter does not belong to a single global token.
+    """Repeat a parameter of a model with one global token for a model with several.
+
+    Returns None for any other parameter.
 
     leaf: last component of the parameter's name. value: the parameter. shape: the shape to return.
     """

@@ -39,11 +39,11 @@ def make_model_card(
     The dict has the architecture, settings, input transform and class names, but no weights.
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
-    classes: class names. Both default to the model's `notes`.
-    source: the file that the weights come from, whose name and SHA-256 are recorded.
+    classes: class names. The defaults of `transform` and `classes` are in `model.notes`.
+    source: the file of the weights. The card records its name and SHA-256.
 
-    Raises ValueError for an unknown key in `transform`, a wrong number of class names, and a head,
-    global pooling, setting or attention pattern that a card cannot represent.
+    Raises ValueError for an unknown key in `transform`, a wrong number of class names, or if a card
+    cannot represent the model's head, global pooling, a setting or an attention pattern.
     """
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
@@ -98,8 +98,8 @@ def _pattern_text(value: object) -> str:
 def read_card(name: str, path: Path) -> dict | None:
     """Read the model card in a weight file. Returns None if the file does not exist or has no card.
 
-    path: the weight file, or a path for which `find_weights` returns it. Raises CheckpointError if
-    the card is invalid, or has other depths, widths, heads or patch sizes than the model `name`.
+    path: path of the weight file, a checkpoint or a run, see `find_weights`. Raises CheckpointError
+    if the card is invalid, or has other depths, widths, heads or patch sizes than the model `name`.
     """
     file = find_weights(path)
     card = read_metadata(file) if file.is_file() else None

@@ -175,8 +175,8 @@ def style(name: str) -> tuple[str, str]:
 
 
 def sort_key(name: str) -> tuple[bool, int, str]:
-    """Return the key by which backends are sorted. Backends in STYLES come first, in the order of
-    STYLES. All other backends follow, sorted by name. The lower bound (FLOOR) comes last."""
+    """Return the key by which the curves of a plot are sorted: first the backends in STYLES, in its
+    order, then other backends by name, and last FLOOR, the lower bound on the time."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
@@ -184,9 +184,12 @@ def sort_key(name: str) -> tuple[bool, int, str]:
 def describe_case(mask: str, mode: int | None) -> str:
     """Return a panel's title, which describes the tokens that a query attends to.
 
-    mask: a key of MASKS, or the text of an attention pattern. mode: the attended chunks of tokens.
-    0: the query's chunk and its eight neighbors. -1: only the query's chunk. 1 to 8: the query's
-    chunk and one neighbor. None: other chunks.
+    mask: a key of MASKS, or the text of an attention pattern.
+    mode: which chunks of tokens the query attends to. It is ignored for an attention pattern.
+        0: its own chunk and the eight neighbors
+        -1: only its own chunk
+        1 to 8: its own chunk and one neighbor
+        None: a set of chunks that no other mode describes
     """
     if mask not in MASKS:
         return f"pattern {mask}"

@@ -99,7 +99,7 @@ def downsample(points: Points) -> Points:
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
     """Return the range from `low` to `high`, extended on both sides by the fraction `margin` of its
-    length. An empty range first gets the length abs(low), or 1 if `low` is 0."""
+    length. If `high` is not above `low`, it is first set to low + abs(low), or to 1 if low is 0."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)

@@ -85,11 +85,11 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return the cards about the page's metric, as (title, value, remark).
+    """Return the cards with values of the page's metric, as (title, value, remark).
 
-    A card is a number at the top of the page: here, the best and the last value on the first
-    evaluated set and, if logged, the final value on a test set that was not used to select the
-    checkpoint. Returns [] if no value is logged.
+    A card is a number at the top of the page. Two cards show the best and the last value in
+    training, on the first evaluated set. If a final test is logged, a third card shows its value.
+    Returns [] if no value in training is logged.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]

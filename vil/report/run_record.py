@@ -18,8 +18,9 @@ LARGEST = 3.4e38  # logged number, about the maximum of float32
 class RunRecord:
     """Data that a run logged in its folder.
 
-    status: content of status.json; {} if the file is missing or corrupt. commands, environments:
-    content of command.txt and env.txt, as (time, text) for each start or resume of the run.
+    status: content of status.json; {} if the file is missing or corrupt.
+    commands: content of command.txt, as (time, text) for each start or resume of the run.
+    environments: content of env.txt, in the same form.
     points: the lines of metrics.jsonl, see `metrics`.
     """
 

@@ -140,11 +140,11 @@ class StageCosts:
         return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
-        """Return the sizes of a block's strips for which the memory must be counted, each as
-        (number of rows that a strip needs as input, number of rows of the strip).
+        """Return the sizes of a block's strips for which the memory must be counted.
 
-        The largest size is always included. A smaller size, at the top or bottom, is included only
-        if another attention backend may be selected for its few tokens.
+        A size is (number of rows that a strip needs as input, number of rows of the strip). The
+        largest size is always included. Smaller sizes, such as at the top or bottom of the grid,
+        are included only if they have so few tokens that another attention backend may be selected.
         """
         rows, side, found = self.grid[0], chunk_side(block.attn), set()
         window = window_of(block.attn, self.grid)
@@ -173,7 +173,7 @@ class StageCosts:
 
     def _attention_bytes(self, attn: Attention, rows: int) -> int:
         """Return the peak bytes of attention for one strip; 0 for an attention without a window.
-        rows: number of rows in the strip, plus the rows above and below that its queries attend to.
+        rows: number of rows that the strip's queries attend to, including the strip itself.
         """
         if not isinstance(attn, LongformerAttention):
             return 0

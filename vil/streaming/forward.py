@@ -92,10 +92,10 @@ def plan_stream(
     """Plan `vil.stream` for an image of `size` (H, W) in pixels, without reading an image.
 
     For each stage, the plan states where its tokens are stored, the number of passes, the strip
-    heights, the peak bytes and the matmul work. `print(plan)` shows a table. Outputs that are maps
-    are assumed to be written to arrays of the caller (`into`). memory, outputs: see `vil.stream`.
-    Raises ConfigError if the model cannot be streamed, if `size` is invalid, or if no plan stays
-    within `memory`.
+    heights, the peak bytes and the matmul work. `print(plan)` shows a table. The memory of
+    outputs that are maps is not counted, as if the caller passed arrays for them to `vil.stream`
+    (`into`). memory, outputs: see `vil.stream`. Raises ConfigError if the model cannot be streamed,
+    if `size` is invalid, or if no plan stays within `memory`.
     """
     network = find_network(model)
     names = check_outputs(network, outputs)
@@ -192,8 +192,10 @@ class PreparedStream:
 
 
 def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Select the writers of outputs that are maps of stages, such as "stages.0". Returns {index of
-    the stage: writer}. writers: {output: function that writes rows of this output}."""
+    """Return {index of a stage: writer} for the outputs named "stages.0", "stages.1" and so on.
+
+    writers: {name of an output: function that writes rows of this output}.
+    """
     prefix = "stages."
     return {
         int(name.removeprefix(prefix)): write

@@ -78,7 +78,8 @@ class FullRows(StripRows):
         """Let a range of queries attend to tokens (K, C).
 
         softmax: has the queries, and accumulates their attention. query: index of the first query
-        among the local tokens; None for the global tokens. key: the same for tokens[0].
+        among the local tokens; None if the queries are the global tokens. key: index of tokens[0]
+        among the local tokens; None if `tokens` are the global tokens.
         """
         if not len(tokens):
             return
@@ -116,7 +117,8 @@ class FullBias:
         """Return the bias for a range of queries and a range of keys, or None if there is no bias.
 
         The bias is broadcastable to (N, num_queries, num_keys). query: index of the first query
-        among the local tokens; None for the global tokens. key: the same for the first key.
+        among the local tokens; None if the queries are the global tokens. key: index of the first
+        key among the local tokens; None if the keys are the global tokens.
         """
         if not self.attn.rel_pos:
             return None

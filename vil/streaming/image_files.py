@@ -26,10 +26,10 @@ SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
 
 
 def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
-    """Open an image file. Returns the array, and whether it is (H, W, C) instead of (C, H, W).
+    """Open an image file. Returns (array, hwc). hwc: True for channels last, False for first.
 
-    channels: number of channels that the model needs. is_hwc: whether .npy and .zarr files have the
-    shape (H, W, C). Raises DataError if the file cannot be read.
+    channels: number of channels that the model needs. is_hwc: value of `hwc` for .npy and .zarr
+    files. It is ignored for other files. Raises DataError if the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -65,8 +65,8 @@ def _readable(path: str | Path) -> Iterator[None]:
 class PillowRows:
     """An image file, opened by Pillow, as an array (H, W, C) of uint8.
 
-    Most PNG files are decoded when they are opened, because Pillow looks for their orientation.
-    Others are decoded when the first rows are read. mode: Pillow mode of the rows.
+    A file is decoded when its first rows are read. Most PNG files are decoded earlier, in the
+    constructor, because it reads the orientation. mode: Pillow mode of the rows.
     """
 
     dtype = np.dtype(np.uint8)

@@ -191,8 +191,8 @@ class Normalize:
     """A transform that scales values to 0..1, subtracts the mean and divides by the std.
 
     mean, std: one number per channel, for values in 0..1. value_range: the values (low, high) that
-    are scaled to 0 and 1. Default: the full range of uint8 or uint16, and (0, 1) for floats. Values
-    of any other type need a value_range.
+    are scaled to 0 and 1. Default: the full range of uint8 or uint16, and (0, 1) for floats and
+    bool. Values of any other type need a value_range.
     """
 
     def __init__(
@@ -205,8 +205,9 @@ class Normalize:
         self.value_range = tuple(value_range)
 
     def for_dtype(self, dtype: str) -> "Normalize":
-        """Return a copy of this transform. If its value range is not set, the copy has the range of
-        `dtype`, such as "uint8". Raises ConfigError if this dtype has no known range."""
+        """Return a copy of this transform with a value range. If this transform has none, the copy
+        has the default range of `dtype`, such as "uint8". Raises ConfigError if `dtype` is needed
+        but has no default range."""
         if not self.value_range and dtype not in HIGHEST:
             raise ConfigError(
                 f"values of type {dtype} have no known range: give Normalize a value_range, the "

@@ -24,11 +24,10 @@ SIDE = 8  # rows of the smallest strip of an attention without a window
 
 
 class Context(NamedTuple):
-    """The rows that are needed to compute a strip: the strip and its neighbors, which form a small
-    grid.
+    """The small grid that is needed to compute a strip: the strip and the rows it attends to.
 
-    runs: ranges (first row, end) of the full grid, in the order of the small grid. queries: the
-    rows of the strip in the small grid.
+    runs: the rows of the small grid from top to bottom, as ranges (first row, end) of the full
+    grid. queries: where the strip is in the small grid, as a slice of its rows.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -48,13 +47,14 @@ def halo_of(window: Window | None) -> tuple[int, int]:
 
 
 def strip_context(rows: int, window: Window | None, side: int, first: int, stop: int) -> Context:
-    """Return the rows that are needed to compute the strip of rows `first` to `stop`.
+    """Return the small grid that is needed to compute the strip of rows `first` to `stop`.
 
     rows: rows of the full grid. window: window on the full grid; None if queries attend only to
     global tokens. side: side of a chunk. The strip must consist of complete rows of chunks.
 
-    With a cyclic window, a strip at one end of the grid also needs the row of chunks at the other
-    end. The last row of chunks, which may be incomplete, always comes last in the result.
+    With a cyclic window, a strip at one end of the full grid also needs the row of chunks at the
+    other end. The last row of chunks of the full grid may have fewer rows than the others. If the
+    small grid contains it, it is the last there too.
     """
     up, down = (side * n for n in halo_of(window))
     if window is None or not window.cyclic:
@@ -77,7 +77,8 @@ class LocalRows(StripRows):
 
     source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks: rows
     of chunks in a strip. dtype: dtype of the output. collect: computes the global tokens of the
-    output, if needed. With `collect`, compute every strip exactly once, in order.
+    output; None to skip them. With `collect`, the caller must compute every strip exactly once, in
+    order.
     """
 
     def __init__(

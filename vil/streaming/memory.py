@@ -1,6 +1,6 @@
-"""Count the bytes of tensors that a strip of a block needs, by running the block on fake tensors.
+"""Count the bytes of tensors that a block needs to compute a strip, using fake tensors.
 
-Shapes: n rows of a strip with its neighbors, Y columns, C channels, G global tokens.
+A strip is a range of complete rows of the token grid, see `vil.streaming.local_rows`.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,11 @@ from vil.utils.precision import autocast_off
 
 
 class StripMemory(TensorMemory):
-    """A counter of the bytes of fake tensors. Reading a value of a fake tensor, as `item()` does,
-    returns 0 or False. A backend that checks whether all keys are valid therefore gets False, and
-    takes the path for padded keys."""
+    """A counter of the bytes of fake tensors.
+
+    Fake tensors have no values. Code that reads a value, for example with `item()`, gets 0 or
+    False. A backend that checks whether all keys are valid thus runs its code for padded keys.
+    """
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -64,11 +66,11 @@ def strip_bytes(
     device: torch.device,
     collects: bool,
 ) -> int:
-    """Return the peak bytes of tensors while a strip of a block with local attention is computed.
-    The block's input and the tensors inside the attention operator are not included.
+    """Return the peak bytes of tensors while a block with local attention computes a strip.
 
-    rows: number of rows of the strip, with and without its neighbors. collects: whether global
-    tokens attend to the strip.
+    The block's input and the tensors inside the attention operator are not included. rows: (rows of
+    the strip and its neighbors together, rows of the strip alone). cols: columns of the grid.
+    collects: whether global tokens attend to the strip.
     """
     attn, (n, wanted) = block.attn, rows
     first = (n - wanted) // 2

@@ -68,10 +68,11 @@ def check_into(
     outputs: tuple[str, ...],
     shapes: Mapping[str, tuple[int, int, int]],
 ) -> dict[str, Any]:
-    """Return `into` as a dict {output: array} after checking it.
+    """Check the caller's arrays for outputs, and return them as a dict {output: array}.
 
-    shapes: the shapes of the maps, from `map_shapes`. Raises ConfigError if an array has the wrong
-    shape or dtype or is read-only, or if its output is a vector or was not requested.
+    into: the arrays. outputs: the requested outputs. shapes: the shapes of the maps, from
+    `map_shapes`. Raises ConfigError if an array has the wrong shape or dtype or is read-only, or
+    if its output was not requested or is not a map.
     """
     into = dict(into or {})
     for name, array in into.items():

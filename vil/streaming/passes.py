@@ -74,8 +74,8 @@ class Passes:
     def _add_stage(self, index: int, source: RowSource) -> tuple[RowSource, Tensor]:
         """Build the `RowSource` of a stage's output, and run the passes that store its tokens.
 
-        source: rows of the stage's input. Returns (rows of the output, global tokens). The global
-        tokens are those after the last block if it has full attention, else those before it.
+        source: rows of the stage's input. Returns (rows of the output, global tokens). If the last
+        block has full attention, the global tokens are its output. Otherwise, they are its input.
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
@@ -255,8 +255,11 @@ class Passes:
 
 
 class Whole(StripRows):
-    """A reader of all rows of a `RowSource`. It reads the same strips that the source computes. If
-    the source has no strips, it reads strips of `height` rows."""
+    """A reader of all rows of a `RowSource`, for the final pass.
+
+    If the source computes its rows in strips, the reader reads these strips. Otherwise, it reads
+    strips of `height` rows.
+    """
 
     def __init__(self, source: RowSource, height: int) -> None:
         shape = (source.rows, source.cols, source.channels, source.dtype, source.device)

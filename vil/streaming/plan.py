@@ -46,16 +46,18 @@ class StagePlan:
     """The plan of one stage, which is computed in strips of a few rows of tokens.
 
     name: module name. grid: (X, Y).
-    action: where the tokens are stored between passes, "memory" or "scratch" (files on disk);
+    action: "memory" or "scratch" (files on disk) if tokens are stored there between passes.
     "recompute" if they are not stored, but computed when the next stage reads them.
-    num_barriers: number of blocks that wait until the previous block has processed all rows,
-    because they need its global tokens.
-    heights: rows in a strip, for each block. halo: additional rows that a strip needs above and
-    below.
+    num_passes: number of passes that compute tokens. The last pass may be one of the next stage.
+    num_barriers: number of blocks that must wait for the global tokens of the previous block,
+    until that block has processed all rows.
+    heights: for each block, the rows in a strip.
+    halo: the most rows that a strip reads above or below itself.
     store_bytes: total size of the stored tokens.
-    peak_bytes: peak bytes of tensors during the passes of this stage; 0 if it has no passes.
-    macs, whole_macs: multiply-accumulates of matmuls if the image is streamed, and if it is
-    processed at once.
+    peak_bytes: peak bytes of tensors while tokens are stored; 0 if they are not stored. The value
+    of the last stage includes the final pass.
+    macs: multiply-accumulates of matmuls if the image is streamed.
+    whole_macs: the same if the full image is processed at once.
     """
 
     name: str

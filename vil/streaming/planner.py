@@ -29,10 +29,12 @@ SLACK = 1 << 16  # bytes of global tokens and running sums
 class StageShape:
     """Properties of a stage's computation that do not depend on the image size.
 
-    stored: whether the stage's tokens are stored between passes. num_stored: number of passes that
-    store tokens. These are one per block, except a last block with local attention, and one for the
-    output of the patch embedding if the first block has full attention. collects: whether the last
-    block's global tokens are needed. only_global: whether the last block computes only these.
+    stored: whether the stage's tokens are stored between passes.
+    num_stored: number of passes that store tokens; 0 if `stored` is False. Each block has one such
+    pass, except a last block with local attention. The patch embedding has one if the first block
+    has full attention.
+    collects: whether the last block's global tokens are needed.
+    only_global: whether the last block computes its global tokens only.
     has_full: whether any block has full attention.
     """
 
@@ -125,8 +127,9 @@ class Planner:
         return self.stages[index].token_rows(self.grids[index][0]) if stored else 0
 
     def peaks(self, heights: Sequence[Sequence[int]], on_disk: Sequence[bool]) -> list[int]:
-        """Return the peak bytes of the passes of each stage, followed by those of the final pass.
+        """Return the peak bytes of each stage's passes and, as the last item, of the final pass.
 
+        The item of a stage without stored tokens is 0, because it has no passes.
         heights: for each stage, the strip heights of its blocks in rows. on_disk: for each stage,
         whether its tokens are stored on disk.
         """

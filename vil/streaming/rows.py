@@ -53,8 +53,8 @@ class RowSource:
 class StripRows(RowSource):
     """A base class of sources that compute their rows in strips of `height` rows.
 
-    The last strip may have fewer rows. A subclass defines `compute`. on_strip: function that is
-    called after each computed strip, with the number of rows in the strip.
+    The last strip may have fewer rows. A subclass defines `compute`. After each computed strip, the
+    attribute `on_strip` is called with the number of rows in the strip.
     """
 
     height: int
@@ -107,8 +107,8 @@ class RowBuffer:
         """Fill the tensor `out` (rows, columns, channels) with rows of the source, starting with
         row `first`.
 
-        keep: a row number of the source. This row and all later rows in `out` are also stored for
-        the next call.
+        The rows of `out` from row number `keep` of the source are also stored, so that the next
+        call does not read them from the source again.
         """
         stop, known = first + len(out), 0
         if self.first <= first:
@@ -126,7 +126,8 @@ class RowBuffer:
 class EmbedRows(StripRows):
     """A `RowSource` that computes the local tokens after a stage's patch embedding.
 
-    source: the input map. Its last rows are not read if they do not fill a patch. grid: (X, Y).
+    source: the image or map to embed. Its last rows are not read if they do not fill a patch.
+    grid: (X, Y) of the local tokens.
     """
 
     def __init__(

@@ -20,11 +20,12 @@ class ScaleAndNormalize:
     """A transform that scales values to 0..1, and then normalizes them with a mean and a std.
 
     mean, std: one number per channel. value_range: (low, high), the values that become 0 and 1.
-    Values outside of this range are clipped, and NaN and Inf become 0. The default is (0, 65535)
-    for uint16 and (0, 1) for floats. uint8 images are always divided by 255 instead.
+    Values outside of this range are clipped.
 
-    Without `value_range`, raises DataError for larger or signed integers, and for floats outside of
-    0..1.
+    Without `value_range`, the range is (0, 65535) for uint16 and (0, 1) for floats. Then DataError
+    is raised for floats outside of this range, and for larger or signed integers.
+
+    uint8 images are always divided by 255, and `value_range` is ignored. NaN and Inf become 0.
     """
 
     def __init__(

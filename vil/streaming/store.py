@@ -25,8 +25,8 @@ class Stores:
     def make(
         self, index: int, plan: StagePlan, channels: int, dtype: torch.dtype
     ) -> list[StoredRows]:
-        """Create the one or two tensors in which a stage stores its tokens. The stage's passes
-        write to them in turn. Raises SaveError if the disk is full."""
+        """Create the tensors in which a stage stores its tokens: one that each pass of the stage
+        overwrites, or two that the passes write in turn. Raises SaveError if the disk is full."""
         shape = (*plan.grid, channels)
         size = math.prod(shape) * dtype.itemsize
         # One in memory, because a pass overwrites the tokens that it reads, but two for full
@@ -63,9 +63,9 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 def check_scratch(folder: str | Path, size: int, name: str = "") -> Path:
     """Check the scratch folder, after creating it if necessary, and return its path.
 
-    size: total bytes of the files. name: subfolder of an earlier run, whose files are reused and
-    need no new space. Raises ConfigError if the folder is not writable, or the disk has too little
-    space.
+    size: total bytes of the files. name: subfolder for the files. Files that an earlier run left in
+    it are reused, so they need no new space. Raises ConfigError if the folder is not writable, or
+    the disk has too little space.
     """
     path = Path(folder)
     with os_error_as(ConfigError, f"scratch {folder}"):

@@ -43,9 +43,9 @@ class ImageMeta(NamedTuple):
 class OpenData(NamedTuple):
     """The loaders of a config's datasets.
 
-    train: loader of the training set. tests: {"val" or "test": {name of the test set: loader}}, see
-    the argument `part` of `Task.test_loaders`. note: text for the user about differences from the
-    datasets of a training run, or "".
+    train: loader of the training set. tests: {part: {name of the test set: loader}}, where part is
+    "val" or "test", see `Task.test_loaders`. note: text that tells the user how these datasets
+    differ from those of a training run, or "".
     """
 
     train: TrainLoader
@@ -71,11 +71,11 @@ def make_metric(metrics: Metrics, name: str = "") -> Metric:
 
 
 class Task:
-    """Base class of all tasks. Methods without a default raise NotImplementedError.
+    """Base class of all tasks. Methods that it does not implement raise NotImplementedError.
 
-    metric: selects the `best` checkpoint by its value on the first test set. output_formats: {name:
-    function} for `vil predict --format`, the default first. A function takes predictions and the
-    class names, and yields chunks of text.
+    metric: the checkpoint with the best value of this metric on the first test set is `best`.
+    output_formats: {name: function} for `vil predict --format`. The first one is the default. A
+    function takes predictions and the class names, and yields chunks of text.
     """
 
     metric: Metric
@@ -198,8 +198,8 @@ class Task:
         """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
         name: name of a test set; None for the training set. part: see `test_loaders`. The dataset
-        has the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if it is
-        invalid.
+        has the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset
+        is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
@@ -250,8 +250,9 @@ class Task:
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return the metrics of a model in eval mode on the test set `name`.
 
-        between: function that is called before each batch. An implementation must iterate over
-        `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`, which calls `between`.
+        between: function to call before each batch. An implementation must get its batches from
+        `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`, which calls `between`
+        equally often on all ranks.
         """
         raise NotImplementedError
 
@@ -315,9 +316,9 @@ class Task:
         raise NotImplementedError
 
     def for_ensemble(self, tasks: Sequence["Task"]) -> "Task":
-        """Return the task whose `postprocess` converts the averaged outputs of several models.
+        """Return a task whose `postprocess` converts the averaged outputs of an ensemble.
 
-        tasks: the tasks of the models. The first of them is `self`, which is returned by default.
+        tasks: one task per model of the ensemble, `self` first. This base class returns `self`.
         """
         return self
 

@@ -29,8 +29,9 @@ class ConfigTask(Task):
 
     has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
     open_test_set then has a second argument, the split to open: "val" or "test".
-    max_eval_batch: maximum batch size of a rank in evaluation, which makes metrics the same for any
-    number of ranks. If None, the batches of all ranks together have DATALOADER.BSZ images.
+    max_eval_batch: maximum batch size in evaluation. Each rank has batches of max_eval_batch or
+    DATALOADER.BSZ images, whichever is smaller, so metrics do not depend on the number of ranks. If
+    max_eval_batch is None, the ranks divide DATALOADER.BSZ among them.
     """
 
     max_eval_batch: int | None = None

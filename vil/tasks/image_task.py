@@ -74,8 +74,8 @@ class ImageTask(Task):
     Args:
         transform: evaluation transform, from a PIL image to a tensor (c, H, W).
         image_weights: weight of each training image in the loss, 1-dim; None: all weights are 1.
-        crop_transform: evaluation transform for square crops of test-time augmentation, which
-            resizes them without cropping again. None: use `transform`.
+        crop_transform: evaluation transform for the square crops of test-time augmentation. It
+            resizes a crop and must not crop further. None: use `transform`.
     """
 
     def __init__(
@@ -271,17 +271,18 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether a dataset takes the argument `all_rows` and is used only for evaluation.
+        """Return whether a dataset takes the argument `all_rows` and is not in DATA.TRAIN.
 
-        If such a dataset has no splits, all of its images are used by default.
+        For such a dataset, `all_rows` is True by default: without splits, all images are used.
         """
         return "all_rows" in self.own_arguments(name) and name not in self.cfg.DATA.TRAIN
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
         """Open the split "train", "val" or "test" of the dataset `name`.
 
-        If the config divides the dataset's training split, for example by DATA.VAL_FRACTION, the
-        result is a subset of that split. transform: function that is applied to each image.
+        The config may take this split from the dataset's training split, for example by
+        DATA.VAL_FRACTION. The result is then a part of the training split. transform: function that
+        is applied to each image.
         """
         if split not in derived_splits(self.cfg, name):
             return self._open(name, split, transform)

@@ -178,15 +178,15 @@ def bootstrap(
 ) -> dict[str, tuple[float, float]]:
     """Estimate 95 % intervals of metrics by a bootstrap over images: {metric: (low, high)}.
 
-    The interval of a metric is from its 2.5th to its 97.5th percentile over at most RESAMPLES
-    resamples, without those in which it is NaN. Returns {} if there would be fewer than
-    MIN_RESAMPLES.
+    The interval of a metric is from its 2.5th to its 97.5th percentile over the resamples in which
+    it is not NaN. A metric that is always NaN is left out. There are RESAMPLES resamples, or fewer
+    if `num_values` is large. Returns {} if there would be fewer than MIN_RESAMPLES.
 
     Args:
         statistic: function that returns {metric: value}. Its argument (num_images,) int64 is the
             number of times that each image is in the resample.
-        num_values: number of values that a call of `statistic` reads, by default num_images. A
-            large number reduces the number of resamples, to limit the running time.
+        num_values: number of values that a call of `statistic` reads, by default num_images. All
+            calls together read at most MAX_WORK values, to limit the running time.
     """
     resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
     if resamples < MIN_RESAMPLES:

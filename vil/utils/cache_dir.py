@@ -23,8 +23,8 @@ def cache_dir() -> Path:
 def _temporary_dir() -> Path:
     """Return the path of vil-<user id> in the system's folder for temporary files, such as /tmp.
 
-    If another user owns this folder, return a path that cannot be written, because vil runs code
-    from its cache folder.
+    Creates the folder. vil runs code from its cache folder, so another user must not own it. If
+    another user does, or if it cannot be created, the result is a path that cannot be written.
     """
     with suppress(OSError):
         folder = Path(tempfile.gettempdir(), f"vil-{os.getuid()}")

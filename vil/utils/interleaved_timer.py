@@ -37,8 +37,8 @@ class Limits(NamedTuple):
         """Return a time limit in seconds: `times` x the time of the fastest candidate, but at least
         `patience` seconds.
 
-        first: {name of a candidate: seconds of its first call}. exempt: names of candidates that
-        do not count as the fastest.
+        first: {name of a candidate: its measured seconds}. exempt: names of candidates to ignore
+        when the fastest one is determined.
         """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
@@ -93,9 +93,9 @@ def time_interleaved(
     """Time the candidates in interleaved rounds.
 
     candidates: {name: function to time}. rounds: number of rounds after the warm-up. exempt: names
-    of candidates that are never dropped for their measured time, and do not count as the fastest in
-    `limits`. Returns (times, dropped): {name: Times} of the candidates that finish, and {name:
-    reason} of all others.
+    of candidates that are never dropped for their measured time. The multiples in `limits` refer to
+    the fastest candidate that is not exempt. Returns (times, dropped): {name: Times} of the
+    candidates that finish, and {name: reason} of all others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []

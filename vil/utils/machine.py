@@ -77,10 +77,11 @@ def _affinity() -> set[int]:
 
 
 class CpuTime(NamedTuple):
-    """CPU time in seconds that was used up to a point in time.
+    """CPU time in seconds, counted until a point in time.
 
-    wall: the point in time, from time.monotonic. total: CPU time of all processes on the cores that
-    this process may use. own: CPU time of this process and its children.
+    wall: this point in time, from time.monotonic.
+    total: CPU time of all processes on the cores that this process may use.
+    own: CPU time of this process and its children.
     """
 
     wall: float
@@ -113,10 +114,10 @@ def _child_seconds(process: multiprocessing.Process) -> float:
 
 
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
-    """Return the average number of usable cores that no other process used in a period of time.
+    """Return how many usable cores no other process used, on average over a period of time.
 
-    since, now: results of `read_cpu_time` at its start and end. If one of them is None, or the
-    period is shorter than MIN_SECONDS, all usable cores count as idle.
+    since, now: results of `read_cpu_time` at the start and at the end of the period. If one of them
+    is None, or the period is shorter than MIN_SECONDS, all usable cores count as idle.
     """
     cores = float(usable_cores())
     if since is None or now is None or now.wall - since.wall < MIN_SECONDS:

@@ -13,8 +13,8 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key. `name` is the full name, such as "OPTIM.LR". In a list of declarations, after a
-    `Section`, it is the name within that section, such as "LR"."""
+    """A config key. `name` is the full name, such as "OPTIM.LR". Exception: in a list of
+    declarations, a key that follows a `Section` has its name within that section, such as "LR"."""
 
     name: str
     default: Any  # its type is the key's type
@@ -49,8 +49,7 @@ class Entry:
     """An entry of a registry: a component, its config keys, and other properties.
 
     keys: {keyword argument of the component: name of an existing config key, or a `Key` to add to
-    the config}. facts: the other properties, which are the additional keyword arguments of
-    `Registry.add`.
+    the config}. facts: {name: value} of the other properties, see `Registry.add`.
     """
 
     name: str
@@ -114,10 +113,11 @@ class Registry(Mapping[str, Entry]):
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
-        """Add a component at run time. Raises ValueError if the name is taken or the check fails.
+        """Add a component at run time. Raises ValueError if the name is taken.
 
-        home: the component, which is checked, or its location "module:attribute", which is not
-        checked. about, declared: further arguments of `add`.
+        home: the component or its location "module:attribute". A component is passed to the
+        registry's `check`, which raises ValueError if it is invalid. A location is not checked.
+        about, declared: further arguments of `add`.
         """
         self.add(name, home, about, **declared)
         if self.check is None or isinstance(home, str):

@@ -57,8 +57,8 @@ def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
 def no_profiler_log() -> Iterator[None]:
     """Context manager that keeps torch's profiler from reporting on stderr that there is no GPU.
 
-    Without this, a torch build with CUDA does so when a process first uses the profiler. A log
-    level that the user has set in KINETO_LOG_LEVEL is not changed.
+    A torch build with CUDA reports this when a process first uses the profiler. If the user has set
+    a log level in KINETO_LOG_LEVEL, the context manager does nothing.
     """
     if "KINETO_LOG_LEVEL" in os.environ:
         yield

@@ -1,9 +1,9 @@
 """The current training step, which schedules inside the model depend on.
 
 An example is random shift, where queries attend to their chunk and one random neighbor chunk. The
-training loop passes a `TrainStep` to the model in each step. Schedules are pure functions of it, so
-all ranks get the same random numbers, and so do a recomputed forward pass (activation
-checkpointing) and a resumed run.
+training loop passes a `TrainStep` to the model in each step. A schedule depends on nothing else.
+Its random numbers are therefore the same on all ranks, in a forward pass that activation
+checkpointing recomputes, and in a resumed run.
 """
 
 from dataclasses import dataclass

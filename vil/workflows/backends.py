@@ -71,9 +71,9 @@ def requests_of(
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
     """List the calls of the config's model that backends can run, in training and in evaluation.
 
-    Returns (calls of local attention, calls of linear layers and MLPs). The second list also has
-    the calls of the model after it is optimized for inference. It is empty on devices other than
-    CPUs.
+    Returns (calls of local attention, calls of linear layers and MLPs). The second list includes
+    the calls that the model makes after it is optimized for inference. Unless `device` is a CPU,
+    the second list is empty.
     """
     cfg = with_num_classes(cfg)
     with torch.device("meta"):

@@ -173,10 +173,10 @@ class DeployBenchmark:
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
 
     def select_backends(self, model: nn.Module) -> None:
-        """Select a model's attention backends for float32 and bfloat16, and for each batch size.
+        """Select a model's attention backends for each batch size, in float32 and in bfloat16.
 
         With the setting `tune`, backends are first timed on attention calls that are not in the
-        tuning cache. Backends selected for other models stay selected.
+        tuning cache. The backends that were selected for earlier models are kept.
         """
         chosen = dict(CHOICES)
         if self.settings.tune:
@@ -201,8 +201,8 @@ class DeployBenchmark:
 def published_top1(name: str, cfg: CfgNode) -> float | None:
     """Return the published top-1 of a model on ImageNet in percent, or None if it is not known.
 
-    Also returns None if the image size is not 224, or if a model of vil differs from its packaged
-    config in a key that defines the model.
+    Also returns None if the image size is not 224. For a model of vil, also returns None if `cfg`
+    defines another model than the packaged config of this name.
     """
     if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
         return None

@@ -88,10 +88,10 @@ class ModelBenchmark:
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model, once for each way without "compile".
+        """Profile a training step of the config's model, in all ways except those with "compile".
 
         A way is a combination of settings, such as "bf16+nhwc". Call `run` first. Yields (way,
-        trace file, costs). `costs` is a list with an item per operator and module.
+        trace file, costs). costs: a list of `vil.bench.profile.Cost`, the longest time first.
         """
         own = self.entries[0][0].model
         for row, one in self.entries:

@@ -231,8 +231,9 @@ def with_any_classes(cfg: CfgNode) -> CfgNode:
 def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
     """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
 
-    label: name of the split in the report. name: name of the dataset. The training split is
-    ("train", None, ""). Without DATA.VAL, the sets in DATA.TEST have the part "val".
+    label: name of the split in the report. name: a name from DATA.VAL or DATA.TEST. part: "val" or
+    "test". If DATA.VAL is empty, the part of the names from DATA.TEST is "val". The training split
+    comes first, as ("train", None, "").
     """
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
@@ -365,8 +366,9 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
 def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
     """Suggest a value of INPUT.IMAGE_SIZE, as {config key: value}.
 
-    The value is the largest size in SIDES up to the median shorter side of the images, or else the
-    smallest size. Returns {} if it is 3/4 to 4/3 of the config's value.
+    The value is the largest size in SIDES that is not above the median of the images' shorter
+    sides. If all sizes are above the median, it is the smallest size. Returns {} if the config's
+    value is close: the ratio of the two values is between 3/4 and 4/3.
     """
     shorter = float(np.median(images.sizes.min(1)))
     side = max((side for side in SIDES if side <= shorter), default=SIDES[0])

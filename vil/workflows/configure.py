@@ -78,8 +78,8 @@ def make_config(
     output_dir, data: values for OUTPUT_DIR and DATA.PATH.
     imports: Python files to run first, which may register components. Ignored if `config` is a
     CfgNode.
-    preset: name of a set of values for keys that neither the file nor `overrides` set. These keys
-    are logged.
+    preset: name of a preset, a set of values that the file and the other arguments override. The
+    final value of each of its keys is logged.
 
     Raises ConfigError if a preset is used with a CfgNode.
     """
@@ -138,9 +138,11 @@ def run_config(
 ) -> ConfigWithClasses:
     """Return the config and the class names of a run, with MODEL.MODEL_PATH set to a checkpoint.
 
-    checkpoint: "best" or "last". weights: path of a checkpoint of the run, or of a file in one, to
-    use instead. Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run
-    does not have the checkpoint.
+    checkpoint: "best" or "last". Ignored if `weights` is given.
+    weights: path of any checkpoint of the run, or of a file in a checkpoint.
+
+    Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run does not
+    have the checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
     from vil.pretrained.load_weights import select_classes
@@ -165,9 +167,10 @@ def find_run_config(
 ) -> ConfigWithClasses | None:
     """Return the config and the class names of the run that a path belongs to, or None.
 
-    source: the folder of a run, one of its checkpoints, or a file in a checkpoint. MODEL.MODEL_PATH
-    is set to this checkpoint or file or, for the folder of a run, to the checkpoint that
-    `checkpoint` ("best" or "last") names.
+    source: this path, which is the folder of a run, a checkpoint, or a file in a checkpoint.
+    checkpoint: "best" or "last". Ignored if `source` is not the folder of a run.
+
+    MODEL.MODEL_PATH is set to `source` or, for the folder of a run, to its checkpoint.
     """
     from vil.pretrained.state_dict_io import find_run
 
@@ -183,8 +186,10 @@ def source_config(
 ) -> ConfigWithClasses:
     """Return the config and the class names that belong to trained weights.
 
-    MODEL.MODEL_PATH is set to the path of the weights. source: the folder of a run, or a value for
-    MODEL.MODEL_PATH. checkpoint: for the folder of a run, "best" or "last".
+    source: the weights, as the folder of a run or as a value for MODEL.MODEL_PATH.
+    checkpoint: which weights to use if `source` is the folder of a run, "best" or "last".
+
+    The returned config has MODEL.MODEL_PATH set to these weights.
     """
     if Path(source, "config.yaml").is_file():
         return run_config(source, options, checkpoint=checkpoint)
@@ -197,7 +202,8 @@ def weights_config(
 ) -> ConfigWithClasses:
     """Make a config from a config file or, without one, from the weights that `options` sets.
 
-    With a config file, the result has no class names. Without one, MODEL.MODEL_PATH determines it:
+    With a config file, the result has no class names. Without one, the weights in
+    MODEL.MODEL_PATH determine the result:
 
     - a checkpoint of a run: the run's config and class names
     - any other weight file with a description: the config and class names that it describes

@@ -181,8 +181,11 @@ def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
 
 
 def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
-    """Describe one dataset. split: "train", "val" or "test". note: a sentence on how the datasets
-    differ from those of a training run, or "". With a note, images per class are not counted."""
+    """Describe one dataset.
+
+    split: "train", "val" or "test". note: as in `DataSummary`. If `note` is not empty, images per
+    class are not counted and `class_counts` is {}.
+    """
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:

@@ -71,11 +71,11 @@ def embed(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> np.ndarray:
-    """Return the features of images, the pooled output of a model before its head, (N, D) float32.
+    """Return the features of N images as an array (N, D) float32.
 
-    source: as in `vil.predict`, but only one model. images, overrides, batch_size, num_workers: see
-    `vil.predict`. The row of an image that cannot be read is NaN. Raises DataError if no image can
-    be read.
+    The features of an image are the pooled output of the model before its head, or NaN if the image
+    cannot be read. source: as in `vil.predict`, but only one model. images, overrides, batch_size,
+    num_workers: see `vil.predict`. Raises DataError if no image can be read.
     """
     check_batch_size(batch_size)
     model = as_inference_model(source, overrides)

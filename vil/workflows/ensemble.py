@@ -30,8 +30,8 @@ MAX_NAMES = 5  # class names in a message
 class Ensemble:
     """One or several models with the same classes, whose outputs are averaged.
 
-    models: the loaded models, each with its own input transform. views: crops and flips of each
-    image over which outputs are averaged too, see `vil.data.views`.
+    models: the loaded models, each with its own input transform. views: crops and flips that each
+    model runs on, see `vil.data.views`. The average is over all models and views.
     """
 
     models: Sequence[InferenceModel]

@@ -63,9 +63,9 @@ def evaluate(
     overrides: changes to the config, such as {"DATA.TEST": ["folder"]}.
     checkpoint: for the folder of a run, "best" or "last".
     data, output_dir: values for DATA.PATH and OUTPUT_DIR.
-    calibrate: first calibrate the probabilities that the checkpoint of a run predicts. The
-    calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST, and
-    stored in calibration.json in the run's folder.
+    calibrate: before the evaluation, calibrate the predicted probabilities, and store the
+    calibration in calibration.json in the run's folder. The weights must be a run's checkpoint. The
+    calibration is fitted to the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST.
     part: "test" for the sets in DATA.TEST; "val" for the sets in DATA.VAL or, if DATA.VAL is empty,
     in DATA.TEST.
 
@@ -88,11 +88,12 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    num_worst: number of images with the most errors to draw, per test set. part: "test" or "val",
-    see `evaluate`. calibrate: whether to first calibrate the model, see
+    num_worst: number of images to draw per test set, those with the most errors. part: "test" or
+    "val", see `evaluate`. calibrate: whether to calibrate the model before the evaluation, see
     `vil.workflows.calibration`.
 
-    Raises CheckpointError if the config sets no weights, or a new random head (FINETUNE.HEAD new).
+    Raises CheckpointError if the config sets no weights, or if FINETUNE.HEAD is "new", which makes
+    the head random.
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")

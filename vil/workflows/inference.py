@@ -118,9 +118,9 @@ def load_model(
 ) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
-    class_names: by default the names recorded with the weights, or numbers. needs_head: whether the
-    caller uses the head. Raises CheckpointError if the config sets no weights or, with
-    `needs_head`, a new random head (FINETUNE.HEAD new).
+    class_names: by default the names recorded with the weights, or else numbers. needs_head:
+    whether the caller uses the head. Raises CheckpointError if the config sets no weights. With
+    `needs_head`, also raises it if the config sets a new random head (FINETUNE.HEAD new).
     """
     refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)

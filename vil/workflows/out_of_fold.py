@@ -43,8 +43,8 @@ def predict_out_of_fold(
 ) -> Iterator[Any]:
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
-    Each run predicts its fold: the test sets whose dataset is also in DATA.TRAIN of a run. Other
-    test sets are skipped.
+    Each run predicts its own test sets. A test set is skipped if no run lists the same dataset in
+    DATA.TRAIN.
 
     runs: folders with one run per fold, or a pattern such as "runs/fold*".
     overrides: changes to the configs.
@@ -133,11 +133,11 @@ def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
 
 
 def check_coverage(folds: Sequence[Fold]) -> None:
-    """Raise ConfigError unless the test sets of the runs are disjoint and contain every training
-    image, and no run was trained on its test images.
+    """Raise ConfigError unless each training image is in the test set of exactly one run, which
+    was not trained on it.
 
-    A test image need not be a training image, because the other runs may have used it for
-    validation.
+    The test sets must be disjoint. They may contain images that no run was trained on, such as
+    validation images.
     """
     run_of: dict[str, str] = {}
     for fold in folds:

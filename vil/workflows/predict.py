@@ -177,8 +177,8 @@ def task_settings(
     """Return the attributes to set on a task for predictions in an output format, as {name: value}.
 
     top: number of most probable classes per image, by default TOP. threshold: smallest probability
-    of a predicted class; None for no threshold. Raises ConfigError if the task or the format does
-    not support a given value. For example, a format with all classes supports neither.
+    of a predicted class; None for no threshold. Raises ConfigError if `threshold` is given and
+    the task does not support it, or if either is given for a format that includes all classes.
     """
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}
@@ -202,9 +202,11 @@ class PredictionFolder:
         self.originals = {Path(image.name).resolve() for image in images}
 
     def save(self, name: str, image: Image.Image) -> Path:
-        """Save an image as NAME.png. If this would overwrite a file that this object saved, an
-        original image, or a file without the mark, use NAME-2.png and so on. name: file name of the
-        original image. Returns the path of the saved file."""
+        """Save the drawn copy of an image such as cat.jpg as cat.png. Returns the copy's path.
+
+        If cat.png is an original image, was saved by this object, or exists without the text MARK,
+        the copy is saved as cat-2.png, and so on. name: file name of the original image.
+        """
         stem = "stdin" if name == STDIN else shorten_name(Path(name).stem)
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))

@@ -21,9 +21,9 @@ def find_calibration_images(
 ) -> list[ImageSource]:
     """Return at most `MOST` images below a folder, evenly spaced in the order of their paths.
 
-    The images may be in subfolders that are named after classes of the model. class_names: names of
-    these classes; [] if unknown. Raises ConfigError if the folder is missing, has fewer than
-    `LEAST` images, or has a subfolder with another name.
+    class_names: classes of the model. Subfolders with images must be named after them. If [], any
+    names are allowed. Raises ConfigError for another subfolder, for a missing folder, and for fewer
+    than `LEAST` images.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -97,9 +97,9 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute, and RUN.ALLOW_CHANGES is set to False. If `model` is given, the
-    LayerNorm epsilon and the keys in RULES get the model's values, which may come from its initial
-    weights.
+    DATA.PATH is made absolute if it is a folder, and RUN.ALLOW_CHANGES is set to False. If `model`
+    is given, the LayerNorm epsilon and the keys in RULES get the values that the model uses. They
+    may differ from the config, because they can depend on the model's initial weights.
     """
     kept = cfg.clone()
     kept.defrost()

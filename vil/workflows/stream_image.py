@@ -1,7 +1,8 @@
 """Predict one image of any size in bounded memory: `vil predict --stream`.
 
 The image is normalized but not resized. With a scratch folder, the next call with the same
-arguments resumes an interrupted call. The result is bit-identical.
+arguments resumes an interrupted call, and its result is bit-identical to that of an uninterrupted
+call.
 
 Shapes: H W image size, c channels, K outputs of the model.
 """
@@ -175,7 +176,7 @@ class ImageStream:
         """SHA-256 hash, as hex digits, of all that determines the intermediate files.
 
         This is the path, size and modification time of the image file, the weights and settings of
-        the model, the transform, the plan, and the torch version.
+        the model, the transform, the plan, the autocast dtype, and the torch version.
         """
         digest = hashlib.sha256()
         for name, value in sorted(self.prepared.model.state_dict().items()):
@@ -198,9 +199,10 @@ class ImageStream:
     def _folder(self) -> Iterator[tuple[Path, bool]]:
         """Context manager that creates a folder for intermediate files. Yields (folder, is_kept).
 
-        The folder is removed at the end of the block. But after an error, a scratch folder is kept
-        (is_kept is True), so that the next call can resume. A temporary folder is kept only after a
-        ConversionError, because it has a feature map that could not be converted.
+        The folder is in the scratch folder if one is set (is_kept is True), else it is temporary
+        (is_kept is False). It is removed at the end of the block. After an error, a folder in the
+        scratch folder is kept, so that the next call can resume. A temporary folder is kept only
+        after a ConversionError, because it has a feature map that could not be converted.
         """
         scratch, save = self.settings.scratch, list(self.settings.save.values())
         if scratch is None:

@@ -69,8 +69,8 @@ class TrainResult:
     step: number of finished training steps.
     best: best value of the task's metric, reached at step `best_step`; None without an evaluation.
     model: the model after the last step, on its device.
-    metrics: {test set: {name: value}} of the last evaluation. If this call of `train` made none,
-    they are read from the run's log, which has only numbers.
+    metrics: {test set: {name: value}} of the last evaluation. If this call of `train` ran no
+    evaluation, the last logged one is read. The log has only metrics that are numbers.
     reason: why the run stopped early (RUN.PATIENCE), or "".
     test_metrics: metrics of the best checkpoint on DATA.TEST, if DATA.VAL is set and the run is
     finished; otherwise {}.
@@ -119,13 +119,13 @@ def train(
     overrides: changes to the config: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"].
     output_dir, data: values for OUTPUT_DIR and DATA.PATH.
     resume: resume from the newest checkpoint in OUTPUT_DIR, if there is one. If `config` is None,
-    the config saved in this folder is used.
+    the config saved in OUTPUT_DIR is used, if there is one.
     imports: Python files that register components.
-    preset: "finetune", "small_data" or "scratch". A preset has values for keys that neither
-    `config` nor `overrides` set. The files in configs/_presets_ explain the values.
+    preset: "finetune", "small_data" or "scratch". Its values, which the files in
+    configs/_presets_ explain, apply only to keys that neither `config` nor `overrides` set.
 
-    Under torchrun, every process calls this function. Before returning, it restores the process's
-    global state: seeds, threads, logging and signal handlers.
+    Under torchrun, every process calls this function. The function restores the global state of the
+    process before it returns: seeds, threads, logging and signal handlers.
 
     On Ctrl-C, the state is saved and the status is "interrupted". On SIGTERM or SIGUSR1, the state
     is saved and StoppedError is raised. Also raises ConfigError, DataError, CheckpointError and

@@ -64,10 +64,11 @@ def visualize_attention(
     """Draw attention maps for an image to the file `out`.
 
     image: a file, or "test:N" for image N of the first test set.
-    stdin: content of an image file to use instead. `image` then appears only in the title.
+    stdin: content of an image file, to read instead of the file `image`; None to read `image`. The
+    title shows `image` in both cases.
 
-    Returns (report, left_out): a text that states which weights were loaded, and a line with the
-    reason for each stage whose maps cannot be drawn.
+    Returns (report, left_out). report: which weights were loaded. left_out: for each stage whose
+    maps cannot be drawn, a line with the reason.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(without_fast(cfg), class_names)
@@ -98,9 +99,11 @@ def visualize_attention(
 
 
 def _read(task: Task, cfg: CfgNode, word: str, stdin: bytes | None) -> Image.Image | BandImage:
-    """Read an image. word: a file, or "test:N" for image N of the first test set. stdin: content of
-    an image file, which is read instead of the file `word`; or None. Raises DataError if the image
-    cannot be read."""
+    """Read an image. Raises DataError if it cannot be read.
+
+    word: a file, or "test:N" for image N of the first test set. stdin: content of an image file, to
+    read instead of the file `word`; None to read `word`.
+    """
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
@@ -141,12 +144,12 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
 def rows_of(
     model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
 ) -> list[Row]:
-    """Return the rows of the figure for one transformer block: the attention maps of the query
-    token at a pixel, then those of each global token.
+    """Return the rows of the figure for one transformer block. The first row has the attention maps
+    of the query token at a pixel. Then each global token has a row.
 
     batch: the image (1, c, H, W). stage, block: indices from 0. pixel: (row, col). only: "token"
-    for only the first of these rows, "global" for only the others. Raises ValueError if no token
-    covers the pixel, or if this type of attention has no maps.
+    for only the first row, "global" for only the rows of global tokens, None for all. Raises
+    ValueError if no token covers the pixel, or if this type of attention has no maps.
     """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
@@ -182,7 +185,7 @@ def visualize_pattern(
     tokens: Sequence[str] = (),
     patterns: Sequence[str] = (),
 ) -> None:
-    """Draw one or several attention patterns to the file `out`, each in a panel.
+    """Draw attention patterns to the file `out`, one per panel.
 
     grid: rows and columns of tokens, such as "12x17", or "14" for 14 x 14.
     window: side, in tokens, of the square chunks of local attention.
@@ -190,7 +193,8 @@ def visualize_pattern(
     tokens: "row,col" of the queries, by default the middle token.
     patterns: patterns to draw instead of `window`, `masks` and `modes`, see `vil.ops.patterns`.
 
-    Panel i uses item i of each list. A list with one item applies to all panels.
+    Panel i uses item i of `masks`, `modes`, `tokens` and `patterns`. If one of these has a single
+    item, all panels use it.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
@@ -250,10 +254,10 @@ def paired(lists: dict[str, list]) -> list[list]:
 
 
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
-    """Return a panel for `draw_patterns`: (title, array that marks the keys of a query, size).
+    """Return a panel for `draw_patterns`: (title, array that marks the keys of a query, `size`).
 
-    size: side of a chunk. exact, mode: values of the config keys SW_EXACT and MODE. token:
-    "row,col" of the query.
+    size: side of a chunk. exact: value of the config key SW_EXACT. mode: value of the config key
+    MODE. token: "row,col" of the query.
     """
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:

@@ -85,10 +85,10 @@ class Folder(ImageDataset):
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """Return the folder of a split: root/<split>, or `root` for training images without splits.
+    """Return the folder of a split, root/<split>.
 
-    In the second case, `root` has class folders, but none of the folders train, val and test.
-    Raises DataError if the folder of the split does not exist.
+    If `root` has class folders, but none of the folders train, val and test, the folder of the
+    split "train" is `root` itself. Raises DataError if the folder of the split does not exist.
     """
     folder = root / split
     if folder.is_dir():

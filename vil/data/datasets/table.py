@@ -149,9 +149,12 @@ class Table(ImageDataset):
         return normal
 
     def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
-        """Return a mask (rows,) bool of the rows in a split. splits: texts of the column `split`;
-        None without this column. In that case, all rows are in "train" or, if `all_rows` is set, in
-        every split. Raises DataError if no row is selected."""
+        """Return a mask (rows,) bool of the rows in the split `split`.
+
+        splits: text of each row in the column `split`, or None if the table lacks this column.
+        Without it, all rows are training images, or images of every split if `all_rows` is set.
+        Raises DataError if no row is selected, or if a text is not the name of a split.
+        """
         if splits is None:
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)

@@ -23,11 +23,11 @@ is_integer = re.compile(r"[+-]?\d+").fullmatch
 
 
 class Location(NamedTuple):
-    """The file and position of each row, for error messages.
+    """The file or folder of some rows, and the position of each row, for error messages.
 
+    The messages have the form "<path>: 2 of 9 <noun> ...; the first in <unit> <item of lines>".
     lines: for each row, its number in the table, or its name if the rows are not from a table.
-    unit: word for an item of `lines`: "line", "row" or "sample".
-    noun: word for the rows.
+    unit: "line", "row" or "sample". noun: "rows" or "samples".
     """
 
     path: Path
@@ -63,12 +63,12 @@ def read_targets(
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
     Args:
-        cells: texts of each label column.
+        cells: for each label column, the texts of all rows.
         names: names of the label columns if the user listed them, otherwise [].
         is_train: (rows,) bool.
         separator, text_labels: see `Table`.
         name: name of the label column if `names` is empty.
-        classes: names of the classes; empty for the labels of the training rows.
+        classes: names of the classes. If empty, the labels of the training rows are the classes.
 
     Raises DataError for an invalid label.
     """

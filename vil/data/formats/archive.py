@@ -2,7 +2,8 @@
 
 The list of members is stored in a few numpy arrays, which forked workers share.
 
-- Members that are links, or whose names are absolute or contain "..", are left out with a warning.
+- Links, special files, and members whose names are absolute or contain ".." are left out with a
+  warning.
 - Of several members with the same name, the last is used, with a warning.
 - An encrypted zip member, or one with a compression other than deflate, raises DataError.
 """
@@ -37,10 +38,13 @@ ENCRYPTED = 99  # value of the field `method` for encrypted members, as the zip 
 
 
 class Archive:
-    """An archive file, and its M members for which wanted(name, size) is True, in the file's order.
+    """An archive file, and M of its members, in the file's order.
 
+    These are the members for which wanted(name, size) is True. Links, special files, members with
+    unsafe names, and members that are repeated later are left out.
     `names` (M,): the members' names as bytes. `fields` (M,): a structured array of what `read`
-    needs, such as offsets. A subclass sets its type `dtype`, and defines `members` and `read`.
+    needs, such as offsets. A subclass sets `dtype`, the type of `fields`, and defines `members` and
+    `read`.
     """
 
     dtype: list[tuple]

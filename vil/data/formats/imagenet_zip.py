@@ -41,8 +41,8 @@ def imagenet(
     else from the class folders in root/{split}.
 
     num_classes: expected number of classes; None accepts any number. channels: see `read_image`.
-    Raises ValueError for another number of class folders, and DataError if root has neither the
-    folder nor both files.
+    Raises DataError if root has neither both files nor the folder, and ValueError if the number of
+    class folders is not `num_classes`.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))

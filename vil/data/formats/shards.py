@@ -61,9 +61,13 @@ class TarShards:
 
 
 class Samples(NamedTuple):
-    """The samples of all shards. For each sample, `images` reads the image, `names` has the name,
-    `texts` the texts of the label, and `records` the JSON object of the label. The record is {} if
-    the label is not JSON."""
+    """The samples of all shards. Item i of each field belongs to sample i.
+
+    images: reads the image.
+    names: name of the sample.
+    texts: the label, as a list of one or several class names or numbers.
+    records: JSON object that contains the label; {} if the label is not JSON.
+    """
 
     images: TarShards
     names: list[str]
@@ -163,8 +167,8 @@ def find_shards(
 ) -> list[Path]:
     """Return, in order, the files that match a pattern with ranges such as {000..003} or wildcards.
 
-    roots: the dataset root, then other folders that may contain the files. Raises DataError if some
-    of the files do not exist. If none exists, returns [] unless `required` is True.
+    roots: the dataset root, then other folders that may contain the files. Raises DataError if any
+    file is missing. But if all are missing and `required` is False, returns [].
     """
     root, expanded = roots[0], [pattern]
     while match := RANGE.search(expanded[0]):
@@ -205,12 +209,12 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
 
 
 def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: object) -> None:
-    """Log a warning if labels are the name of one class and the number of another.
+    """Log a warning if a label is both the name of one class and the number of another class.
 
-    Such labels are read as names. There is no warning if labels are always names: for strings in
-    JSON labels, and if any label is not a class number.
+    Such a label is read as a name. There is no warning if it is clearly a name: if it is a string
+    in JSON, or if any label of the dataset is not a class number.
 
-    field: field of a JSON object with the label. classes: the class names by number.
+    field: the JSON field that contains the label. classes: class names, in order of their numbers.
     """
     by_number = {str(number): name for number, name in enumerate(classes)}
     if {text for texts in own.texts for text in texts} - by_number.keys():
@@ -315,10 +319,11 @@ def split_name(name: str) -> tuple[str, str]:
 def parse_label(
     extension: str, content: bytes, target_type: str
 ) -> tuple[list[str], dict[str, Any]] | None:
-    """Return (texts of the label, JSON object) of a label member, or None if the label is invalid.
+    """Parse a label file of a shard. Returns (label, JSON object), or None if the file is invalid.
 
-    If the extension ends in "json", the content is a JSON object with the label in the field
-    FIELDS[target_type]. Otherwise, it is text, and the returned JSON object is {}.
+    The returned label is a list of one or several class names or numbers, as text. If the extension
+    ends in "json", the file is a JSON object, and the label is in its field FIELDS[target_type].
+    Otherwise, the file is the label as text, and the returned JSON object is {}.
     """
     try:
         text = content.decode("utf-8-sig").strip()

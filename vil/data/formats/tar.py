@@ -38,8 +38,9 @@ class Tar(ArchiveDataset):
 
 
 def open_tar(file: Path, channels: int = 3) -> tuple[TarArchive, list[str]]:
-    """Open a tar. Returns (archive, class folder of each image), sorted by class folder and file
-    name.
+    """Open a tar, with its images sorted by class folder and file name.
+
+    Returns (archive, class folder of each image).
 
     Raises DataError if the tar is missing or has no images, or if the path of an image, below an
     optional common folder, is not <class>/<image>.

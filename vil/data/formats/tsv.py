@@ -61,9 +61,10 @@ class Tsv(ImageDataset):
         yaml: path of the yaml below root; default: {split}.yaml. extra_roots: folders, besides
         root, that may contain the files. channels: see `read_image`.
 
-        If num_classes is None, it is the number of classes in the labelmap (file of class names),
-        else in train.yaml's dataset (only if `yaml` is None), else the largest label of this split
-        plus 1.
+        If num_classes is None, the first of these that exists determines it:
+        1. the labelmap (file of class names),
+        2. the dataset of train.yaml, which is used only if `yaml` is None,
+        3. the largest label of this split, plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.

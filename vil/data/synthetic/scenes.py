@@ -208,8 +208,9 @@ def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
     """Paint a random digit into `image` and append it to `placed`, both in place.
 
-    At least the fraction MIN_VISIBLE of each digit stays visible. Paints nothing if TRIES random
-    positions all fail. scans: (list of enlarged digits, their classes).
+    Tries up to TRIES random positions, until at least the fraction MIN_VISIBLE of each digit stays
+    visible. If no position succeeds, paints nothing. scans: (list of enlarged digits, their
+    classes).
     """
     fine, targets = scans
     index = random.randint(len(targets))
@@ -241,8 +242,9 @@ def random_overlap(
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Return the overlap of a scene with a square that is centered at a random point of the scene.
 
-    shape: (H, W) of the scene. side: side of the square in pixels. Returns two pairs of slices
-    (rows, columns), which select the overlap in the scene and in the square.
+    shape: (H, W) of the scene. side: side of the square in pixels. Returns two indices, each a pair
+    of slices (rows, columns). The first selects the overlap from an array of the scene, the second
+    from an array of the square.
     """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))

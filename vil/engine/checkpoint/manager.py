@@ -87,8 +87,8 @@ class CheckpointManager:
         If the save fails, the error is logged. SaveError is raised instead if the save is
         `required`, or after too many consecutive failures.
 
-        Returns `state`. If the checkpoint is the new best one but cannot be written, the previous
-        best checkpoint remains the best in the returned state.
+        Returns `state`, with one exception: if the save of a new best checkpoint fails, the
+        returned state still has the previous best value and best step.
         """
         if self.saved == state:  # not after an evaluation, whose result is part of the state
             return state
@@ -110,8 +110,11 @@ class CheckpointManager:
         return state
 
     def _restore_best(self, state: TrainState) -> TrainState:
-        """Return `state`, whose checkpoint could not be written. If `state` has a new best metric
-        value, replace its best value and best step by those of the last saved state."""
+        """Undo a new best metric value of `state` after its checkpoint could not be written.
+
+        The returned state has the best value and best step of the last saved state. If `state` has
+        no new best value, it is returned unchanged.
+        """
         if state.best_step != state.step:
             return state
         best, step = (self.saved.best, self.saved.best_step) if self.saved else (None, None)

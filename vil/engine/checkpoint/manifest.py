@@ -25,12 +25,12 @@ def new_folder(
 ) -> Iterator[Path]:
     """Yield a temporary folder to write files to, and rename it to `final` on exit.
 
-    A manifest that also has the entries of `metadata` is added. After an error, the folder is
-    removed instead.
+    Before the folder is renamed, a manifest is added, which includes the entries of `metadata`.
+    After an error, the temporary folder is removed instead.
 
     size: total size of the files in bytes. Raises OSError if the disk has less free space.
-    spare: new path of an older folder `final`. If it is None or exists, the older folder is
-    removed.
+    spare: path to which an older folder at `final` is renamed. If `spare` is None or exists, the
+    older folder is removed.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)

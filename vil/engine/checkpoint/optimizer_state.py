@@ -68,9 +68,9 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
     """Return the initial optimizer state of a parameter without saved state.
 
-    It is a momentum of zeros if other parameters of the group have a momentum, because torch's
-    fused SGD needs one for all of them or for none. Otherwise it is an empty dict. known: saved
-    states of the other parameters.
+    known: saved states of the other parameters in the parameter's group. If any of them has a
+    momentum, the initial state is a momentum of zeros, because torch's fused SGD needs a momentum
+    for all parameters of a group or for none. Otherwise, it is an empty dict.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

@@ -144,8 +144,8 @@ def save(
     checkpoints, except the `keep` newest, the best and the pinned ones.
 
     is_pinned: whether the checkpoint of a given step is pinned. say: called for each checkpoint
-    that cannot be removed. Raises DivergedError if a weight is not finite, and SaveError if writing
-    fails twice, both on every rank.
+    that cannot be removed. All ranks raise DivergedError if a weight is not finite, or SaveError if
+    writing fails twice.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -166,8 +166,8 @@ def save(
 
 
 def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
-    """Collect the content of a checkpoint as {file name: content}. All ranks must call this. keep:
-    whether this rank needs the result. If False, an empty dict is returned."""
+    """Return the content of a checkpoint as {file name: dict to save}. All ranks must call this.
+    keep: whether this rank needs the result. If False, an empty dict is returned."""
     model, optimizer, scaler, ema = objects
     files = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:

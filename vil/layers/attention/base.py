@@ -30,7 +30,7 @@ class AttentionWeights(NamedTuple):
 
     weights: (B, N, Q, G+R) for N heads and Q queries. The keys are G = num_global global tokens,
     then R local keys. The weights of a query sum to 1, unless all of its keys are masked.
-    grid, cells: rows and columns of the local tokens, and of the R local keys.
+    grid: (rows, columns) of the local tokens. cells: (rows, columns) of the R local keys.
     ratio: each local key stands for ratio x ratio tokens; 1 unless keys are downsampled.
     """
 
@@ -214,12 +214,11 @@ class Attention(nn.Module):
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each `vil.ops.local_attention` call of this module. The base class
-        yields none.
+        """Yield a `Case` for each `vil.ops.local_attention` call of this module.
 
-        A `Case` has the properties of a call from which its backend is selected. training: whether
-        to include the calls in training, in addition to those in evaluation. call: batch, dtype,
-        device and padded, which are arguments of `make_case`.
+        A `Case` describes a call, to select a backend for it. The base class yields none.
+        training: True for the calls in training and in evaluation, False for only the latter.
+        call: the arguments `batch`, `dtype`, `device` and `padded` of `make_case`.
         """
         yield from ()
 

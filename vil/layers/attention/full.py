@@ -60,8 +60,8 @@ class FullAttention(Attention):
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
 
-        valid_hw (B, 2): unpadded rows and columns of each image, to which the bias table is
-        resized. Returns x's shape.
+        valid_hw (B, 2): unpadded rows and columns of each image. The padding is masked, and the
+        bias table is resized to the unpadded size. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
         out = self.attend_qkv(apply_linear(self.qkv, x), grid, valid_hw)
@@ -82,10 +82,10 @@ class FullAttention(Attention):
         )
 
     def is_native(self, qkv: Tensor, grid: Grid, valid_hw: Valid) -> bool:
-        """Return whether the compiled backend should compute a call instead of torch's attention.
+        """Return whether `attend_qkv` should use the compiled backend for these arguments.
 
-        This requires that tuning found the backend faster. qkv, grid, valid_hw: the arguments of
-        `attend_qkv`.
+        True only if the backend supports the call, and `vil tune` selected it for such calls.
+        Otherwise, torch's attention is used.
         """
         if not CHOICES or valid_hw is not None or not self.is_tunable(qkv.device.type):
             return False

@@ -85,10 +85,10 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection from T to f tokens, resized to a grid: (T, f).
+        """Return the projection `table` (the parameter proj_k or proj_v), resized to `grid`.
 
-        table: the parameter proj_k or proj_v. valid_hw (B, 2): unpadded rows and columns of each
-        image. If it is given, the projection is resized for each image, to (B, T, f).
+        Without `valid_hw`, all images share the result (T, f). valid_hw (B, 2): unpadded rows and
+        columns of each image. With it, each image has its own projection: the result is (B, T, f).
         """
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -163,7 +163,8 @@ def resize_projections(
     """Resize a projection to the unpadded size of each image. Returns (B, G+L, f).
 
     table (tokens, f): the projection from G global tokens and the tokens of grid `old` to f tokens.
-    new: the padded grid of L tokens. The result is undefined for padding tokens.
+    new: grid of the L local tokens of an image, with padding. The results for padding tokens are
+    undefined.
     valid_hw (B, 2): unpadded rows and columns of each image. num_global: G.
     """
     local = resize_tables(table[num_global:], old, new, valid_hw)

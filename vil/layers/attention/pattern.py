@@ -166,8 +166,8 @@ class PatternAttention(LocalAttention):
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
         """Return all L local tokens as possible keys of one local query.
 
-        query: its index among the local tokens. In the result, `visible` is True for the keys that
-        the query attends to.
+        query: index of the query among the local tokens. The field `visible` of the result is False
+        for keys that the query does not attend to.
         """
         entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
         return AttendedKeys(torch.arange(len(entries)), entries, visible)

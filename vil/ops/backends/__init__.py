@@ -3,9 +3,9 @@
 Importing this package imports neither torch nor a backend, so that commands can list the names
 quickly.
 
-A backend that recomputes the scores in the backward pass combines any forward pass in FORWARDS with
-any backward pass in BACKWARDS. For example, "flex+blocked" is the forward pass of flex with the
-backward pass of blocked. `vil.ops.custom_op` describes the interface of the passes.
+Each forward pass in FORWARDS and each backward pass in BACKWARDS together form a backend. For
+example, "flex+blocked" is the forward pass of flex with the backward pass of blocked. The backward
+passes recompute the scores. `vil.ops.custom_op` describes the interface of the passes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Implementation(Entry):
     unsupported, prepare: the functions that the properties of the same names describe, or their
     locations. By default, every case is supported, and nothing is prepared.
     layouts: whether the layouts of patterns are supported. By default, only windows are supported.
-    passes: the names (forward pass, backward pass) if the backend combines two passes. `home`,
-    `unsupported` and `prepare` are then locations of factories, which take the two names and return
-    the function to use.
+    passes: only if the backend combines two passes, their names (forward pass, backward pass).
+    `home`, `unsupported` and `prepare` are then locations of factories: each takes the two names
+    and returns the function to use.
     """
 
     @cached_property

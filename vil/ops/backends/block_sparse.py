@@ -34,9 +34,9 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 class Batch(NamedTuple):
     """p query chunks of a `ListGroup`, computed together for the b images and n heads of a `Part`.
 
-    span: range of the p query chunks in the group. queries (b*n*p,), keys (b*n*p*J,): indices of
-    the query chunks, and of the J key chunks of each, in the flattened (image, head, chunk)
-    dimensions.
+    span: range of the p query chunks in the group.
+    queries (b*n*p,): indices of the query chunks in the flattened dimensions (image, head, chunk).
+    keys (b*n*p*J,): indices of the J key chunks of each query chunk, in the same dimensions.
     """
 
     group: ListGroup
@@ -74,9 +74,9 @@ class Part(NamedTuple):
 def split_call(call: Call) -> Iterator[Part]:
     """Split a call into `Part`s with a few images and heads each, to limit memory.
 
-    A part has at most PART_BYTES of q and BIAS_BYTES of bias, and one query chunk of each image and
-    head has at most BATCH_BYTES of scores. A single image or head may exceed a limit. Heads with
-    different patterns are in different parts.
+    The q of a part has at most PART_BYTES, and its bias at most BIAS_BYTES. The scores of one query
+    chunk, for all images and heads of the part, have at most BATCH_BYTES. A part may exceed a limit
+    if it cannot be split further. Heads with different patterns are in different parts.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -101,9 +101,9 @@ def split_call(call: Call) -> Iterator[Part]:
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
     """Return the bias of n heads as tensors (n, S, W, W) and (n, G); None without a bias.
 
-    The first tensor has an entry for each of the S chunk displacements in `plan.steps`, and each
-    query token and key token of two chunks of W tokens. The second is the bias toward G global
-    tokens.
+    The first tensor is for local keys. For each of the S chunk displacements in `plan.steps`, it
+    has the bias of the W tokens of a query chunk toward the W tokens of a key chunk. The second
+    tensor is the bias toward G global tokens.
     """
     table, to_global = call.bias
     if table is None and to_global is None:
@@ -252,7 +252,7 @@ class KVGrad:
         self.chunks = x.new_zeros(b, n, chunks, self.layout.tile, dim, dtype=dtype)
 
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
-        """Add left.mT @ right (h, T, D), the gradient of the keys or values of h query chunks.
+        """Add the contribution of a batch of h query chunks: left.mT @ right (h, T, D).
 
         For keys, left (h, W, T) is the gradient of the scores, and right (h, W, D) the queries. For
         values, left is the attention weights, and right the gradient of the output.
@@ -329,10 +329,10 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return the bias (n, 1, W, T) shared by all query chunks of a group (W queries, T keys).
+        """Return the bias (n, 1, W, T) that all query chunks of a group share: W queries, T keys.
 
-        The bias of masked keys is the most negative finite number. Returns None without a bias, or
-        if query chunks differ in the displacements or masks of their keys.
+        It includes the mask: masked keys get the most negative finite number. Returns None if there
+        is no bias, or if the query chunks do not share the same bias and mask.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -399,9 +399,9 @@ class BiasSums:
         )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of a batch's scores, summed over images and query chunks.
+        """Add the contribution of a batch of h query chunks.
 
-        dscores (h, W, T): the gradient of the scores of h query chunks with W queries and T keys.
+        dscores (h, W, T): the gradient of the scores, for W queries and T keys per query chunk.
         """
         if self.tiles is None and self.first is None:
             return

@@ -290,10 +290,11 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias and exact-window mask of a chunk group, as one tensor (n or 1, M*W, T).
+        """Return the tensor to add to the scores of each block of a chunk group.
 
-        The tensor is added to the scores of each block, which has M query chunks of W tokens and T
-        keys. The first dimension is 1 without a bias. tile, first: the results of `_bias`.
+        It has the bias, and the most negative finite number for keys outside of an exact window.
+        Its shape is (n, M*W, T) for n heads; n is 1 without a bias. A block has M query chunks of W
+        tokens, which share T keys. tile, first: the results of `_bias`.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)

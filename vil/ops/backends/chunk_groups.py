@@ -115,12 +115,13 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Divide the chunks along one axis into spans that attend to neighbors at the same offsets.
+    """Divide the chunks along one axis into spans. All blocks of a span have the same key offsets.
 
-    steps: the offsets along the axis.
-    halo: 1 if the grid is surrounded by extra chunks, so that all neighbors exist, else 0.
-    shared: whether the window has all nine offsets. If so, an axis of two chunks is one span
-    without a halo, because both chunks attend to the same key chunks.
+    steps: the offsets of the window along the axis.
+    halo: 1 if the grid is surrounded by extra chunks, else 0. With extra chunks, all neighbors
+    exist, so there is only one span.
+    shared: whether the window has all nine offsets. Without extra chunks, two chunks of such a
+    window attend to the same two key chunks, so an axis of two chunks is a single block.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -137,8 +138,7 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
     """Yield batches that together cover all blocks of a group, for all images and a range of heads.
 
-    limit: the largest product of the numbers of blocks, images and heads in a batch. A batch has at
-    least one of each.
+    limit: the maximum of blocks * images * heads in a batch. A limit below 1 counts as 1.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -224,8 +224,8 @@ def _key_view(
     """Return a view of x that has a rectangle of key chunks for every block in a batch.
 
     For b images and n heads, it is (b, n, rows of blocks, columns of blocks, *size, w, w, D).
-    first: (rows, columns) from a block's first query chunk to the rectangle's first chunk, plus 1
-    each if x includes extra chunks.
+    first: (row, column) of the rectangle's first key chunk, relative to the block's first query
+    chunk. If x includes extra chunks around the grid, both numbers are 1 larger.
     size: (rows, columns) of the rectangle, or () for a single key chunk.
     """
     x = x[batch.images, batch.heads]

@@ -56,11 +56,11 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """Gather, for each of R x C chunks, the tokens of the chunks at the window's K offsets.
+    """Gather, for each of R x C chunks, the tokens of the K chunks at `window.offsets` from it.
 
-    x (B, N, L, D). Returns (B, N, R, C, K*W, D). Positions outside the grid have arbitrary tokens.
-    Exports use this function, because padding to complete chunks would fix the grid size of the
-    graph.
+    x (B, N, L, D). Returns (B, N, R, C, K*W, D), in which positions outside the grid have arbitrary
+    tokens. Unlike `to_tiles`, this function does not pad the grid. Padding would fix the grid size
+    in an exported graph.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
@@ -74,9 +74,9 @@ def _chunk_index(window: Window, device: torch.device) -> Tensor:
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """For each offset, yield x (B, N, R, C, ...) with each chunk replaced by the one at the offset.
+    """For each offset, yield a copy of x that has, at each chunk, the neighbor at that offset.
 
-    Neighbors wrap around the grid of R x C chunks.
+    x (B, N, R, C, ...): R x C chunks. Neighbors wrap around at the border.
     """
     rows, shifted = 0, x  # consecutive offsets in the same row share one roll of the rows
     for dx, dy in offsets:
@@ -110,12 +110,13 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
-    """Attend to global and local keys under one softmax. Returns the output (B, N, .., D).
+    """Attend to global and local keys with a single softmax. Returns the output (B, N, .., D).
 
-    first: a call whose q (B, N, .., D) is already scaled, and whose k and v have only the global
-    tokens.
-    scores (B, N, .., K), visible (B, N or 1, .., K): scores and visibility of the K local keys.
-    values: a function that multiplies the weights of the local keys with the local values.
+    first: the call for the global keys. Its k and v have only the global tokens. Its q
+    (B, N, .., D) is already scaled.
+    scores (B, N, .., K): scores of the queries with their K local keys.
+    visible (B, N or 1, .., K): False for local keys to mask.
+    values: function that multiplies softmax weights (B, N, .., K) with the local values.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

@@ -2,7 +2,7 @@
 
 This backend stores all L x L scores.
 
-Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, D channels.
+Shapes: B batch, N heads, H patterns (N, or 1 if all heads have the same), L tokens, D channels.
 """
 
 import torch
@@ -42,7 +42,7 @@ def run(call: Call) -> Tensor:
     visible, index = dense_window(window, q.device)
     if valid_hw is not None:
         real = real_cells(valid_hw.to(q.device), window.grid).flatten(2)
-        visible = visible & real[:, :, None]  # (B, 1 or H, L, L)
+        visible = visible & real[:, :, None]  # (B, H, L, L)
     scores = (q * scale) @ k.mT
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if bias.table is not None:
@@ -59,8 +59,8 @@ def run(call: Call) -> Tensor:
 def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (visible, index) for all pairs of L queries and L keys.
 
-    visible (H or 1, L, L) bool: whether the query attends to the key, in each of H heads or in all
-    heads. index (L, L) int64: the index into the flattened bias table.
+    visible (H, L, L) bool: whether the query attends to the key in each pattern.
+    index (L, L) int64: the index of the pair's bias in the flattened bias table.
     """
     if isinstance(window, Layout):
         pairs = Pairs.every(window.grid)
@@ -80,11 +80,12 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (visible, index), each (n, n), for all pairs of n rows (axis 0) or n columns (axis 1).
+    """Return (visible, index) for all pairs of a query and a key position along one axis.
 
-    visible: whether the key's chunk is `step` chunks after the query's chunk and, in an exact
-    window, the key is at most `window.size` positions away from the query. index: the row or column
-    of the bias table.
+    The n positions are the rows of the grid (axis 0) or its columns (axis 1).
+    visible (n, n) bool: whether the key's chunk is `step` chunks after the query's chunk. In an
+    exact window, the distance must also be at most `window.size`.
+    index (n, n) int64: row (axis 0) or column (axis 1) of the pair's bias in the bias table.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

@@ -156,9 +156,10 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 
 
 def _most_chunks(window: Window | Layout) -> int:
-    """Return the largest supported number of chunks in the grid, to limit the size of block lists.
+    """Return the largest number of chunks for which `flex` supports a grid.
 
-    The number is smaller if patterns differ by head, because each head then has its own lists.
+    The size of a block list is the square of this number. If patterns differ by head, each head has
+    its own lists, so the number is smaller.
     """
     return math.isqrt(MAX_BLOCKS**2 // (window.heads if isinstance(window, Layout) else 1))
 
@@ -194,11 +195,11 @@ def _has_room(shape: str) -> bool:
 
 
 def _limits() -> dict[str, int | bool]:
-    """Return torch._dynamo settings that limit the number of compilations.
+    """Return torch._dynamo settings, with which torch raises an error after too many compilations.
 
-    Above the limit, torch raises an error instead of computing all L x L scores. The limit is
-    larger than MAX_SHAPES, because torch also recompiles for other properties, such as whether an
-    input requires a gradient.
+    By default, torch would continue without compilation, and compute all L x L scores. The limit is
+    larger than MAX_SHAPES, because torch compiles a shape again if other properties change, such as
+    whether an input requires a gradient.
     """
     if hasattr(torch._dynamo.config, "recompile_limit"):
         return {"recompile_limit": 4 * MAX_SHAPES, "fail_on_recompile_limit_hit": True}
@@ -297,17 +298,16 @@ def _flex(
     lse: bool,
     options: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run FlexAttention on tokens in blocks of P: M blocks of queries, S blocks of global keys, and
-    M blocks of local keys.
+    """Run FlexAttention on blocks of P tokens. Returns (output, log-sum-exp or None).
 
-    q (h, 1, M*P, D), with h = images times heads. k, v (h, 1, (S+M)*P, D): the global keys come
-    first. If patterns differ by head, all three are (B, N, ..) instead of (h, 1, ..).
+    q (h, 1, M*P, D): M blocks of queries. h is images times heads.
+    k, v (h, 1, (S+M)*P, D): S blocks of global tokens, followed by M blocks of local tokens.
+    If patterns differ by head, q, k and v begin with the dimensions (B, N) instead of (h, 1).
     added (h, S*P + T): the bias of each global key, followed by the bias table of T entries.
     blocks: the window or layout as tensors.
     lse: whether to return the log-sum-exp.
     options: FlexAttention's kernel options.
-    Returns the output, with the shape of q, and the log-sum-exp, with this shape without D, or
-    None.
+    The output has the shape of q. The log-sum-exp has the same shape without the dimension D.
     """
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError(

@@ -40,9 +40,10 @@ class WindowBlocks(NamedTuple):
     near (S*P + T) bool: whether the exact mask lets a query attend, for each column of `added`.
     True for global keys, and for displacements of at most w rows and columns. None for other masks.
     real (h, (S+M)*P) bool: whether a key is not padding.
-    lists: four pairs (counts, indices) for FlexAttention's BlockMask. They list the key blocks of
-    each query block with a mask, and those without a mask, then in the same way the query blocks of
-    each key block, for the backward pass. Tensors that are not needed are None.
+    lists: eight arguments of FlexAttention's BlockMask: counts and indices, for each of four lists.
+    List 1 has the key blocks of each query block that need a mask. List 2 has those that need none.
+    Lists 3 and 4 have, in the same way, the query blocks of each key block, for the backward pass.
+    Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -143,12 +144,11 @@ def table_reach(case: Case) -> tuple[int, int]:
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return the lengths of the two parts of a row of `added`: biases of global keys, and bias
-    table.
+    """Return (S*P, T), the lengths of the two parts of a row of `added` (see `WindowBlocks`).
 
-    `added` is explained in `WindowBlocks`. block: number of tokens in a block. For a window, the
-    second length is that of the largest window whose chunks fit into a block, so that windows of
-    different sizes share a compiled kernel.
+    The first part has the biases of global keys. The second part has the bias table. block: P, the
+    number of tokens in a block. For a window, T is the table length of the largest window whose
+    chunks fit into a block, so that windows of different sizes share a compiled kernel.
     """
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
@@ -215,8 +215,9 @@ def _window_blocks(
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
     """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks.
 
-    It is 0 for key blocks of global keys, and -1 if the query block does not attend to the key
-    block. size: number of tokens in a block.
+    An entry is -1 if the query block does not attend to the key block. Otherwise, it is 0 for a
+    block of global keys, and the `base` of the formula in `WindowBlocks` for a block of local keys.
+    size: number of tokens in a block.
     """
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
@@ -310,10 +311,10 @@ def _all_real(real: Tensor, count: int) -> Tensor:
 
 
 def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return (counts, columns) of the True entries in each row of a bool tensor (H, rows, cols).
+    """Return (counts, columns) of the True entries in each row of `visible` (H, rows, cols) bool.
 
-    counts (1, H, rows) int32: their number. columns (1, H, rows, cols) int32: their column indices,
-    then arbitrary values. Returns (None, None) for None.
+    counts (1, H, rows) int32: number of True entries in a row. columns (1, H, rows, cols) int32:
+    column indices of these entries, then zeros. Returns (None, None) if `visible` is None.
     """
     if visible is None:
         return None, None
@@ -332,7 +333,8 @@ def score_functions(
     added: the bias tensor, see `WindowBlocks`. If it is None, score_mod must not be used.
     size: number of tokens in a block.
     first: number of tokens in the blocks of global keys.
-    heads: q.shape[1]. Row b * heads + n of `added` and of `blocks.real` belongs to q[b, n].
+    heads: size of dimension 1 of FlexAttention's query tensor q. The row b * heads + n of `added`
+      and of `blocks.real` belongs to q[b, n].
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)

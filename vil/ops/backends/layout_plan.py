@@ -1,8 +1,8 @@
 """Divide the query chunks of a layout into groups that can be computed together.
 
-The query chunks of a group have the same number of key chunks. At least MIN_EQUAL query chunks with
-the same displacements and masks, such as the interior of a local pattern, form a separate group,
-which shares one bias and mask.
+In a group, all query chunks have the same number of key chunks. Query chunks that also have the
+same displacements and masks, such as the interior of a local pattern, form a group of their own if
+there are at least MIN_EQUAL of them. Such a group stores its displacements and its mask only once.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
 J key chunks each.
@@ -80,8 +80,8 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
     """Return `ListGroup.hidden`, (P, W, J*W) bool; None if nothing is masked.
 
-    lists: the pairs (query chunk, key chunk) of a layout. pairs (P, J): for each of P query chunks
-    of W tokens, the indices of its J pairs in `lists`.
+    lists: the chunk pairs (query chunk, key chunk) of a layout. pairs (P, J): for each of P query
+    chunks, the indices in `lists` of its J chunk pairs.
     """
     masks = lists.mask[pairs]
     if (masks == FULL).all():

@@ -62,11 +62,11 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the argument attn_mask of scaled_dot_product_attention. Without a bias, it is
-    `visible`. With a bias, it is the bias, and -inf where `visible` is False.
+    """Return the argument attn_mask of scaled_dot_product_attention: the bias where `visible` is
+    True, and -inf elsewhere. Without a bias, return `visible` itself.
 
     visible (images or 1, heads or 1, L, G+L): True where a local token attends to a global or local
-    token. index (L, L): index of each pair of local tokens into the bias table.
+    token. index (L, L): position in the bias table of the entry for each pair of local tokens.
     """
     table, to_global = bias
     if table is None and to_global is None:

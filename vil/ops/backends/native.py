@@ -111,9 +111,10 @@ def run(
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
 
-    tokens: {field of `_Call`: input or result (images, heads, tokens, channels)}.
-    others: {field of `_Call`: other tensor, contiguous and float32, or None}.
-    q, k, v and the bias are read from `call`.
+    `tokens` and `others` map fields of `_Call` to inputs and results of the pass. They do not
+    contain the fields that are read from `call`: q, k, v and the bias.
+    tokens: tensors (images, heads, tokens, channels), such as `out`.
+    others: contiguous float32 tensors of other shapes, such as `lse`, or None.
     """
     q, window = call.q, call.window
     keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
@@ -150,10 +151,10 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return (numbers, tensors): two dicts of the fields of `_Call` that describe a layout.
+    """Return two dicts of the fields of `_Call` that describe a layout: numbers and tensors.
 
-    num_offsets is the largest number of key chunks of a query chunk. masks has one bit per key for
-    each query.
+    The number num_offsets is the largest number of key chunks of a query chunk. The tensor masks
+    has a bit for each pair of a query and a key.
     """
     lists, num_chunks = layout.lists, layout.chunks[0] * layout.chunks[1]
     counts = (lists.head * num_chunks + lists.query).bincount(minlength=layout.heads * num_chunks)

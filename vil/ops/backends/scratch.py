@@ -1,7 +1,6 @@
-"""Reused buffers, and batch sizes, for backends that compute a few chunks at a time.
+"""Buffers and batch sizes for backends that compute one batch of chunks at a time.
 
-A batch is a set of chunks that are computed together. It is so small that its scores stay in the
-CPU cache.
+A batch is so small that its scores stay in the CPU cache. All batches use the same buffers.
 """
 
 import math

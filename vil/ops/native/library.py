@@ -106,8 +106,8 @@ def _obstacle() -> str:
 def prepare() -> list[str]:
     """Compile the library if needed, and load it.
 
-    Returns an empty list or, if this fails, the reasons. The result and the library are cached
-    until the process ends.
+    Returns the reasons for a failure, or an empty list if the library is loaded. The result and the
+    library are cached until the process ends.
     """
     return list(_prepare())
 

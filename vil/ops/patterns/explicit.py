@@ -22,12 +22,13 @@ Mask = Tensor | np.ndarray | str | Path
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """A pattern in which some tokens attend to all tokens, and all tokens attend to these tokens.
+    """A pattern that makes some tokens of the grid global: they attend to all tokens, and all
+    tokens attend to them.
 
-    tokens: (row, column) positions of these tokens, or a number n for the first n tokens of the
-    grid.
+    tokens: (row, column) positions of the global tokens, or a number n for the first n tokens of
+    the grid.
 
-    The global tokens that a model adds to the grid, such as a class token, need no pattern.
+    Tokens that a model adds to the grid, such as a class token, are global without this pattern.
     """
 
     tokens: int | tuple[tuple[int, int], ...] = 1
@@ -174,10 +175,10 @@ def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
 
 
 def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
-    """Return (mask, source): the mask as a CPU tensor (H or 1, n, n) bool, and its file's path.
+    """Read and check a mask, an array or the path of a .npy file. Returns (tensor, path).
 
-    The path is "" if `mask` is an array.
-    name, expected: the name of the pattern and the allowed shapes, for error messages.
+    tensor: a CPU tensor (H or 1, n, n) bool. path: the path of the file, or "" for an array.
+    name, expected: for error messages, the name of the pattern and the allowed shapes.
     """
     source = str(mask) if isinstance(mask, str | Path) else ""
     if source:

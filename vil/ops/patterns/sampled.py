@@ -185,9 +185,10 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
 
 
 def _bins(time: Tensor) -> Tensor:
-    """Return the index of each time's histogram bin: the leading bits of the time as an integer.
+    """Return the index of the histogram bin of each arrival time.
 
-    The bits of positive floats, read as integers, have the same order as the floats.
+    The index is the time's leading bits, read as an integer. Later times never have smaller
+    indices, because the bits of positive floats have the same order as the floats.
     """
     return (time.view(torch.int64) >> BIN_SHIFT).clamp(min=0)
 
@@ -195,7 +196,7 @@ def _bins(time: Tensor) -> Tensor:
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     """Return the time up to which a fraction `density` of all pairs is expected to arrive.
 
-    See `Sampled.arrival`. The fraction is estimated from the sampling weights of the pairs of some
+    `Sampled.arrival` defines the arrival times. The expectation is estimated from a part of the
     queries.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
@@ -217,10 +218,9 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
 
 
 def _bisect(weights: Tensor, density: float) -> float:
-    """Return the time up to which a fraction `density` of pairs is expected to arrive.
+    """Compute the result of `_expected_arrival` by bisection on a logarithmic scale.
 
-    The time is found by bisection on a logarithmic scale. It is at most LATEST. weights: the
-    sampling weights of the pairs, as a flat tensor.
+    weights: flat tensor with the sampling weights of the pairs. The result is at most LATEST.
     """
     early, late = sys.float_info.min, LATEST
     for _ in range(BISECTIONS):

@@ -113,8 +113,8 @@ def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
     """Measure the backends on a case, and store the best one in CHOICES.
 
     The best one is the fastest. Exception: for a norm and a linear layer with packed weights,
-    "native" may be up to 5 % slower than "torch". rounds: how often each backend is timed. Returns
-    usable backends, the best first, then rejected ones with the reason.
+    "native" is the best one even if it is up to 5 % slower than "torch". rounds: how often each
+    backend is timed. Returns usable backends, the best first, then rejected ones with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)

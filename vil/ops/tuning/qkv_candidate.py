@@ -1,8 +1,8 @@
 """Functions that are timed to compare attention backends on a CPU.
 
-The timed calls include the copies that an attention module makes, because some backends avoid them.
-The gradients of queries, keys and values are copied to one qkv tensor, and the outputs of global
-and local queries to one output tensor.
+The functions take one qkv tensor and return one output tensor, like an attention module. Most
+backends then copy the gradients of q, k and v to the gradient of qkv, and the outputs of global and
+local queries to the output. The time includes these copies, because some backends avoid them.
 
 Shapes: B batch, C channels, L local tokens, G global tokens.
 """

@@ -1,9 +1,9 @@
 """Find the fastest backend for an attention call by measuring all backends.
 
-Forward and backward passes are timed on the actual shape. A backend is rejected, with a reason, if
-it does not support the call, if it needs too much memory, or if its output or a gradient is wrong.
-Backends are measured only by the command `vil tune` and, with the config key TUNE, at the start of
-a run.
+Forward and backward passes are timed on the actual shape, or on some images of a large batch. A
+backend is rejected, with a reason, if it does not support the call, if it needs too much memory, or
+if its output or a gradient is wrong. Backends are measured only by the command `vil tune` and, with
+the config key TUNE, at the start of a run.
 """
 
 import math
@@ -71,7 +71,7 @@ def tune(
     """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
     names: keys of BACKENDS, all by default.
-    rounds: how often each backend is timed.
+    rounds: how often a backend is timed (a slow one only once, see LIMITS).
     max_bytes: memory limit for each backend, by default half of the free memory.
     Only some images of a large batch are timed. Returns usable backends, fastest first, then
     rejected ones with the reason. Raises ValueError for an unknown name or device.
@@ -156,8 +156,8 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
-    Returns 0 if the memory is unknown, because the backend compiles its code with torch.compile or
-    does not support fake tensors, on which the passes run.
+    The passes run on fake tensors. Returns 0, for unknown, if the backend does not support
+    them, or if it compiles its code with torch.compile.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -202,11 +202,11 @@ def find_mismatch(name: str, case: Case) -> str:
 
 
 def shrink(case: Case, dtype: torch.dtype) -> Case | None:
-    """Return the case with one image on a small grid, to compare with the slow reference.
+    """Return a small version of a case, on which the slow reference can run.
 
-    The last chunks of the grid are incomplete. There are two heads or, if patterns differ by head,
-    all heads. Returns None for a pattern that is not defined on the small grid, such as the mask of
-    a larger grid.
+    It has one image, and a small grid with incomplete chunks at the ends. It has two heads or, if
+    the attention pattern differs by head, all heads. Returns None if the pattern is not defined on
+    the small grid, for example if it is a mask with the size of the full grid.
     """
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
@@ -221,10 +221,11 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
 def time_candidates(
     names: list[str], case: Case, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
-    """Time backends in turn. Returns (trials, reasons).
+    """Time backends in turn, and return their results and the reasons for failures.
 
-    names: keys of BACKENDS. rounds: how often each backend is timed.
-    trials: results with median times. reasons: {name: reason} for backends that failed.
+    names: keys of BACKENDS. rounds: how often a backend is timed (a slow one only once, see
+    LIMITS). The results are Trials with median times. The reasons are {name: reason} for the
+    backends that failed.
     """
     device = torch.device(case.device)
     candidates = make_candidates(names, case)

@@ -75,14 +75,14 @@ def focal(
 ) -> Tensor:
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
-    The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where p_t = t p
-    + (1 - t)(1 - p) for probability p and target t.
+    The binary cross entropy of each image and class is multiplied by (1 - p_t)^gamma. For
+    probability p and target t, p_t is t * p + (1 - t) * (1 - p).
 
     Args:
         targets: classes (B,) or soft targets (B, K).
         smoothing: label smoothing of class targets.
-        alpha: weight of the positive term t log p. The paper's weight a corresponds to alpha = a /
-            (1 - a), up to a constant factor of the loss.
+        alpha: weight of the positive term t * log(p) relative to the negative term. For the weight
+            a of the paper, this is a / (1 - a).
         normalize: sum the loss over classes instead of averaging it.
         per_image: return the loss of each image (B,) instead of the mean over images.
     """

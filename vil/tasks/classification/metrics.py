@@ -18,9 +18,8 @@ MAX_RANKED = 100  # maximum number of classes for which all probabilities are ke
 def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
     """Return the names of the metrics of a classifier with `num_classes` classes.
 
-    is_mapped: whether the test set has other classes than the model, to which DATA.TARGETMAP maps
-    the model's classes. If so, metrics that require a test set with the model's classes are
-    omitted.
+    is_mapped: whether the test set has other classes than the model, so that DATA.TARGETMAP maps
+    the predictions to the test set's classes. If so, only loss, top-k accuracy and count remain.
     """
     names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
     if is_mapped:

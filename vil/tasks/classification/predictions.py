@@ -47,9 +47,9 @@ class Predictions(NamedTuple):
         return confusion_matrix(self.targets, self.predicted, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """Return the pairs of classes that are confused most often, most frequent first.
+        """Return the most frequent confusions of two classes, most frequent first.
 
-        Each pair is (true class, predicted class, number of images). most: maximum number of pairs.
+        Each item is (true class, predicted class, number of images). most: maximum number of items.
         """
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)

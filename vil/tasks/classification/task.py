@@ -133,8 +133,8 @@ class ClassificationTask(ImageTask):
         """Compute the training loss, and the top-1 accuracy in percent as a metric.
 
         With class weights or sample weights, the loss is the weighted mean over images. An image's
-        weight is its sample weight times the weight of its class. For a soft target, the class
-        weights are averaged, weighted by the target.
+        weight is its sample weight times the weight of its class. For a soft target t, the weight
+        of its class is the sum over classes k of t[k] * class_weights[k].
         """
         logits, targets = model(batch.images), batch.targets
         shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
@@ -370,8 +370,9 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
     class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.
 
     Model classes that are mapped to no class are excluded from the softmax. A prediction is correct
-    if it is mapped to the target. The loss is -log of the total probability of all classes that are
-    mapped to the target. If there are none, the prediction is wrong and the image has no loss.
+    if the predicted class is mapped to the target. The loss is -log of the total probability of all
+    model classes that are mapped to the target. If no model class is mapped to the target, the
+    prediction is wrong and the image has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)

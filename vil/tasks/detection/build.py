@@ -107,8 +107,8 @@ class Detection(ConfigTask, DetectionTask):
     def open_data(self) -> Iterator[OpenData]:
         """Context manager that opens the config's datasets to describe them, see `Task.open_data`.
 
-        If all datasets are synthetic, their images are rendered into a temporary folder. Of the
-        dataset `scenes`, only a few images are rendered.
+        If all datasets are synthetic, their images are rendered into a temporary folder. The
+        dataset `scenes` is then reduced to a few images, see `_render_few`.
         """
         with tempfile.TemporaryDirectory() as folder:
             few = _render_few(self.cfg, folder)
@@ -211,11 +211,10 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config that renders few synthetic images, to `folder`. If any dataset of
-    the config is not synthetic, returns `cfg` itself.
+    """Return a copy of a config that renders its synthetic datasets into `folder`.
 
-    In the copy, the dataset `scenes` has at most the training images of one step and a single
-    validation image.
+    In the copy, the dataset `scenes` has at most one validation image, and at most as many training
+    images as one optimizer step uses. If any dataset is not synthetic, returns `cfg` itself.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

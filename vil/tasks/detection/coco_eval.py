@@ -61,8 +61,8 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
     """Copy detections in COCO's results format, with only the fields for one type of evaluation.
 
-    iou_type: "bbox" to drop the segmentation, "segm" to drop the box. With a box, COCO's evaluation
-    would use its area as the area of the mask.
+    iou_type: "bbox" to drop the masks, "segm" to drop the boxes. In an evaluation of masks, COCO's
+    code would take the area of a detection from its box, if it had one.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
@@ -103,16 +103,17 @@ def average_precision(
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
     """Run COCO's evaluation without printing, and return the COCOeval object.
 
-    Its attribute `eval` is a dict with the arrays precision (T, R, K, A, M) and recall (T, K, A,
-    M), which are -1 where there are no objects. The shapes are described at the top of this file.
+    The object's attribute `eval` is a dict with the arrays precision (T, R, K, A, M) and recall
+    (T, K, A, M). Their values are -1 where there are no objects. The top of this file describes the
+    shapes.
 
     Args:
         truth: output of `load_truth`.
         rows: detections, sorted by `sort_results` and then converted by `select_results`.
         iou_type: "bbox" or "segm".
-        params: attributes to set in `COCOeval.params`. If any is given, the evaluation also marks
-            errors: false positives by the key `fp` in `COCOeval.cocoDt`, and missed objects by the
-            key `fn` in `COCOeval.cocoGt`.
+        params: attributes to set in `COCOeval.params`. If any is given, the evaluation marks errors
+            in the annotations of the returned object: false positives get the key `fp` in
+            `cocoDt.anns`, and missed objects get the key `fn` in `cocoGt.anns`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -136,8 +137,9 @@ def load_truth(
 ) -> dict[str, Any]:
     """Load an annotation file as the ground truth for COCO's evaluation.
 
-    iou_type: "bbox" or "segm". sizes: {image id: (H, W)} of the predicted masks. They replace the
-    image sizes in the file, because COCO's evaluation needs masks of equal size.
+    iou_type: "bbox" or "segm". sizes: {image id: (H, W)} of the predicted masks. These sizes
+    replace the image sizes in the file, because COCO's evaluation only compares masks of equal
+    size.
 
     An annotation is dropped if its image or category is unknown, or if it has no valid box or, for
     "segm", no valid segmentation. Unlike in training, tiny boxes and crowd regions are kept. A

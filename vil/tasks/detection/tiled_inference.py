@@ -83,11 +83,11 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 
 
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return whether each box (n, 4) of tile `index` also lies inside another tile, and touches no
-    inner border of that tile: (n,) bool.
+    """Return whether each box of tile `index` is completely visible in another tile: (n,) bool.
 
-    For inner borders, see `touches_inner_border`. tiles (T, 4): x1 y1 x2 y2 of all tiles. size:
-    (H, W) of the image.
+    Such a box lies inside the other tile, and touches no inner border of it, see
+    `touches_inner_border`. boxes (n, 4), tiles (T, 4): x1 y1 x2 y2 in the image. size: (H, W) of
+    the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])

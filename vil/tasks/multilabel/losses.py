@@ -31,9 +31,12 @@ def asymmetric(
 ) -> Tensor:
     """Compute the asymmetric loss of each image and label, (B, K).
 
-    For the probability p of a label and p_m = max(p - clip, 0), the loss is -(1 - p)^gamma_pos log
-    p for images with the label, and -p_m^gamma_neg log(1 - p_m) for other images. positive_weights
-    (K,): weight of positive images in the loss of each label; None: 1.
+    For the probability p of a label and p_m = max(p - clip, 0), the loss is
+
+        -(1 - p)^gamma_pos * log(p)          for images with the label,
+        -p_m^gamma_neg * log(1 - p_m)        for other images.
+
+    positive_weights (K,): weight of positive images in the loss of each label; None: 1.
     Source: Ridnik et al., arXiv:2009.14119, equations 4 to 7.
     """
     logits = logits.float()

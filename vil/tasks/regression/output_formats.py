@@ -23,7 +23,7 @@ class Prediction(NamedTuple):
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a table with aligned columns, with one line per image.
 
-    If the true numbers are known, the second column, "target", has the true numbers of the image.
+    If the true numbers are known, the second column, "target", has all true numbers of the image.
     names: names of the predicted numbers.
     """
     has_target, predictions = peek_target(predictions)
@@ -37,8 +37,9 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
 
-    Each element is {file, numbers: {name: number}, target, error}. `target` is present only if the
-    true numbers are known, and `error` only if the image could not be read.
+    Each element is {file, numbers: {name: number}, target, error}. `target` has all true numbers as
+    one string, and is present only if they are known. `error` is present only if the image could
+    not be read. names: names of the predicted numbers.
     """
     return format_json_array(
         {
@@ -52,9 +53,11 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as CSV, with the columns `file`, one per predicted number, and `error`.
+    """Format predictions as CSV, with one line per image.
 
-    A column `target` is added if the true numbers are known. names: names of the predicted numbers.
+    The columns are `file`, one column for each predicted number, `target`, and `error`. `target`
+    has all true numbers of the image, and is present only if the true numbers are known.
+    names: names of the predicted numbers.
     """
     has_target, predictions = peek_target(predictions)
     rows = ((p.file, p.numbers, p.error, p.target or "") for p in predictions)

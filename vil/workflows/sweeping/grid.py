@@ -116,8 +116,10 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over. If the values of its config key
-    are lists themselves, only a list that contains a list counts."""
+    """Return whether a setting has a list of values to sweep over, rather than a single value.
+
+    If one value of the config key is itself a list, the list to sweep over must contain a list.
+    """
     if not isinstance(setting.value, list):
         return False
     section, _, name = setting.key.rpartition(".")

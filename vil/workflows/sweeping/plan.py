@@ -1,6 +1,6 @@
 """Plan the runs of a sweep, and record them in the sweep's folder.
 
-    <sweep>/sweep.json            the runs, in order: name, variant, and values of swept keys
+    <sweep>/sweep.json            the runs, in order: name, group, variant, values of swept keys
             base.yaml             the config that all runs share
             configs/<run>.yaml    the complete config of a run
             runs/<run>/           the folder of a run, as `vil train` writes it
@@ -47,7 +47,7 @@ class SweepRun:
     """Run of a sweep.
 
     sweep: the sweep's folder.
-    group: the same for runs that differ only in their seed: the name without the seed.
+    group: name of the group of runs that differ only in their seed.
     variant: name of the variant, or "".
     settings: {config key that the sweep varies: the run's value, as the user wrote it}.
     cfg: the complete config.
@@ -148,8 +148,8 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
     """Raise ConfigError if the base config of a grid differs from the one in the sweep's folder.
 
-    Keys that the sweep varies, and LOCAL keys, may differ. known: the plan in the folder. base,
-    planned: base config and runs of the grid.
+    Keys that the sweep varies, and LOCAL keys, may differ. known: the plan in the folder. base: the
+    grid's base config. planned: the grid's runs.
     """
     own = {*LOCAL, *known.keys, *(key for run in planned for key in run.settings)}
     own |= {setting.key for variant in grid.variants for setting in variant.settings}
@@ -164,10 +164,10 @@ def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], gri
 def merge(
     known: Sequence[SweepRun], planned: Sequence[SweepRun], local: Sequence[Setting]
 ) -> list[SweepRun]:
-    """Add planned runs to the known runs of a sweep, except those with the config of a known run.
+    """Return the known runs of a sweep, followed by the planned runs that are new.
 
-    Returns all runs. local: new settings of LOCAL keys. They also replace the settings of the known
-    runs, except for keys that the sweep varies.
+    A planned run is new if no known run and no earlier planned run has the same config. local:
+    settings of LOCAL keys, to apply to the known runs. Keys that the sweep varies are not changed.
     """
     runs = {}
     for run in known:

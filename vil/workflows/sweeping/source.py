@@ -40,22 +40,22 @@ def make_grid(
 ) -> Grid:
     """Make the grid of a sweep from Python values and a file.
 
-    config: the base config, if `file` sets none.
+    config: the base config. Must be None if `file` sets a base config.
     overrides: settings of all runs. A list of values makes its key an axis: the sweep tries each
     value. For a config key whose value is a list itself, pass a list of lists.
-    file: YAML file, see `read_grid`. The other arguments override its settings.
+    file: YAML file, see `read_grid`. `overrides` and `axes` replace its settings of the same keys.
     axes: {config key: values to sweep over}.
-    variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces `config`.
-    flags: {config key: value}, which override all other settings and axes. None is ignored.
+    variants: {name: {key: value}}, which replace all variants of `file`. The key _BASE_ is a config
+    file that replaces the base config.
+    flags: {config key: value}, which override all other settings and axes. Keys whose value is None
+    are ignored.
     imports: Python files to run first.
 
     Raises ConfigError for invalid or contradictory settings.
     """
     grid = read_grid(file) if file else Grid()
     if config is not None and grid.config is not None:
-        raise ConfigError(
-            f"{file} sets the base config: remove --config-file, or `base` in the file"
-        )
+        raise ConfigError(f"{file} and --config-file both set the base config: remove one of them")
     config = str(config) if isinstance(config, Path) else config
     flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
     grid = replace(grid, flags=flags, imports=tuple(imports))

@@ -76,9 +76,12 @@ def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
 def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
-    torchrun exits with code 1 after any failure, so both are read from the run's status.json. If
-    the file does not have both, or is older than the start of the attempt (`began`), they are
-    derived from `returncode` and from the last error message in the run's output.
+    After a success, this is (0, ""). After a failure, it is the first of these that applies:
+
+    - The code and reason in the run's status.json, if the file was written after `began`, the start
+      of the attempt. They come first because torchrun itself exits with code 1 after any failure.
+    - LOST and the name of the signal, if a signal killed the process (`returncode` < 0).
+    - `returncode` and the last error message in the run's output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}

@@ -7,12 +7,12 @@ compute these results, where dq and dk are also multiplied by `scale`:
 
     query_kernel     dq = E @ keys for a block of queries; also delta, which the other kernels read
     key_kernel       dk = E^T @ queries and dv = P^T @ dout for a block of keys of a chunk
-    global_kernel    dk, dv and the gradient of the bias of the global keys
+    global_kernel    dk and dv of the global keys, and the gradient of their bias
     tile_kernel      E summed over images and chunks, for each pair of a query position and a key
                      position relative to the query's chunk
     table_kernel     the gradient of the bias table, from the result of tile_kernel
 
-tile_kernel and table_kernel are for windows. layout_bias.py is for attention patterns.
+tile_kernel and table_kernel are for windows. layout_bias.py does the same for layouts.
 
 Shapes: see forward.py.
 """
@@ -180,8 +180,8 @@ def key_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed, (keys, queries).
 
-    RECTS (for a window) or `lists` (for a layout) describe the queries of all chunks that attend to
-    this chunk. In `query_kernel`, they describe keys.
+    RECTS (for a window) or `lists` (for a layout) describe the queries that attend to the chunk's
+    keys. In `query_kernel`, they describe the keys that the chunk's queries attend to.
     """
     base_2 = scale * LOG2E
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -303,11 +303,12 @@ def tile_kernel(
 ):  # fmt: skip
     """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
-    The sums give the gradient of the bias, which depends only on positions relative to the query's
-    chunk. The queries are Q tokens of each chunk, beginning with index part*Q. The keys are the
-    `cells` tokens of one rectangle with `width` columns, which begins at row `top` and column
-    `left` relative to the chunk's first token. The (image, chunk) pairs are divided among `splits`
-    programs.
+    Each entry of TILE is for a pair of a query position and a key position relative to the query's
+    chunk. `table_kernel` computes the gradient of the bias from TILE.
+
+    Queries: Q tokens of each chunk, beginning with index part*Q. Keys: the `cells` tokens of a
+    rectangle with `width` columns, which begins at row `top` and column `left` relative to the
+    chunk's first token. TILE[i] sums every `splits`-th (image, chunk) pair, beginning with pair i.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -355,8 +356,8 @@ def table_kernel(
 ):  # fmt: skip
     """Sum TILE over splits and by displacement, and add the sums to DTABLE.
 
-    TILE (splits, N, Q, cells): the result of `tile_kernel`, which has the same arguments. The
-    rectangle of keys has `height` rows.
+    TILE (splits, N, Q, cells): the result of `tile_kernel`. part, top, left, width, cells: as in
+    `tile_kernel`. height: number of rows of its rectangle of keys.
     DTABLE (N, (4w-1)**2) float32: the gradient of the bias for each displacement, query position
     minus key position.
     """

@@ -118,10 +118,10 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Resize an axis of `sums`, the gradients for all displacements between two tokens.
+    """Cut or pad an axis of `sums` to the displacements -reach to reach.
 
-    The result covers the displacements -reach to reach. Gradients beyond `reach` are added to the
-    outermost entries, because the bias table clamps displacements. New entries are 0.
+    sums: gradient of the bias for each displacement between two tokens. Gradients beyond `reach`
+    are added to the outermost entries, because the bias table clamps displacements. Padding is 0.
     """
     far = sums.shape[axis] // 2 - reach
     if far <= 0:

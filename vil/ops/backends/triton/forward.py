@@ -1,19 +1,19 @@
 """The forward kernel of fused local attention, and functions shared with the backward kernels.
 
-A program computes the output for a block of queries of one chunk. Their keys, in this chunk and its
-eight neighbors, fill one or several rectangles of tokens, which are read row by row in blocks of
-any width. The rectangles are clipped to the grid, which excludes absent neighbors and padding. So
-masks are needed only at the end of a rectangle and for the exact window. In a cyclic window,
+A program computes the output for a block of Q queries of one chunk. Their keys are in this chunk
+and its eight neighbors, which form one or several rectangles of tokens. A program reads each
+rectangle in row-major order, K keys at a time. Rectangles are clipped to the image without padding.
+So masks are needed only at the end of a rectangle and for the exact window. In a cyclic window,
 rectangles are wrapped instead of clipped, and padding is masked. For the `Layout` of a pattern,
 keys are in listed chunks instead of rectangles (lists.py). The softmax is the online softmax of
 FlashAttention (arXiv:2205.14135).
 
-Scores are in base 2: the scale and the bias table are multiplied by log2(e), so that the
+Scores are in base 2: the scale and the biases are multiplied by log2(e), so that the
 exponential is a single exp2. LSE, which other backends read, is in base e.
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
-dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
-Window.mask: 1 exact, 0 chunks, -1 cyclic.
+dim (D_PAD: the next power of two, at least 16), Q tokens of a block of queries, K tokens of a block
+of keys. MASK is Window.mask: 1 exact, 0 chunks, -1 cyclic.
 Arguments q, k, v, out, .. are `Tokens` of launch.py: pointer and strides. For a window, `lists` is
 None. For a `Layout`, RECTS and num_rects are None.
 TABLE (N, 2*reach_rows + 1, 2*reach_cols + 1) and TO_GLOBAL (N, G) are float32 biases in base 2. The
@@ -153,9 +153,9 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
     """Return (token index, exists) of the tokens at (row, col).
 
-    The returned `exists` is False for tokens that do not exist according to the argument `exists`,
-    and for tokens outside of rows x cols, the image without padding. In a cyclic window, positions
-    outside the grid of chunks are wrapped first.
+    rows, cols: size of the image without padding. The returned `exists` is the argument `exists`,
+    but False outside of this image too. Where it is False, the token index is 0. In a cyclic
+    window, positions outside the grid of chunks are wrapped first.
     """
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
@@ -177,9 +177,10 @@ def window_bias(
 ):
     """Add the relative position bias to the scores of a window, and apply the exact mask.
 
-    In an exact window, scores of keys that are too far from the query become -inf. A TABLE includes
-    this mask. row, col, key_row, key_col: positions of queries and keys, which broadcast to the
-    shape of the scores. In a cyclic window, pass the key positions before wrapping.
+    The exact mask sets the scores of keys that are too far from the query to -inf. TABLE, unless it
+    is None, already has -inf for these keys. row, col, key_row, key_col: positions of queries and
+    keys, which broadcast to the shape of the scores. In a cyclic window, pass the key positions
+    before wrapping.
     """
     if TABLE is not None:
         score = add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols)
@@ -225,11 +226,11 @@ def listed_scores(
     rows, cols, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores, keys, values) for Q queries of a chunk, and K keys of its listed key chunks.
+    """Return (scores, keys, values) for Q queries and a block of K keys in a listed key chunk.
 
     The scores (Q, K) include bias and mask. number: index of the block of keys, see `list_blocks`.
-    blocks: blocks per key chunk. row, col: positions of the queries in the grid. place: row-major
-    index of each query in its chunk.
+    blocks: the number of such blocks in each key chunk. row, col: positions of the queries in the
+    grid. place: row-major index of each query in its chunk.
     """
     key_row, key_col, first, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -254,9 +255,9 @@ def rectangle_scores(
 ):  # fmt: skip
     """Return (scores, keys, values) for Q queries and a block of K keys in a rectangle of tokens.
 
-    The scores (Q, K) include bias and mask. row, col: positions of the queries. first: index in the
-    rectangle of the first key. first_row, first_col: first row and column of the rectangle. count,
-    across: its number of tokens and of columns.
+    The scores (Q, K) include bias and mask. row, col: positions of the queries. first_row,
+    first_col: position of the rectangle's first token. count: number of tokens of the rectangle.
+    across: number of its columns. first: row-major index in the rectangle of the block's first key.
     """
     key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
     key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)

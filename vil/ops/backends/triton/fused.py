@@ -1,15 +1,18 @@
 """Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file has the limits of the backend, and the two passes. A window and the layout of a pattern
-use the same kernels. The keys of a window are in a few rectangles of tokens, and the keys of a
-layout are in lists of chunks (lists.py, layouts.py).
+This file has the limits of the backend, and the forward and backward passes. Windows and layouts
+of patterns use the same kernels. A window finds a query's keys in a few rectangles of tokens. A
+layout finds them in lists of chunks (lists.py, layouts.py).
 
-Besides the gradients, the backward pass mainly allocates two tensors. The first, delta, has the sum
-of out * dout over the channels: 4 bytes per query and head. The second has partial sums of the
-gradient of a bias table. For a window, a partial sum takes up to 4 * 64 * 9 * w**2 bytes per head.
-Several partial sums are used only if all of them take at most 1/TILE_SHARE of the bytes of q, k, v,
-out and their gradients. The lists of a layout take up to 28 bytes per pair of chunks, and its masks
-16 * W * ceil(W / 64) bytes each.
+Memory of the backward pass, besides the gradients:
+
+- delta, the sum of out * dout over the channels: 4 bytes per query and head.
+- Partial sums of the gradient of a bias table. For a window, each takes up to 4 * 64 * 9 * w**2
+  bytes per head. More than one is used only if all of them together take at most 1/TILE_SHARE of
+  the bytes of q, k, v, out and their gradients.
+
+Memory of a layout: up to 28 bytes per pair of chunks for the lists, and 16 * W * ceil(W / 64) bytes
+per mask.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
 w*w tokens of a chunk.

@@ -146,11 +146,11 @@ class Launcher:
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """Return rectangles of tokens that contain the keys of the queries in a chunk.
+    """Return rectangles that contain all tokens to which the queries of a chunk attend.
 
     There is a single rectangle if possible, else one for each chunk offset. Rows and columns are
     relative to the chunk's first token, and the ends are exclusive.
-    mirrored: instead, return rectangles that contain the queries that attend to the chunk.
+    mirrored: return rectangles that contain all tokens whose queries attend to the chunk.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))

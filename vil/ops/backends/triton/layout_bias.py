@@ -1,10 +1,11 @@
 """The gradient of a layout's bias table, without atomics, so repeated runs are bitwise equal.
 
 A step is the displacement between a query chunk and a key chunk. All pairs of chunks with the same
-step have the same bias. step_kernel sums the gradient of the scores over all images and all pairs
-of a step. The result is a tile, a matrix with an entry for each pair of a position in the query
-chunk and a position in the key chunk. displacement_kernel sums the entries of the tiles by the
-displacement between tokens.
+step have the same bias. The gradient is therefore computed by two kernels:
+- step_kernel computes a tile for each step and head, the gradient of the scores between the tokens
+  of two chunks (w*w queries, w*w keys), summed over all images and all pairs of chunks.
+- displacement_kernel sums all entries of the tiles that have the same displacement between the
+  query and the key.
 
 Shapes: see lists.py. E pairs of chunks.
 """
@@ -25,11 +26,12 @@ def step_kernel(
 ):  # fmt: skip
     """Sum the gradient of the scores over images and chunk pairs, separately for each step.
 
-    A step is a displacement between a query chunk and a key chunk. A launch computes `num_steps`
-    steps from index `first_step`, for Q queries of each chunk from index part*Q. `splits` programs
-    share the images and chunk pairs of a step.
-    TILE (splits, num_steps, N, Q, w*w) float32: the sums.
-    lists: the query chunk of each chunk pair, sorted by step. KEY_CHUNKS (E,): the key chunks.
+    A launch computes `num_steps` steps, starting with step `first_step`. Of each query chunk, it
+    takes Q queries, starting with query part*Q.
+    TILE (splits, num_steps, N, Q, w*w) float32: the sums. The images and chunk pairs of each step
+    are divided into `splits` parts, and each part has its own sum.
+    lists: the query chunk of each chunk pair, sorted by step.
+    KEY_CHUNKS (E,): the key chunk of each chunk pair, in the same order.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -86,12 +88,12 @@ def displacement_kernel(
 ):  # fmt: skip
     """Sum the entries of TILE for each displacement between tokens, and add the sums to DTABLE.
 
-    span_rows, span_cols: largest step plus one, in chunks of w x w tokens.
-    TILE: the result of `step_kernel` for the same steps and queries.
-    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias, with the
-    displacement (0, 0) in the middle.
-    STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step, with the step (0, 0)
-    in the middle; -1 if no pair of chunks has this step.
+    span_rows, span_cols: one more than the largest absolute step, in rows and columns of chunks.
+    TILE: the result of `step_kernel` for the same part, first_step, num_steps and splits.
+    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32: the gradient of the bias. The
+    displacement (0, 0) is in the middle.
+    STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32: the index of each step. The step (0, 0) is in
+    the middle. The index is -1 if no pair of chunks has this step.
     """
     wide = 2 * span_cols * w - 1
     entries = (2 * span_rows * w - 1) * wide

@@ -21,15 +21,16 @@ from vil.utils.transforms import untraced
 class Lists(NamedTuple):
     """Lists of chunks, which are concatenated in the tensor `chunks`.
 
-    List i has the key chunks of query chunk i. In mirrored lists, it has the query chunks of key
-    chunk i.
-    starts: list i of head h is chunks[starts[h * stride + i] : starts[h * stride + i + 1]].
+    `make_lists` returns one list per query chunk, of its key chunks. With `mirrored`, it returns
+    one list per key chunk, of its query chunks. `Steps` has one list per step, of query chunks.
+
+    starts int32: list i of head h is chunks[s[n] : s[n + 1]], for s = starts.flatten() and
+    n = h * stride + i.
     stride: the number of entries of `starts` per head; 0 if all heads have the same lists.
-    chunks (E,): the chunk indices of all lists, one for each of E pairs of chunks.
-    masks (E,): the index of each pair's mask in `tiles`; negative if the pair needs no mask.
+    chunks (E,) int32: the chunk indices of all lists, one for each of E pairs of chunks.
+    masks (E,) int32: the index of each pair's mask in `tiles`; negative if the pair needs no mask.
     tiles (T, W, ceil(W / 64)) int64: the T distinct masks as bits. Each query token has a bit for
-    each key token. With mirrored lists, each key token has a bit for each query token.
-    The other tensors are int32.
+    each key token. With `mirrored`, each key token has a bit for each query token.
     """
 
     # no field may be None: Triton does not compile None inside a tuple
@@ -46,7 +47,7 @@ class Steps(NamedTuple):
     lists: the query chunks of each step.
     keys (E,) int32: the key chunk of each pair, in the order of the query chunks in `lists`.
     count: the number of different steps.
-    span: the largest step plus one, in (rows, columns) of chunks.
+    span: (rows, columns), each one more than the largest absolute step in this direction.
     numbers (2*rows - 1, 2*cols - 1) int32, for rows, cols = span: the index of each step in
     `lists`; -1 if no pair has this step. The step (0, 0) is in the middle.
     """
@@ -88,14 +89,12 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def make_table_index(layout: Layout, device: torch.device) -> tuple[Tensor, Reach]:
-    """Return (index, reach), to expand the bias table of a layout.
+    """Return (index, reach), which convert the bias table of a layout to a table for kernels.
 
-    The expanded table repeats the outermost entries of the bias table, so that kernels need not
-    clamp displacements.
-
-    index: for each entry of the expanded table, row-major, its index in the bias table.
     reach: (rows, cols), the largest displacement between tokens in the layout's pairs of chunks.
-    The expanded table has 2*rows + 1 rows and 2*cols + 1 columns.
+    index: `table[:, index]` is the table for kernels, flattened. It has 2*rows + 1 rows and
+    2*cols + 1 columns, with an entry for each displacement up to `reach`. Displacements outside of
+    the bias table get its outermost entries, so that kernels need not clamp displacements.
     """
     steps, w = layout.steps()[0], layout.size
     span = (steps.abs().amax(0) + 1).tolist() if len(steps) else (1, 1)

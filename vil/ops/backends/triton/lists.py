@@ -25,11 +25,10 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks), which describe the blocks of tokens in one list of chunks.
+    """Return (first, end, blocks): one list of chunks has the blocks `first` to `end` - 1.
 
-    Each chunk has `blocks` blocks of BLOCK tokens, numbered consecutively over all lists of all
-    heads. This list has the numbers `first` to `end` - 1. line: index of the list among those of
-    the head.
+    Each chunk is divided into `blocks` blocks of BLOCK tokens. The blocks of all lists of all
+    heads are numbered consecutively. line: index of the list among the lists of the head.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -40,11 +39,12 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK consecutive tokens of a chunk.
 
-    first: index in the chunk of the first of these tokens. All indices are row-major.
+    first: the `place` of the first token.
     row, col: the row and column of each token in the grid.
-    place, token: index of each token in the chunk and in the grid.
-    exists: False for tokens outside of rows x cols, and beyond the end of the chunk. Their `token`
-    is 0. Beyond the end of the chunk, row, col and place are those of the chunk's first token.
+    place: row-major index of each token in the chunk.
+    token: row-major index of each token in the grid; 0 if the token does not exist.
+    exists: False for tokens outside of rows x cols, and beyond the end of the chunk. Beyond the end
+    of the chunk, row, col and place are those of the chunk's first token.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -60,11 +60,12 @@ def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, first, token, exists, mask) of one block of tokens in a list of chunks.
 
     number: number of the block, in the range that `list_blocks` returns. blocks: blocks per chunk.
-    row, col, token: the row, column and row-major index of each token in the grid.
-    first: row-major index in the chunk of the block's first token.
+    row, col: the row and column of each token in the grid.
+    first: row-major index of the block's first token in its chunk.
+    token: row-major index of each token in the grid.
     exists: False for padding.
-    mask: index in `lists.tiles` of the mask between the block's chunk and the chunk to which the
-    list belongs; negative if they need no mask.
+    mask: index of a mask in `lists.tiles`; negative for no mask. It masks the scores between this
+    block's chunk and the chunk that has the list.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -84,9 +85,10 @@ def head_table(TABLE, head, reach_rows, reach_cols):
 def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
     """Add the relative position bias to the scores.
 
-    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`. row, col, key_row,
-    key_col: grid positions of the queries and of the keys, which broadcast to the shape of the
-    scores. reach_rows, reach_cols: maximum distance between query and key.
+    TABLE: a pointer to the entry of displacement (0, 0), see `head_table`.
+    row, col: positions of the queries in the grid. key_row, key_col: positions of the keys. All
+    four must broadcast to the shape of the scores.
+    reach_rows, reach_cols: largest displacement in the table.
     """
     wide = 2 * reach_cols + 1
     return score + tl.load(TABLE + ((row * wide + col) - (key_row * wide + key_col)))
@@ -94,14 +96,14 @@ def add_bias(score, TABLE, row, col, key_row, key_col, reach_rows, reach_cols):
 
 @triton.jit
 def show(score, lists, mask, place, first, w, BLOCK: tl.constexpr):
-    """Apply a mask to the scores between two chunks A and B: masked scores become -inf.
+    """Set masked scores to -inf. The scores are between some tokens of two chunks A and B.
 
-    A has the queries and B the keys, or the reverse.
-    score (len(place), BLOCK): scores between some tokens of A and BLOCK tokens of B.
-    place: the row-major indices in A of these tokens of A.
-    first: the row-major index in B of the first of the BLOCK tokens. BLOCK divides 64.
+    A is the query chunk and B the key chunk, or the reverse.
+    score: one row for each token of A in `place`, one column for each of BLOCK tokens of B.
+    place: row-major indices of the tokens in A.
+    first: row-major index in B of the first column's token. BLOCK divides 64.
     mask: index of the mask in `lists.tiles`; negative for no mask. A mask is (W, ceil(W / 64))
-    int64: the row of a token of A has a bit for each of the W tokens of B.
+    int64. Each row is a token of A, and has a bit for each token of B.
     """
     words = tl.cdiv(w * w, 64)
     at = tl.maximum(mask, 0).to(tl.int64) * (w * w * words) + place * words + first // 64

@@ -29,9 +29,9 @@ def base_2(bias: Tensor | None) -> Tensor | None:
 def make_table(window: Window | Layout, table: Tensor | None) -> tuple[Tensor | None, Reach]:
     """Return the bias table for kernels, and its largest displacement (rows, columns).
 
-    table: the table of a `LocalBias`. If it is None, the returned table is also None. For an exact
-    window, the returned table is -inf for keys that are too far away. For a `Layout`, it has an
-    entry for each displacement in the attended chunk pairs.
+    table: the table of a `LocalBias`. If it is None, the returned table is always None. Otherwise,
+    the returned table of an exact window is -inf for keys that are too far away, and that of a
+    `Layout` has an entry for each displacement in the attended chunk pairs.
     """
     if isinstance(window, Layout):
         if table is None:

@@ -193,8 +193,8 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
     """Return the ids of the images or categories of an annotation file, (n,) int64.
 
-    path, key: the file and "images" or "categories", for the error message. rows: the list of
-    images or categories. Raises DataError for a duplicate id.
+    rows: the list of images or categories. key: "images" or "categories". path: the file. `path`
+    and `key` are used only in the error message. Raises DataError for a duplicate id.
     """
     ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
@@ -213,7 +213,7 @@ def find(mapping: Mapping[int, int], key: object, default: int) -> int:
 def parse_boxes(boxes: list) -> Array:
     """Convert the boxes of M annotations from JSON to x1 y1 x2 y2, (M, 4) float32.
 
-    boxes: list of [x, y, width, height]. An invalid value is converted to four NaNs.
+    boxes: list of [x, y, width, height]. An element that is not four numbers becomes four NaNs.
     """
     with np.errstate(all="ignore"):
         try:
@@ -249,8 +249,8 @@ def find_reasons(
 ) -> Array:
     """Return (M,) int64 for M annotations: 0 if usable, else the index of the reason in REASONS.
 
-    The arguments are the fields of `Annotations` with the same names. Boxes are clipped in float32,
-    so that the result agrees with `transforms.clip_boxes`.
+    The arguments are the fields of `Annotations` with the same names. Some reasons concern the part
+    of a box inside the image. It is computed in float32, to agree with `transforms.clip_boxes`.
     """
     # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)

@@ -42,8 +42,8 @@ def write_fake(
 ) -> Files:
     """Write n synthetic images of `size` (H, W) and an annotation file.
 
-    The images show filled rectangles on noise. The first images are the same for any n. Returns the
-    image folder, root/<split>, and the annotation file, root/annotations/instances_<split>.json.
+    The images show filled rectangles on noise. Image i is the same for any n. Returns the image
+    folder, root/<split>, and the annotation file, root/annotations/instances_<split>.json.
     """
     folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ class _AtLeastTwoPixels:
 class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
     """Transform that resizes the shorter side of an image to a length sampled from `min_size`.
 
-    If the longer side would exceed `max_size`, it is resized to `max_size` instead.
+    If the longer side would exceed `max_size`, the longer side is resized to `max_size` instead.
     """
 
 

@@ -23,9 +23,9 @@ class Pyramid(FeaturePyramidNetwork):
     Args:
         in_channels: channels of each input map, finest first.
         channels: channels of every level.
-        extra: coarser levels to add, ("pool",), ("p6",), ("p6", "p7") or (). "pool" is the coarsest
-            level, subsampled by 2 (R-CNN). "p6" is a stride-2 convolution of the coarsest input
-            map, and "p7" one of p6 after a ReLU (RetinaNet).
+        extra: coarser levels to add: ("pool",) for R-CNN, ("p6",) or ("p6", "p7") for RetinaNet, or
+            (). "pool" subsamples the coarsest of the other levels by 2. "p6" is a stride-2
+            convolution of the coarsest input map. "p7" is a ReLU and such a convolution of "p6".
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:

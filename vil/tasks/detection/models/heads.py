@@ -83,10 +83,10 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 class LevelMapper:
     """Assign boxes to pyramid levels of any strides, as in the FPN paper (arXiv:1612.03144).
 
-    Equation 1 of the paper gives the ideal stride of a box, a power of 2. The box is assigned to
-    the coarsest level whose stride, rounded down to a power of 2, is not above the ideal stride, or
-    else to the finest level. torchvision's LevelMapper needs strides that double from level to
-    level.
+    Equation 1 of the paper gives the ideal stride of a box, a power of 2. The strides of the levels
+    are rounded down to powers of 2. A box is assigned to the coarsest level whose rounded stride is
+    at most the ideal stride. If there is none, the box is assigned to the finest level.
+    torchvision's LevelMapper needs strides that double from level to level.
     """
 
     def __init__(self, strides: Sequence[int]) -> None:

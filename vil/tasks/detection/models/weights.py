@@ -19,8 +19,8 @@ def load_detector(
 ) -> Report:
     """Load a weight file into a detector, and return a report of what was loaded.
 
-    A file that is not that of a detector of this package is loaded only into the detector's body,
-    the network before the feature pyramid.
+    A file of another model, such as a classifier, is loaded only into the detector's body, the
+    network before the feature pyramid.
 
     Args:
         head: "keep" to load the layers that depend on the number of categories, "new" to leave them
@@ -28,8 +28,8 @@ def load_detector(
         rule: method for resizing position embeddings and bias tables, see `load_weights`.
         strict: raise CheckpointError if only the body would be loaded, with random heads.
 
-    Raises CheckpointError if the weights do not fit the model, and ValueError for other values of
-    `head`, such as "rows:FILE", which only classifiers support.
+    Raises CheckpointError if the weights do not fit the model, and ValueError for any other value
+    of `head`. Detectors do not support "rows:FILE".
     """
     if head not in ("keep", "new"):
         raise ValueError(
@@ -50,12 +50,12 @@ def load_detector(
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    state: state dict of a classifier, or of a detector of the original Vision Longformer code. Its
-    heads are ignored. rule: method for resizing position embeddings and bias tables, see
-    `load_weights`.
+    state: state dict of a classifier, or of a detector of the original Vision Longformer code. The
+    weights of heads are ignored.
+    rule: method for resizing position embeddings and bias tables, see `load_weights`.
 
-    A classifier's absolute position embeddings are always interpolated, regardless of the argument
-    `resize` of `AbsoluteEmbedding`.
+    Absolute position embeddings of a classifier are always interpolated to the size of the body's,
+    even if `AbsoluteEmbedding.resize` is another method.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
