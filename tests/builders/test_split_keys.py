@@ -147,7 +147,7 @@ def test_a_table_for_evaluation_has_the_learned_classes(root, task, caplog):
     assert "va.csv: 1 of 3 classes have no images, such as class 1" in caplog.text
     assert check_data(cfg).is_usable
     found = check_data(cfg, ["DATA.TEST=[other.csv]"])
-    assert "it adds class 3" in "".join(found.problems)
+    assert "added: class 3" in "".join(found.problems)
 
 
 def test_weights_follow_their_images(root, tmp_path):
@@ -175,7 +175,7 @@ CONFLICTS = {
     "test without val": (("DATA.TEST_FRACTION=0.1",), "set DATA.VAL too"),
     "not a training set": (
         ("DATA.VAL_FRACTION=0.1", "DATA.TEST=[fake]"),
-        "has no dataset in common with DATA",
+        "in both DATA.TRAIN (folder) and DATA.TEST (fake)",
     ),
 }
 

@@ -308,7 +308,7 @@ def test_a_label_with_fewer_images_than_folds_is_a_warning(caplog):
     words = write_table("label", ["cat|dog", *["cat"] * 7])
     words += ["TASK=multilabel", "DATA.VAL_FRACTION=0", "DATA.FOLDS=2"]
     assert vil("train", "--dry-run", *words).code == 0
-    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a label", caplog.text)
+    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a class", caplog.text)
 
 
 def test_an_unreadable_image_is_counted_and_named():
@@ -420,7 +420,7 @@ def test_rows_of_the_head_that_are_not_there():
     save_weights("weights.pth")
     words = ["MODEL.MODEL_PATH=weights.pth", "FINETUNE.HEAD=rows:rows.txt", "--output_dir", "out"]
     ended = vil("train", *TINY, *words)
-    refused(ended, CHECKPOINT, r"head rows:rows\.txt: there is no such file")
+    refused(ended, CHECKPOINT, r"head=rows:rows\.txt: there is no such file")
     Path("rows.txt").write_text("0 1 2 9")
     refused(vil("train", *TINY, *words), CHECKPOINT, r"class indices from 0 to 3")
 

@@ -145,7 +145,7 @@ REFUSED = {
     "folder": ("--out file/below", r"--out file/below: "),
     "import": ("--import none.py", r"--import none\.py: no such Python file"),
     "no result": ("--plot none.json", r"--plot none\.json: cannot be read: No such file"),
-    "not a result": ("--plot file", r"--plot file: not a result of vil benchmark attention"),
+    "not a result": ("--plot file", r"--plot file is not a result of vil benchmark attention"),
 }
 
 

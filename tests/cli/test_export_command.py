@@ -130,8 +130,8 @@ def test_command_lines_that_cannot_be(run, words, code, said):
         ({"": 15}, "--calibration images: expected a folder with at least 16 images, got 15"),
         (
             {"hue 0": 10, "hue 90": 8, "owl": 1},
-            "--calibration images: the subfolders owl are not named after classes of the model, "
-            "which are hue 0, hue 90, hue 180, hue 270",
+            "--calibration images: the model has no classes for the subfolders owl: rename or "
+            "remove them (classes: hue 0, hue 90, hue 180, hue 270)",
         ),
     ],
 )

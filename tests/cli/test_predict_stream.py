@@ -104,7 +104,7 @@ def test_everything_that_does_not_fit_is_one_line(photo, tmp_path):
         "the smallest possible limit is": [photo, "--stream", "--memory", "9KiB"],
         "expected OUTPUT=FILE": [photo, "--stream", "--save", "map.npy"],
         "unknown output": [photo, "--stream", "--save", "stage=map.npy"],
-        "this file is given twice": [photo, "--stream", *double],
+        "another output is saved to the same file": [photo, "--stream", *double],
         "--output-file writes this": [photo, "--stream", double[0], f"--output-file={one}"],
         "is a vector": [photo, "--stream", "--save", "logits=map.npy"],
         "expected a name that ends in": [photo, "--stream", "--save", "stages.0=map.jpg"],

@@ -136,7 +136,8 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
     assert vil("train", *FEW, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
     _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
-    assert "left out: stage 2: no token covers pixel 31,31: 2 x 2 tokens of 12 pixels" in said
+    assert "left out: stage 2: no token covers pixel 31,31: the 2 x 2 tokens cover only" in said
+    assert "rows 0 to 23 and columns 0 to 23" in said
     ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
     assert ended.code == USAGE
     assert ended.err.endswith("there are no global tokens\n")
@@ -223,7 +224,7 @@ def test_the_plot_in_the_docs_is_what_its_command_draws():
         ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
         ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
         ("--mode 9", "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8"),
-        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or 3, the length"),
+        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items, but the longest list of"),
         ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],
 )

@@ -107,7 +107,7 @@ def test_the_seed_alone_decides_order_and_pixels(reference):
 
 
 def test_a_batch_larger_than_the_dataset_and_no_repeat_are_errors_with_numbers():
-    with pytest.raises(ValueError, match="repeats must be at least 1, given 0"):
+    with pytest.raises(ValueError, match="`repeats` must be at least 1, got 0"):
         TrainLoader(training_set(), batch_size=4, repeats=0)
     with pytest.raises(DataError, match=r"32 samples x 2 processes needs 64 samples.*has 22"):
         TrainLoader(training_set(), batch_size=32, world=2)

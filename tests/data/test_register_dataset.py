@@ -86,7 +86,7 @@ def test_a_dataset_that_breaks_the_contract_is_refused(dataset, message):
 def test_names_and_results_are_checked():
     with pytest.raises(ValueError, match="the dataset 'fake' already exists"):
         register_dataset("fake", Greys)
-    with pytest.raises(ValueError, match="ends in '.yaml' is read as a path"):
+    with pytest.raises(ValueError, match="ends in '.yaml' is read as the path"):
         register_dataset("mine.yaml", Greys)
     with pytest.raises(ValueError, match="must have the keyword-only argument num_classes"):
         register_dataset("mine", lambda root, split, transform: None, numbered=True)

@@ -102,7 +102,7 @@ def test_labels_that_mean_two_classes_are_names_with_a_warning(tmp_path, caplog)
     for labels, extension in ((["0", "2"], "cls"), ([{"label": 0}, {"label": 2}], "json")):
         caplog.clear()
         assert read(tmp_path, labels, extension).targets.tolist() == [0, 4]
-        assert "1 labels, such as 2, are the name of one class" in caplog.text
+        assert "1 ambiguous labels, such as 2. Each is the name of one class" in caplog.text
     caplog.clear()
     assert read(tmp_path, ["0", "2", "1"], text_labels=True).targets.tolist() == [0, 4, 1]
     assert read(tmp_path, ["0", "2", "11"]).targets.tolist() == [0, 4, 3]  # 11 is no number
@@ -175,9 +175,9 @@ def test_what_is_no_tar_is_refused(tmp_path):
     (tmp_path / "y.tar").write_bytes(b"x" * 2000)
     with pytest.raises(DataError, match="is not a tar"):
         build_dataset("y.tar", tmp_path, "train")
-    assert "all samples of x.tar are training images: set DATA.VAL_FRACTION to 0.2" in refusal(
-        tmp_path, ["a"], split="val"
-    )
+    said = refusal(tmp_path, ["a"], split="val")
+    assert "x.tar has no val images, because all its samples are training images" in said
+    assert "set DATA.VAL_FRACTION to 0.2" in said
 
 
 def test_one_of_several_images_or_labels(tmp_path, caplog):

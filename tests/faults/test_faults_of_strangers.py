@@ -312,7 +312,7 @@ def test_f16_links_in_a_run(whole):
         link.unlink(missing_ok=True)
         link.symlink_to(victim.resolve())
         ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-        tally.judge(name, ended, USAGE, f"run/{name} is a link: remove it")
+        tally.judge(name, ended, USAGE, f"run/{name} is a link, .*: remove the link")
         changed += victim.read_bytes() != before
     tally.record("links in a run folder")
     record("F16", "files changed through a link", changed, 0)

@@ -243,7 +243,7 @@ def test_export_with_symbolic_sizes(name):
         ("pattern", {"pattern": "axail"}, "unknown pattern 'axail'; did you mean 'axial'"),
         ("pattern", {"pattern": "axial |"}, "at the end: expected the name of a"),
         ("pattern", {"pattern": "axial", "rel_pos": True}, "needs `grid`"),
-        ("pattern", {"pattern": "axial", "max_reach": -1}, "max_reach at least 0, got 8 and -1"),
+        ("pattern", {"pattern": "axial", "max_reach": -1}, "`max_reach` at least 0, got 8 and -1"),
         ("pattern", {"pattern": "window:3,-1"}, "a query may attend to a key twice"),
         ("full", {"rel_pos": True}, "needs `grid`"),
         ("linformer", {"num_features": 5}, "needs `grid`"),

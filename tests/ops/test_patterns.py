@@ -208,7 +208,7 @@ ERRORS = [
     ("(axial", r"at the end: expected \)"),
     ("axial)", r"column 6.*found '\)'"),
     ("local:distance=3,nrom=2", "unknown argument of local 'nrom'; did you mean 'norm'"),
-    ("local:distance=3,2", "values without a KEY must come first"),
+    ("local:distance=3,2", "values without a KEY must come before KEY=VALUE: expected '='"),
     ("local:", "at the end: expected a value"),
     ("local:-1", "the distance must be at least 0, got -1"),
     ("local:2,3", "the norm must be one of max, 1, 2, got 3"),

@@ -334,7 +334,7 @@ def test_choices_of_another_machine_or_code_are_kept(caplog):
     theirs = {"cpu of another kind": {CASE.bucket(): {"backend": "masked"}}}
     tuning_cache.path().write_text(json.dumps({"format": 1, "machines": theirs}))
     assert tuning_cache.load("cpu") == 0
-    assert "has tuned backends, but none for this machine" in caplog.text
+    assert "has tuned backends, but not for the current machine" in caplog.text
     tuning_cache.save("cpu", {CASE.bucket(): [tuner.Trial("blocked", forward=1.0)]})
     found = json.loads(tuning_cache.path().read_text())["machines"]
     assert found.items() > theirs.items()

@@ -57,11 +57,11 @@ def test_the_log_has_the_scaled_rate(caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(), "OPTIM.LR is 1, the default, which for adamw is above the range of published "),
-        (dict(LR=0.05), "OPTIM.LR is 0.05, which for adamw is above"),
-        (dict(LR=1e-8, OPT="sgd"), "for sgd is below the range of published recipes, 1e-05 to 10"),
+        (dict(), "OPTIM.LR is 1, the default. For adamw, this is above the range of published "),
+        (dict(LR=0.05), "OPTIM.LR is 0.05. For adamw, this is above"),
+        (dict(LR=1e-8, OPT="sgd"), "this is below the range of published recipes, 1e-05 to 10"),
         (dict(LR=0.01, OPT="timm/lion"), "of published recipes, 1e-07 to 0.002"),
-        (dict(LR=5e-3, REFERENCE=8, BSZ=128), r"OPTIM.LR is 0.02 after scaling by sqrt(128 / 8), "),
+        (dict(LR=5e-3, REFERENCE=8, BSZ=128), r"OPTIM.LR is 0.02 after scaling by sqrt(128 / 8). "),
     ],
 )
 def test_a_rate_outside_of_published_recipes_earns_a_warning(options, message, caplog):

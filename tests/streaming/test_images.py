@@ -222,7 +222,7 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
         "is not an image": (object(), {}),
         "got the shape": (floats[None], {}),
         "has no tokens": (floats[:, :7], {}),
-        "transform must keep the shape": (floats, dict(transform=lambda strip: strip[:2])),
+        "must return a tensor of the same shape": (floats, dict(transform=lambda strip: strip[:2])),
     }
     for message, (image, options) in refused.items():
         with pytest.raises(ConfigError, match=message):

@@ -82,8 +82,8 @@ def test_other_names_are_refused(colors, tmp_path):
     ended = vil("evaluate", "--run", run, "--data", data, "--output_dir", tmp_path / "out")
     assert ended.code == DATA
     assert (
-        "folder has other classes than the model (it lacks blue; it adds azure): "
-        "to match them by number, set DATA.CLASSES to by_position\n" in ended.err
+        "folder has other classes than the model (missing: blue; added: azure): "
+        "to match classes by number, set DATA.CLASSES to by_position\n" in ended.err
     )
     assert results_of(run, data, "DATA.CLASSES=by_position")["top1"] == 100
 

@@ -103,7 +103,7 @@ def test_probabilities_and_views(runs):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images, such as"),
+        (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are not in a test"),
         (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, for"),
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
         (["--run", "other"], "the test sets of other (fake) are not in DATA.TRAIN of any run"),

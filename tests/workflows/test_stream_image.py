@@ -48,5 +48,5 @@ def test_a_map_that_cannot_be_converted_is_kept(photo, tmp_path):
 
     with pytest.raises(SaveError, match="cannot be written") as error:
         stream.predict(block)
-    kept = str(error.value).rpartition("the map is in ")[2]
+    kept = str(error.value).rpartition("The complete map is in ")[2]
     assert np.load(kept).shape == stream.prepared.shapes["stages.1"]

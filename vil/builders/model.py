@@ -256,8 +256,8 @@ def _apply_fsdp(
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
         raise ConfigError(
             f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer_name(cfg)}: set "
-            "DISTRIBUTED.STRATEGY to 'ddp', or use an elementwise optimizer of timm, such as "
-            f"timm/lion, or one of the optimizers {known}"
+            f"DISTRIBUTED.STRATEGY to 'ddp', or use another optimizer ({known}, or an elementwise "
+            "optimizer of timm, such as timm/lion)"
         )
     for model in models:
         network = attention_network(model)

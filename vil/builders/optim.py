@@ -94,7 +94,7 @@ def report_lr(cfg: CfgNode) -> None:
         is_default = float(KEYS["OPTIM.LR"].default) == cfg.OPTIM.LR
         scaled = f" after scaling by {lr.rule}" if lr.rule else ""
         origin = scaled or (", the default" if is_default else "")
-        log.warning("OPTIM.LR is %g%s, which for %s is %s", lr.peak, origin, name, why)
+        log.warning("OPTIM.LR is %g%s. For %s, this is %s", lr.peak, origin, name, why)
     factor, drops = cfg.OPTIM.DROP_FACTOR, cfg.OPTIM.VAL or cfg.SOLVER.LR_POLICY == "multistep"
     if drops and factor < 1:
         text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"

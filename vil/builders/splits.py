@@ -38,9 +38,9 @@ def derived_splits(cfg: CfgNode, name: str) -> list[str]:
         shared = set(data[key]) & set(data.TRAIN)
         if not shared:
             raise ConfigError(
-                f"DATA.{key} {', '.join(data[key])} has no dataset in common with DATA.TRAIN "
-                f"{', '.join(data.TRAIN)}, so no {split} images can be held out: "
-                f"set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0, or change DATA.{key}"
+                f"{split} images can only be held out from a dataset in both DATA.TRAIN "
+                f"({', '.join(data.TRAIN)}) and DATA.{key} ({', '.join(data[key])}): change "
+                f"DATA.{key}, or set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0"
             )
         if name in shared:
             splits.append(split)
@@ -130,7 +130,7 @@ def _check_groups(
     )
     if dataset.target_type == "class":
         raise DataError(f"{problem}; add images, or remove these classes")
-    logger.warning("%s; a label cannot be evaluated on a split in which no image has it", problem)
+    logger.warning("%s; a class cannot be evaluated on a split that has no images of it", problem)
 
 
 def _check_classes(
@@ -143,7 +143,7 @@ def _check_classes(
         if missing:
             shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
             raise DataError(
-                f"{what}: {len(missing)} of {len(classes)} classes ({shown}) have no images in "
-                f"part {part}, because their groups also have images of other classes: change "
+                f"{what}: part {part} has no images of {len(missing)} of {len(classes)} classes "
+                f"({shown}), because groups with images of several classes are not divided: change "
                 "DATA.SPLIT_SEED, or set DATA.GROUP_BY to 'none'"
             )

@@ -334,7 +334,8 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
     if args.required_task:
         noun = registry("task")[args.required_task].facts["noun"]
         raise ConfigError(
-            f"no {noun} was given: use --run DIR, or --config-file FILE MODEL.MODEL_PATH FILE"
+            f"no {noun} was given: use --run DIR, or give both --config-file FILE and "
+            "MODEL.MODEL_PATH FILE"
         )
     args.config_file, own = shipped_weights()
     args.opts = [*own, *opts]

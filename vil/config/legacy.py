@@ -71,8 +71,8 @@ def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
         log.warning(
-            "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil applies LN_EPS, "
-            "except to models with weights of the original code.",
+            "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil uses LN_EPS, "
+            "but keeps 1e-6 for a model that loads weights of the original code.",
             sources[key],
             key,
         )

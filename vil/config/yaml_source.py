@@ -116,8 +116,8 @@ def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
     if not any(base.is_relative_to(root) for root in roots):
         allowed = " and ".join(map(str, roots))
         raise ConfigError(
-            f"{where}: _BASE_ {name}: the file is outside of {allowed}; other folders are not "
-            "allowed, so that a config from another person cannot read your files"
+            f"{where}: _BASE_ {name} is outside of {allowed}: move it to one of these folders (a "
+            "config from another person could otherwise read any of your files)"
         )
     return base
 

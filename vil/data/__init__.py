@@ -121,8 +121,8 @@ def register_dataset(
     """
     if suffix := file_suffix(name):
         raise ValueError(
-            f"dataset {name!r}: a name that ends in {suffix!r} is read as a path by the dataset "
-            f"{FILES[suffix][0]!r}; choose another name"
+            f"dataset {name!r}: a name that ends in {suffix!r} is read as the path of a data set: "
+            "choose another name"
         )
     DATASETS.register(name, dataset, about, numbered=numbered)
 

@@ -91,7 +91,8 @@ def from_pages(
         return to_bands(pixels, channels, value_range, f"mode {mode}")
     if len({page.shape for page in pages}) > 1 or pages[0].ndim != 2:
         raise ValueRangeError(
-            f"the file has {len(pages)} pages, which must all have one channel and the same size"
+            f"the {len(pages)} pages of the file differ in size, or have several channels: save "
+            "each channel as one page, with the same size for all pages"
         )
     return to_bands(np.stack(pages, -1), channels, value_range, "pages of a file")
 

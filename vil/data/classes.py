@@ -74,13 +74,13 @@ def match_classes(
         dataset.reorder_classes(learned)
         return
     missing, added = sorted(set(learned) - set(here)), sorted(set(here) - set(learned))
-    lists = {"it lacks": missing, "it adds": added}
-    problem = "; ".join(f"{verb} {', '.join(names[:5])}" for verb, names in lists.items() if names)
-    differ = f"{name} has other classes than the model ({problem})"
-    repeated = f"two classes of {name} have the same name, so they cannot be matched by name"
+    lists = {"missing": missing, "added": added}
+    problem = "; ".join(f"{word}: {', '.join(names[:5])}" for word, names in lists.items() if names)
+    remedy = "to match classes by number, set DATA.CLASSES to by_position"
+    if problem:
+        raise DataError(f"{name} has other classes than the model ({problem}): {remedy}")
     raise DataError(
-        f"{differ if problem else repeated}: to match them by number, set DATA.CLASSES to "
-        "by_position"
+        f"two classes of {name} have the same name, so they cannot be matched by name: {remedy}"
     )
 
 
@@ -149,9 +149,10 @@ def read_class_mapping(
         mapping[number, columns.get(text.rsplit("(", 1)[0], [])] = True
     unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
     if len(unmapped) == len(dataset_classes):
-        names = ", ".join(unmapped[:5])
-        classes = f"any class of the dataset ({names}, ...)"
-        raise DataError(f"{path} maps no class of the model to {classes}")
+        raise DataError(
+            f"no text in {path} names a class of the dataset: use its class names, such as "
+            f"{', '.join(unmapped[:5])}"
+        )
     if unmapped:
         count = f"{len(unmapped)} of {len(dataset_classes)} classes"
         text = "%s: no class of the model maps to %s, so their images always count as errors; "
@@ -183,6 +184,8 @@ def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
         raise DataError(f'{path} must contain a JSON object such as {{"0": "name(...)", ...}}')
     for key, text in table.items():
         if not (key.isdecimal() and int(key) < num_classes and isinstance(text, str)):
-            allowed = f"a class number of the model (0..{num_classes - 1}) to a text"
-            raise DataError(f"{path}: an entry must map {allowed}, but {key!r} maps to {text!r}")
+            raise DataError(
+                f"{path}: each entry must map a class number of the model (0..{num_classes - 1}) "
+                f"to a text, but {key!r} maps to {text!r}"
+            )
     return {int(key): text for key, text in table.items()}

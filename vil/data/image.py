@@ -95,8 +95,10 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
         limit = Image.MAX_IMAGE_PIXELS
         # PIL only warns here; a warnings filter per image would reset all shown warnings.
         if limit is not None and image.width * image.height > limit:
-            size = f"{image.width} x {image.height} pixels"
-            raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
+            raise Image.DecompressionBombError(
+                f"the image has {image.width} x {image.height} pixels, more than PIL's limit of "
+                f"{limit} pixels"
+            )
         if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
             raise UnidentifiedImageError
         yield image

@@ -52,13 +52,12 @@ class TrainLoader:
             options: workers, pin_memory and context of `build_data_loader`.
         """
         if repeats < 1:
-            raise ValueError(f"repeats must be at least 1, given {repeats}")
+            raise ValueError(f"`repeats` must be at least 1, got {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
-            step = f"a step of {batch_size} samples x {world} processes"
             raise DataError(
-                f"{step} needs {batch_size * world} samples, but the training set has "
-                f"{len(dataset)}"
+                f"a step of {batch_size} samples x {world} processes needs {batch_size * world} "
+                f"samples, but the training set has {len(dataset)}: use a smaller batch size"
             )
         self.classes = dataset.classes
         self.batch_size = batch_size
@@ -81,8 +80,8 @@ class TrainLoader:
                 if len(batch) < self.batch_size:  # no substitute for a sample could be read
                     *_, name, reason = batch.bad_samples[-1]
                     raise DataError(
-                        f"{TRIES} images in a row cannot be read, the last of them {name} "
-                        f"({reason}): repair or remove them"
+                        f"{TRIES} images in a row cannot be read, such as {name} ({reason}): "
+                        "repair or remove these images"
                     )
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
 
@@ -96,8 +95,8 @@ class TrainLoader:
         if not len(batch):
             *_, name, reason = batch.bad_samples[-1]
             raise DataError(
-                f"none of the first {count} training images can be read, the last of them {name} "
-                f"({reason})"
+                f"none of the first {count} training images can be read, such as {name} "
+                f"({reason}): repair or remove them"
             )
         return replace(batch, epoch=0, step=0)
 

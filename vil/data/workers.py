@@ -126,7 +126,7 @@ def worker_errors() -> Iterator[None]:
         if death is None:
             raise
         raise DataError(
-            f"a DataLoader process died: {death[1]} {death[2]}; if memory ran out, use fewer "
-            "DATALOADER.WORKERS or a smaller DATALOADER.BSZ, otherwise set DATALOADER.WORKERS to 0 "
-            "to see the traceback"
+            f"a DataLoader process died: {death[1]} {death[2]}. If memory ran out, reduce "
+            "DATALOADER.WORKERS or DATALOADER.BSZ. Otherwise, set DATALOADER.WORKERS to 0 to "
+            "see the traceback"
         ) from error

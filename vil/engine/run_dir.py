@@ -172,7 +172,7 @@ def refuse_links(folder: Path) -> None:
     for link in (*folder.glob("*"), *folder.glob("*/*")):
         if link.is_symlink() and not link.is_dir():
             raise RunFolderError(
-                f"{link} is a link: remove it, because its target may be overwritten"
+                f"{link} is a link, and a run could overwrite its target: remove the link"
             )
     check_run_folder(folder)
 

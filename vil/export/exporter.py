@@ -112,8 +112,8 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
     if "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
             f"images of {size} are too small for a torch.export program with a dynamic size, "
-            f"which needs sides of at least {least} pixels: fix the size (leave 'size' out of "
-            "`dynamic`), or export to ONNX"
+            f"which needs sides of at least {least} pixels: export with a fixed size (leave "
+            "'size' out of `dynamic`), or export to ONNX"
         )
     if format == "aoti":
         check_compiler()
@@ -176,11 +176,11 @@ def _compare(
             raise ExportError(
                 f"{path} was not written: running it on {shape} images failed: {one_line(error)}"
             ) from error
-        if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
+        limit = TOLERANCE * max(1.0, logits.abs().max().item())
+        if not largest <= limit:  # also if NaN
             raise ExportError(
                 f"{path} was not written: its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}. The tolerance is {TOLERANCE:.0e}, multiplied by the largest logit "
-                "if this logit is above 1"
+                f"{largest:.1e}, but the tolerance is {limit:.1e}"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences

@@ -108,8 +108,9 @@ def _open_side(model: nn.Module, side: int) -> int:
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
     raise AssertionError(
-        f"cannot trace with a dynamic image size: every image side near {side} pixels gives a "
-        f"stage one of the grid sides {made_for}, at which parameters are not resized"
+        f"cannot trace with a dynamic image size: at every image side near {side} pixels, a stage "
+        f"has a grid side in {made_for}, so it does not resize its parameters. Leave 'size' out of "
+        "`dynamic`"
     )
 
 

@@ -107,7 +107,8 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
     except (AssertionError, ValueError) as error:  # the side is not a multiple of patch or window
         raise ValueError(
             f"{name} does not support images of {img_size} x {img_size} pixels: set img_size (the "
-            f"config key INPUT.IMAGE_SIZE) to another number ({one_line(error)})"
+            f"config key INPUT.IMAGE_SIZE) to another size. The error of torchvision: "
+            f"{one_line(error)}"
         ) from None
     if pretrained:
         state = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)

@@ -156,8 +156,8 @@ def check_model(model: nn.Module) -> None:
         hint = describe_unsupported(model)
         for name, part in model.named_modules():
             if all(hasattr(part, needed) for needed in REQUIRED):
-                hint = f"; its submodule {name} ({type(part).__name__}) has these attributes"
-                hint += ", so patch the submodule"
+                hint = f", but its submodule {name} ({type(part).__name__}) has these attributes"
+                hint += ": patch the submodule"
                 break
         raise ValueError(f"cannot patch {cls}: it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:

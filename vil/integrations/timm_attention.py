@@ -180,9 +180,9 @@ class PatchedAttention(GlobalLocalAttention):
         """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "patched attention supports neither attn_mask nor is_causal, because its window or "
-                "pattern determines the keys: to use these arguments, restore timm's attention "
-                "with vil.patch_attention(model, 'full')"
+                "patched attention supports neither attn_mask nor is_causal: its window or pattern "
+                "already determines which keys a query attends to. To use these arguments, restore "
+                "timm's attention with vil.patch_attention(model, 'full')"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])

@@ -140,8 +140,8 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
         if not all(blocks) or 0 < count < len(blocks):
             values = f"{len(blocks)} values" if all(blocks) else "an empty value"
             raise ValueError(
-                f"{text!r} has {values} for the {count} blocks of stage {number} that use it: give "
-                "one value for all of them, or at most one value per block"
+                f"{text!r} has {values} for stage {number} (blocks with this attention: {count}): "
+                "give one value for all of these blocks, or at most one for each"
             )
         result.append(list(islice(cycle(blocks), count)))
     return result

@@ -63,7 +63,7 @@ def local_attention(
     """
     if valid is not None:
         warnings.warn(
-            "local_attention: the argument valid is deprecated, use valid_hw",
+            "local_attention: the argument `valid` is deprecated, use `valid_hw`",
             DeprecationWarning,
             stacklevel=2,
         )

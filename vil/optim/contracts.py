@@ -43,9 +43,9 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
     for name, p in named:
         if not p.isfinite().all() or (p == 1).all():
             raise ValueError(
-                f"{what}: in a test with parameters and gradients of 1, a step must change every "
-                "parameter and keep it finite, but the first value of "
-                f"{name} is {p.flatten()[0].item():g} after the step"
+                f"{what}: a step must change every parameter and keep all values finite. In a test "
+                f"with parameters and gradients of 1, the first value of {name} is "
+                f"{p.flatten()[0].item():g} after the step"
             )
 
 

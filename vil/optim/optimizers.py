@@ -125,8 +125,8 @@ def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(
-            "no parameter group has weight decay, so the optimizer does not adapt the learning "
-            "rate of any layer: %s (set OPTIM.WD above 0 to adapt the learning rates)",
+            "no parameter group has weight decay. Without it, %s: the learning rates of the layers "
+            "are not adapted. To adapt them, set OPTIM.WD above 0",
             consequence,
         )
 

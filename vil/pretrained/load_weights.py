@@ -327,7 +327,7 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
     CheckpointError if the file has no indices, or an index that is not in 0 to `count` - 1."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
-        raise CheckpointError(f"head rows:{path}: there is no such file")
+        raise CheckpointError(f"head=rows:{path}: there is no such file")
     reason = f"class indices from 0 to {count - 1}"
     try:
         rows = [int(line) for line in path.read_text().split()]
@@ -335,7 +335,7 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
             return rows
     except (OSError, ValueError) as error:
         reason = f"one class index per line ({error})"
-    raise CheckpointError(f"head rows:{path}: the file must contain {reason}")
+    raise CheckpointError(f"head=rows:{path}: the file must contain {reason}")
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:

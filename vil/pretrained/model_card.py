@@ -90,8 +90,8 @@ def _pattern_text(value: object) -> str:
     except ValueError:
         pass
     raise ValueError(
-        f"the model cannot be saved, because a model card cannot contain its setting "
-        f"{value!r:.100}: use numbers or text"
+        f"the model cannot be saved, because a model card cannot contain the model's setting "
+        f"{value!r:.100}: use a number or text for this setting"
     )
 
 

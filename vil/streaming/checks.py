@@ -51,7 +51,7 @@ def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     known = ("logits", "pooled", *(f"stages.{i}" for i in range(len(model.stages))))
     if not outputs:
-        raise ConfigError(f"outputs is empty: name at least one of {', '.join(known)}")
+        raise ConfigError(f"`outputs` is empty: name at least one of {', '.join(known)}")
     try:
         for name in outputs:
             lookup(dict.fromkeys(known), name, "output")
@@ -150,8 +150,8 @@ def _check_head(model: MsViT, outputs: Sequence[str]) -> None:
         return
     if model.returns_tokens:
         raise ConfigError(
-            "the model cannot be streamed: it does not pool (global_pool ''), and its last stage "
-            "has global tokens, so the model's output is not a map"
+            "the model cannot be streamed, because its output is not a map: its last stage has "
+            "global tokens, and its global_pool is ''. Call model.set_global_pool('avg')"
         )
     if "logits" not in outputs:
         return

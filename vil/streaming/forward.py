@@ -74,8 +74,8 @@ def stream(
         return run.execute(plan)
     if scratch is None:
         raise ConfigError(
-            f"memory {memory} is too small for {plan.scratch_bytes} bytes of stored tokens: give "
-            "scratch=FOLDER to store them on disk, or a higher limit"
+            f"{plan.scratch_bytes} bytes of tokens do not fit into memory={memory}: give "
+            "scratch=FOLDER to store them on disk, or increase `memory`"
         )
     with _temporary(check_scratch(scratch, plan.scratch_bytes)) as folder:
         return run.execute(plan, folder=folder)

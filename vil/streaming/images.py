@@ -181,8 +181,8 @@ class ImageRows(RowSource):
             expected, rows = rows.shape, self.transform(rows)
             if not isinstance(rows, Tensor) or rows.shape != expected:
                 raise ConfigError(
-                    f"transform must keep the shape {tuple(expected)} of a strip, got "
-                    f"{tuple(getattr(rows, 'shape', ()))}"
+                    "`transform` must return a tensor of the same shape as its input, "
+                    f"{tuple(expected)}, got {tuple(getattr(rows, 'shape', ()))}"
                 )
         return rows.to(self.dtype)[None]
 

@@ -98,7 +98,7 @@ def convert_map(source: Path, target: Path) -> None:
                 _write_tiff(np.load(source, mmap_mode="r"), aside)
     except (OSError, ConfigError) as error:
         raise ConversionError(
-            f"{target} cannot be written ({error}); the map is in {source}"
+            f"{target} cannot be written ({error}). The complete map is in {source}"
         ) from error
 
 

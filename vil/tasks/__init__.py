@@ -119,8 +119,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
             raise
         joint = "\n" if "\n" in str(error) else "; "  # new line if `error` has several lines
         raise DataError(
-            f"{error}{joint}the training set is read to count its classes, because "
-            "DATA.NUM_CLASSES is auto: without the training set, set DATA.NUM_CLASSES to a number"
+            f"{error}{joint}DATA.NUM_CLASSES is auto, so the classes of the training set are "
+            "counted: if you have no training set, set DATA.NUM_CLASSES to a number"
         ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 

@@ -23,22 +23,27 @@ def join_roots(root: str | Path, roots: str | Path | Iterable[str | Path]) -> li
 
 
 def path_below(
-    root: str | Path, name: str | Path, named_by: object, roots: Iterable[str | Path] = ()
+    root: str | Path,
+    name: str | Path,
+    named_by: object,
+    roots: str | Path | Iterable[str | Path] | None = None,
 ) -> Path:
     """Return root/name, or `name` if it is absolute. Raises DataError if the path is not allowed.
 
-    With all links resolved, the path must be below `root` or one of the folders `roots`. named_by:
-    the file or config key that contains the path, for the message.
+    With all links resolved, the path must be below `root` or one of the folders `roots`. roots:
+    value of DATA.KWARGS.extra_roots; None if this key does not apply. named_by: the file or config
+    key that contains the path, for the message.
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))
-    if any(real.is_relative_to(os.path.realpath(folder)) for folder in join_roots(root, roots)):
+    allowed = join_roots(root, () if roots is None else roots)
+    if any(real.is_relative_to(os.path.realpath(folder)) for folder in allowed):
         return path
     shown = f"{path}, a link to {real}" if path.is_symlink() else path
-    raise DataError(
-        f"{named_by} names {shown}, which is not below {root}; "
-        "to allow it, add its folder to DATA.KWARGS.extra_roots"
-    )
+    remedy = f"to allow this path, add {real.parent} to DATA.KWARGS.extra_roots"
+    if roots is None:
+        remedy = "copy the file to this folder"
+    raise DataError(f"{named_by} names {shown}, which is not below {root}: {remedy}")
 
 
 def check_run_folder(folder: Path) -> None:

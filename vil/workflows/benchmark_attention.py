@@ -128,8 +128,8 @@ def draw_again(result: str, out: str | None) -> list[Path]:
         raise ConfigError(f"--plot {file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--plot {file}: not a result of vil benchmark attention: expected a file "
-            "attention.json that this command wrote"
+            f"--plot {file} is not a result of vil benchmark attention: "
+            "use the attention.json of an earlier run"
         ) from error
     return draw(rows, about, make_folder(out or file.parent, "--out"))
 

@@ -92,8 +92,8 @@ def make_config(
         return cfg
     if preset:
         raise ConfigError(
-            f"preset {preset!r} has no effect on a CfgNode, because a CfgNode sets every key: pass "
-            "the config as a file, or use the preset when you make the CfgNode"
+            f"preset {preset!r} has no effect on a CfgNode, which already has a value for every "
+            "key: pass a config file instead, or make the CfgNode with the preset"
         )
     return override(config, options.words, set_flags(options))
 

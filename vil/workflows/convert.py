@@ -108,7 +108,7 @@ def _build(
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
             f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "
-            "to the unconverted file"
+            f"to {source} itself"
         )
     if model_name:
         return _named(model_name), []

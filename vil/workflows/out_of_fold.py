@@ -156,8 +156,8 @@ def check_coverage(folds: Sequence[Fold]) -> None:
     trained_on = set().union(*(fold.trained_on for fold in folds))
     if missing := trained_on - run_of.keys():
         raise ConfigError(
-            f"{len(missing)} of the {len(trained_on)} training images, such as {min(missing)}, are "
-            "not in a test set of any run: give one run for each fold"
+            f"{len(missing)} of the {len(trained_on)} training images are not in a test set of any "
+            f"run (for example {min(missing)}): give one run for each fold"
         )
 
 

@@ -39,8 +39,8 @@ def find_calibration_images(
     other = [name for name in folders if name not in class_names]
     if class_names and other:
         raise ConfigError(
-            f"--calibration {root}: the subfolders {_listing(other)} are not named after classes "
-            f"of the model, which are {_listing(class_names)}"
+            f"--calibration {root}: the model has no classes for the subfolders "
+            f"{_listing(other)}: rename or remove them (classes: {_listing(class_names)})"
         )
     count = min(len(images), MOST)
     return [images[number * len(images) // count] for number in range(count)]

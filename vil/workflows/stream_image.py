@@ -286,6 +286,8 @@ def describe_save(words: Sequence[str]) -> dict[str, Path]:
         if name in save:
             raise ConfigError(f"--save {name}: this output is given twice: give it only one file")
         if Path(file).resolve() in (each.resolve() for each in save.values()):
-            raise ConfigError(f"--save {word}: this file is given twice: choose another file")
+            raise ConfigError(
+                f"--save {word}: another output is saved to the same file: choose another file"
+            )
         save[name] = Path(file)
     return save

@@ -158,8 +158,8 @@ def rows_of(
         (x, y), row, col = model.grids(batch.shape[-2:])[stage], pixel[0] // side, pixel[1] // side
         if not (row < x and col < y):
             raise ValueError(
-                f"no token covers pixel {pixel[0]},{pixel[1]}: {x} x {y} tokens of {side} pixels "
-                "per side leave the last rows or columns of the image uncovered"
+                f"no token covers pixel {pixel[0]},{pixel[1]}: the {x} x {y} tokens cover only "
+                f"rows 0 to {x * side - 1} and columns 0 to {y * side - 1} of the image"
             )
         title = f"{where}\ntoken {row},{col} of {x} x {y}"
         asked[num_global + row * y + col] = title, (row * side, col * side, side)
@@ -247,8 +247,8 @@ def paired(lists: dict[str, list]) -> list[list]:
     for flag, items in lists.items():
         if len(items) not in (1, most):
             raise ConfigError(
-                f"{flag} has {len(items)} items: expected 1 or {most}, the length of the longest "
-                f"list among {', '.join(lists)}"
+                f"{flag} has {len(items)} items, but the longest list of {', '.join(lists)} has "
+                f"{most}: give {flag} 1 or {most} items"
             )
     return [items * most if len(items) == 1 else items for items in lists.values()]
 

@@ -126,7 +126,7 @@ def test_an_empty_image(model):
 
 @pytest.mark.parametrize(("tile", "overlap"), [(64, 64), (64, -1), (0, 0)])
 def test_an_overlap_that_cannot_be(model, tile, overlap):
-    with pytest.raises(ValueError, match=f"less than tile: got tile {tile} and"):
+    with pytest.raises(ValueError, match=f"less than `tile`: got tile {tile} and"):
         tiled(model, picture((70, 70), []), tile=tile, overlap=overlap)
 
 

@@ -50,8 +50,8 @@ def _declare_key(key: Key, name: str, owner: str) -> None:
     *path, last = steps = name.split(".")
     if name in KEYS or name in SECTIONS or not all(map(str.isidentifier, steps)):
         raise ConfigError(
-            f"{owner}: cannot add the key {name}: it exists already, or its name is not a "
-            "valid identifier"
+            f"{owner}: cannot add the key {name}: choose a name that is a valid Python identifier "
+            "and not in use yet"
         )
     check = key.check
     if check and not hasattr(check, "holds"):

@@ -233,8 +233,10 @@ def find_column(
         if len(fits) == 1 or len(usual) == 1:
             return (fits if len(fits) == 1 else usual)[0]
         if fits:
-            problem = f"{folder} has several columns of type {' or '.join(names)}"
-            raise DataError(f"{problem}: set {key} to one of {', '.join(fits)}")
+            raise DataError(
+                f"{folder} has several columns of type {' or '.join(names)}: "
+                f"set {key} to one of {', '.join(fits)}"
+            )
     shown = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     raise DataError(f"{folder} has no column of type {' or '.join(known)} for {key}, only {shown}")
 

@@ -159,8 +159,8 @@ class Table(ImageDataset):
             if split == "train" or all_rows:
                 return np.ones(len(self.where.lines), bool)
             raise DataError(
-                f"{self.path} has no column 'split', so all its rows are training images: add the "
-                f"column, or set DATA.{split.upper()}_FRACTION to 0.2"
+                f"{self.path} has no column 'split', so none of its rows are {split} images: add "
+                f"the column, or set DATA.{split.upper()}_FRACTION to 0.2"
             )
         unknown = [text not in SPLITS for text in splits]
         self.where.refuse(unknown, f"have a split other than {', '.join(SPLITS)}", splits)

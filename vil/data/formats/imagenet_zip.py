@@ -86,8 +86,8 @@ class ImageNetZip(ArchiveDataset):
         for other, missing in ((zip_file, map_file), (map_file, zip_file)):
             if not missing.is_file():
                 raise DataError(
-                    f"there is no {missing}, which {other} needs: the map has a line "
-                    f"'{zip_file.name}@<member><TAB><class number>' for each image of the zip"
+                    f"there is no {missing}, which {other} needs: add it. {map_file.name} must "
+                    f"have a line '{zip_file.name}@<member><TAB><class number>' for each image"
                 )
         if num_classes is None and split != "train" and (root / "train_map.txt").exists():
             num_classes = max(read_map(root / "train_map.txt").values()) + 1

@@ -121,9 +121,9 @@ class Shards(ArchiveDataset):
         roots, is_split = join_roots(root, extra_roots), "{split}" in files
         if not (is_split or all_rows or split == "train"):
             raise DataError(
-                f"all samples of {files} are training images: set DATA.{split.upper()}_FRACTION "
-                "to 0.2, or write separate shards for each split, with a path such as "
-                "x-{split}-*.tar"
+                f"{files} has no {split} images, because all its samples are training images: "
+                f"set DATA.{split.upper()}_FRACTION to 0.2, or write separate shards for each "
+                "split, with a path such as x-{split}-*.tar"
             )
         source = files.replace("{split}", split)
         paths = find_shards(roots, source, HELP.get(split, ""))
@@ -228,9 +228,10 @@ def warn_ambiguous(own: Samples, field: str, classes: Sequence[str], files: obje
             found += ambiguous.intersection(texts)
     if found:
         logger.warning(
-            "%s: %d labels, such as %s, are the name of one class and the number of another. They "
-            "are read as names. If they are numbers, rename the classes to words. If they are "
-            "names, set DATA.KWARGS.text_labels to True to turn off this warning.",
+            "%s has %d ambiguous labels, such as %s. Each is the name of one class and the number "
+            "of another, and is read as a name. If the labels are numbers, rename the classes to "
+            "words. If they are names, set DATA.KWARGS.text_labels to True to turn off this "
+            "warning.",
             files,
             len(found),
             found[0],

@@ -77,8 +77,8 @@ class Tsv(ImageDataset):
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
             raise DataError(
-                f"{source}: because of {JSON_LABELS} in the path, labels are read from the file of "
-                "the key 'img', not from that of the key 'label': remove the key 'label'"
+                f"{source}: a dataset with {JSON_LABELS} in its path has its labels in the file of "
+                "the key 'img': remove the key 'label'"
             )
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
@@ -148,7 +148,7 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
         raise DataError(f"{source}: {invalid[0]} must be the path of a file")
     files = {key: path_below(source.parent, path, source, roots) for key, path in files.items()}
     if missing := [path for path in files.values() if not path.is_file()]:
-        raise DataError(f"there is no {missing[0]}, which {source} names")
+        raise DataError(f"{source} names a file that does not exist: {missing[0]}")
     return files
 
 

@@ -61,7 +61,8 @@ class PatternAttention(LocalAttention):
             )
         if chunk < 1 or max_reach < 0:
             raise ValueError(
-                f"chunk must be at least 1 and max_reach at least 0, got {chunk} and {max_reach}"
+                "`chunk` must be at least 1 and `max_reach` at least 0, "
+                f"got {chunk} and {max_reach}"
             )
         self.chunk, self.max_reach = chunk, (max_reach, max_reach) if max_reach else None
         if self.grid is not None:
@@ -69,8 +70,8 @@ class PatternAttention(LocalAttention):
         if self.rel_pos:
             if self.is_sized and self.grid is None:
                 raise ValueError(
-                    f"the pattern {self.pattern} grows with the grid, so rel_pos needs `grid` or "
-                    "`max_reach`, which set the size of the bias table"
+                    f"the pattern {self.pattern} grows with the grid, so `rel_pos` needs `grid` "
+                    "or `max_reach` to set the size of the bias table"
                 )
             self.table_size = self._table_size(self.grid or (1, 1))
             register_relative_bias(self, self.table_size)

@@ -216,7 +216,7 @@ def register_backend(
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"
     if valid == "valid":
-        text = f"backend {name}: the argument valid is deprecated, name it valid_hw"
+        text = f"backend {name}: the argument `valid` is deprecated, name it `valid_hw`"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
 
     @wraps(attend)

@@ -125,7 +125,7 @@ class _Parser:
                 self.position += 1
                 options[str(value)] = self._value()
             elif options:
-                raise self._error("expected '=', because values without a KEY must come first")
+                raise self._error("values without a KEY must come before KEY=VALUE: expected '='")
             else:
                 arguments.append(value)
         return arguments, options

@@ -74,8 +74,8 @@ def load(device: str) -> int:
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "the tuning cache %s has tuned backends, but none for this machine, this version of "
-            "the code and these --import modules (%s): run vil tune",
+            "the tuning cache %s has tuned backends, but not for the current machine, code and "
+            "--import modules (%s): run vil tune",
             path(),
             here,
         )

@@ -60,7 +60,7 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
     """
     if tile < 1 or not 0 <= overlap < tile:
         raise ValueError(
-            "tile must be at least 1 pixel, and overlap must be at least 0 and less than tile: got "
+            "`tile` must be at least 1 pixel, and `overlap` at least 0 and less than `tile`: got "
             f"tile {tile} and overlap {overlap}"
         )
     last = [max(side - tile, 0) for side in size]

@@ -206,8 +206,8 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
         changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in ignored}
         key, (was, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"the sweep in {run.sweep} already has a run {run.name}, where {key} is {was!r}, not "
-            f"{now!r}: choose another --output, or rename the variant"
+            f"the sweep in {run.sweep} already has a run {run.name} with {key} {was!r}, but the "
+            f"new run {run.name} has {key} {now!r}: choose another --output, or rename the variant"
         )
     mark = digest(plain([run.variant, *map(plain, run.settings.values())]))
     return replace(run, name=f"{run.name}-{mark}", group=f"{run.group}-{mark}")

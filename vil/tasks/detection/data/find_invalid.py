@@ -63,8 +63,8 @@ class AnnotationCheck(NamedTuple):
         if unreadable > MAX_BAD_FRACTION * len(table.names):
             raise DataError(
                 f"{path} cannot be used for training: {unreadable} of {len(table.names)} images "
-                f"cannot be opened, more than the allowed fraction of {MAX_BAD_FRACTION:.0%} (the "
-                "default of DATA.MAX_BAD_FRACTION)"
+                f"cannot be opened, but by default at most {MAX_BAD_FRACTION:.0%} may fail "
+                "(DATA.MAX_BAD_FRACTION): repair or remove these images"
             )
 
 
