@@ -209,7 +209,7 @@ def test_some_members_of_a_map_may_be_missing_but_not_all(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("c0/0.png\t0", r"line 2: expected '<zip>@<member><TAB><class>', given 'c0/0\.png"),
+        ("c0/0.png\t0", r"line 2: expected '<zip>@<member><TAB><class>', got 'c0/0\.png"),
         ("train.zip@c0/0.png 0", "line 2: expected"),
         ("train.zip@c0/0.png\tcat", "line 2: the class must be an integer, not 'cat'"),
         ("train.zip@c0/0.png\t-1", r"line 2: class -1 is out of range.*from 0 up"),

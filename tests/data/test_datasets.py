@@ -64,7 +64,7 @@ def test_fewer_classes_of_digits_keep_split_and_names():
     assert np.array_equal(few.indices, all_ten.indices[kept])
     assert np.array_equal(few[7][0], all_ten[int(np.flatnonzero(kept)[7])][0])
     for number in (1, 11):
-        with pytest.raises(ValueError, match=f"2 to 10, given {number}"):
+        with pytest.raises(ValueError, match=f"2 to 10, got {number}"):
             build_dataset("digits", "", "val", num_classes=number)
 
 

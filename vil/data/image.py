@@ -50,8 +50,8 @@ def _read_bands(
 
 
 def _iter_pages(image: Image.Image, channels: int) -> Iterator[Image.Image]:
-    """Yield the pages of an opened file, rotated upright. Stops after channels + 1 pages, which is
-    enough to detect that the file has too many."""
+    """Yield the pages of an opened file, rotated upright. Each page has at least one channel, so it
+    stops after channels + 1 pages: the file then has too many."""
     for number in range(min(getattr(image, "n_frames", 1), channels + 1)):
         image.seek(number)
         page = image.copy()

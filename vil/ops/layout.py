@@ -142,8 +142,9 @@ class Layout(ChunkGrid):
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Compute the masks (n, W queries, W keys) of n chunk pairs, True where a key is visible.
+        """Compute the masks (n, W, W) of n pairs of a query chunk and a key chunk of W tokens.
 
+        Entry (i, q, k) is True if query q of pair i attends to key k.
         head, query, key (n,): the index of the head, query chunk and key chunk of each pair.
         """
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))

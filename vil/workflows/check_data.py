@@ -232,8 +232,8 @@ def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
     """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
 
     label: name of the split in the report. name: a name from DATA.VAL or DATA.TEST. part: "val" or
-    "test". If DATA.VAL is empty, the part of the names from DATA.TEST is "val". The training split
-    comes first, as ("train", None, "").
+    "test". If DATA.VAL is empty, names from DATA.TEST have the part "val" instead of "test". The
+    training split comes first, as ("train", None, "").
     """
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]

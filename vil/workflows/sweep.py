@@ -188,7 +188,7 @@ def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
     - If a run failed: "failed", and its exit code.
     - Otherwise, if a run was interrupted: "unfinished", and its exit code.
     - Otherwise, if all runs are finished: "finished", and 0.
-    - Otherwise (another process trains a run): "unfinished", and the exit code of ConfigError.
+    - Otherwise, another process is training a run: "unfinished", and 2, as for a ConfigError.
     """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:

@@ -77,7 +77,7 @@ class DigitSets(ImageDataset):
         validation scenes. root is not used. most: largest number of digits in a scene."""
         super().__init__(split, transform)
         if not 1 <= most <= self.GRID**2:
-            raise ValueError(f"digit_sets: `most` must be 1 to {self.GRID**2}, given {most}")
+            raise ValueError(f"digit_sets: `most` must be 1 to {self.GRID**2}, got {most}")
         pixels, digits = load()
         pool, self.size, self.pixels = split_indices(digits, split), size, pixels
         count = n if split == "train" else math.ceil(n / 4)

@@ -36,7 +36,7 @@ class Digits(ImageDataset):
         """Load the digits 0 to num_classes - 1 (2 to 10 classes) of a split. root is not used."""
         super().__init__(split, transform)
         if not 2 <= num_classes <= 10:
-            raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
+            raise ValueError(f"digits: num_classes must be 2 to 10, got {num_classes}")
         pixels, targets = load()
         indices = split_indices(targets, split)
         self.size, self.indices = size, indices[targets[indices] < num_classes]

@@ -126,7 +126,7 @@ def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
             if len(fields) < 2 or "@" not in fields[0]:
                 raise DataError(
                     f"{file}, line {number}: expected '<zip>@<member><TAB><class>', "
-                    f"given {line.strip()[:100]!r}"
+                    f"got {line.strip()[:100]!r}"
                 )
             member = fields[0].split("@", 1)[1].removeprefix("/")
             label = parse_class(fields[1], num_classes, file, number)

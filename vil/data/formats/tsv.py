@@ -212,5 +212,5 @@ def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{file}, line {row + 1}: the label must be a JSON list whose first element has a "
-                f"'class', given {text[:100]!r}"
+                f"'class', got {text[:100]!r}"
             ) from error

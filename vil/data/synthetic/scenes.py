@@ -121,7 +121,7 @@ def write_scenes(
         raise ValueError(f"scenes need 48 <= low <= high (pixels), given low {low} and high {high}")
     if min(train, val) < 1 or seed < 0:
         given = f"train {train}, val {val} and seed {seed}"
-        raise ValueError(f"scenes need train >= 1, val >= 1 and seed >= 0, given {given}")
+        raise ValueError(f"scenes need train >= 1, val >= 1 and seed >= 0, got {given}")
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} already exists")
