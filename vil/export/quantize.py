@@ -21,7 +21,7 @@ def quantize_linears(
     path: a file written by `export_model`.
     calibration: batches of images (B, channels, H, W), normalized as for the model. They fix the
     value range of each linear layer's input. Inference clips values outside of this range (static
-    quantization). If None, the ranges are computed anew at each inference (dynamic quantization).
+    quantization). If None, the ranges are computed at each inference (dynamic quantization).
 
     All other operations stay in float32. Raises ValueError if the file has no linear layers with
     the metadata that `export_model` writes, or if `calibration` has no images.
