@@ -152,7 +152,7 @@ def test_settings_have_folders_of_their_own(tmp_path):
 def test_bad_settings_and_places(tmp_path):
     with pytest.raises(ValueError, match="given low 20 and high 90"):
         write_scenes(tmp_path / "a", low=20, high=90)
-    with pytest.raises(ValueError, match="given train 0, val 400 and seed 0"):
+    with pytest.raises(ValueError, match="got train 0, val 400 and seed 0"):
         write_scenes(tmp_path / "a", train=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written to"):
