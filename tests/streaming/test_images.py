@@ -1,5 +1,7 @@
 """Images of every kind give the same result, and one that does not fit is refused in one line."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,11 @@ def test_a_jpeg_is_what_pillow_decodes(model, pixels, tmp_path):
     assert_same(model, tmp_path / "a.jpg", expected)
 
 
+def test_invalid_exif_data_do_not_lose_an_image(pixels, tmp_path):
+    Image.fromarray(pixels).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    assert open_pixels(tmp_path / "a.jpg", "HWC", 3).read(0, 9).shape == (3, 9, SIZE[1])
+
+
 def test_arrays(model, pixels, expected):
     dask, zarr = (pytest.importorskip(name) for name in ("dask.array", "zarr"))
     planes = pixels.transpose(2, 0, 1)
@@ -214,6 +221,8 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
     (tmp_path / "a.txt").write_text("no image")
     (tmp_path / "a.png").write_text("no image")
     (tmp_path / "a.npy").write_text("no image")
+    Image.fromarray(pixels).save(tmp_path / "c.jpg", "EPS")  # PIL would start Ghostscript
+    os.mkfifo(tmp_path / "d.png")
     refused = {
         "has 61 channels in the layout CHW": (pixels, dict(layout="CHW", transform=NORMALIZE)),
         "has 2 channels in the layout CHW, but the model takes 3": (floats[:2], {}),
@@ -228,7 +237,8 @@ def test_an_image_that_does_not_fit_is_refused(model, pixels, tmp_path):
         with pytest.raises(ConfigError, match=message):
             vil.stream(model, image, **options)
     missing = {"a.txt": "expected a name", "b.png": "no such file", "a.png": "cannot be read",
-               "a.npy": "cannot be read"}  # fmt: skip
+               "a.npy": "cannot be read", "c.jpg": "not an image of a known format",
+               "d.png": "not a regular file"}  # fmt: skip
     for name, message in missing.items():
         with pytest.raises(DataError, match=message) as error:
             vil.stream(model, tmp_path / name, transform=NORMALIZE)

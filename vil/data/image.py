@@ -11,9 +11,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vil.data.bands import PIL_CHANNELS, BandImage, from_pages, is_npy, read_npy
 from vil.utils.errors import StoppedError
+from vil.utils.exif import SWAPPED, orientation
 from vil.utils.rgb import ValueRangeError, to_rgb
-
-ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)  # EXIF tag, and its values that swap width and height
 
 
 class UnreadableImage(OSError):
@@ -79,12 +78,7 @@ def _orientation(image: Image.Image) -> int:
     EXIF data after the pixels and is not loaded yet, the result is 1."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1
-    try:
-        return image.getexif().get(ORIENTATION, 1)
-    except StoppedError:  # a signal in the main process
-        raise
-    except Exception:  # PIL raises any exception for invalid EXIF data; the pixels are valid
-        return 1
+    return orientation(image)
 
 
 @contextmanager

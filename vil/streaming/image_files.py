@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vil.utils.errors import DataError, one_line
+from vil.utils.exif import SWAPPED, orientation
 from vil.utils.extras import Extra, require_extra
+from vil.utils.safe_files import regular_file
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # {number of channels: mode of Pillow}
 MAX_PIXELS = 2**34
-ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-TURNED = (5, 6, 7, 8)  # orientations that swap width and height
 PILLOW = (".png", ".jpg", ".jpeg")
 TIFF = (".tif", ".tiff")
 SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
@@ -37,6 +37,7 @@ def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]
     if not Path(path).exists():
         raise DataError(f"{path}: there is no such file")
     with _readable(path):
+        regular_file(path)
         if suffix in PILLOW:
             array, is_hwc = _open_pillow(Path(path), channels), True
         elif suffix in TIFF:
@@ -73,15 +74,15 @@ class PillowRows:
 
     def __init__(self, image: Image.Image, mode: str) -> None:
         self.image, self.mode, self.is_upright = image, mode, False
-        turned = image.getexif().get(ORIENTATION, 1) in TURNED
-        height, width = reversed(image.size) if not turned else image.size
+        swapped = orientation(image) in SWAPPED
+        height, width = image.size if swapped else reversed(image.size)
         self.shape = (height, width, len(mode) if mode != "L" else 1)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Return a range of rows as an array (n, W, C)."""
         if not self.is_upright:
             self.image.load()
-            if self.image.getexif().get(ORIENTATION, 1) != 1:
+            if orientation(self.image) != 1:
                 self.image = ImageOps.exif_transpose(self.image)
             self.is_upright = True
         first, stop, _ = rows.indices(self.shape[0])
@@ -100,6 +101,8 @@ def _open_pillow(path: Path, channels: int) -> PillowRows:
         image = Image.open(path)
     finally:
         Image.MAX_IMAGE_PIXELS = limit
+    if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
+        raise DataError(f"{path}: not an image of a known format")
     if image.mode == "F" or image.mode.startswith("I"):
         raise DataError(
             f"{path}: images with more than 8 bits per channel can be read only from .tif, .npy or "
