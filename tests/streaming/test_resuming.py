@@ -75,6 +75,14 @@ def test_the_record_of_another_run_and_a_broken_one_are_ignored(tmp_path):
     assert not journal.FileJournal(file, "one").is_resumed
 
 
+def test_a_system_without_fallocate(tmp_path, monkeypatch):
+    """As on macOS. A file that is large enough keeps its content."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    map_file(tmp_path / "rows", (2, 3), torch.float).fill_(1)
+    assert map_file(tmp_path / "rows", (2, 3), torch.float).sum() == 6
+    assert not create_map(tmp_path / "map.npy", (2, 3), np.dtype("f4")).any()
+
+
 @pytest.mark.parametrize(("make", "dtype"), [(create_map, np.dtype("f4")), (map_file, torch.float)])
 def test_a_file_that_vanishes_is_an_error_of_saving(make, dtype, tmp_path, monkeypatch):
     file = tmp_path / "rows"

@@ -42,15 +42,27 @@ def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     described = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     size = header.tell() + math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"):
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            os.pwrite(descriptor, header.getvalue(), 0)
-            os.posix_fallocate(descriptor, 0, size)
-        finally:
-            os.close(descriptor)
+    allocate(file, size, header.getvalue())
     with os_error_as(SaveError, f"{file}"):
         return np.lib.format.open_memmap(file, "r+")
+
+
+def allocate(file: Path, size: int, start: bytes = b"") -> None:
+    """Create or extend a file to `size` bytes, and allocate its disk space where the system can.
+
+    start: bytes to write to the start of the file. Raises SaveError if the disk is full or the file
+    cannot be opened.
+    """
+    with (
+        os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"),
+        open(os.open(file, os.O_RDWR | os.O_CREAT, 0o666), "rb+", buffering=0) as opened,
+    ):
+        opened.write(start)
+        # a later write to a mapped file on a full disk would kill the process
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(opened.fileno(), 0, size)
+        elif os.fstat(opened.fileno()).st_size < size:
+            opened.truncate(size)
 
 
 def check_map_file(path: Path) -> None:

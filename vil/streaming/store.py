@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vil.streaming.map_files import allocate
 from vil.streaming.plan import StagePlan, format_bytes
 from vil.streaming.rows import StoredRows
 from vil.utils.errors import ConfigError, SaveError, os_error_as
@@ -47,14 +48,7 @@ def map_file(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     cannot be opened.
     """
     size = math.prod(shape) * dtype.itemsize
-    with os_error_as(SaveError, f"{file}: cannot allocate {format_bytes(size)} on disk"):
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # a later write to a mapped file on a full disk would kill the process
-            if os.fstat(descriptor).st_size < size:
-                os.posix_fallocate(descriptor, 0, size)
-        finally:
-            os.close(descriptor)
+    allocate(file, size)
     with os_error_as(SaveError, f"{file}"):
         mapped = np.memmap(file, np.uint8, "r+", shape=(size,))
     return torch.from_numpy(mapped).view(dtype).view(shape)
