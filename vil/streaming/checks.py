@@ -17,6 +17,7 @@ from vil.models.vision_longformer import MsViT
 from vil.utils.errors import ConfigError
 from vil.utils.lookup import lookup
 
+STAGE = "stages."  # start of the name of an output that is the map of a stage
 LOCAL = (LongformerAttention, GlobalOnlyAttention)
 MAX_FULL_MACS = 2**45  # of full attention in a stage; about ten minutes of a CPU with 16 cores
 # Layers that process each token independently.
@@ -49,7 +50,7 @@ def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
     """Return the output names as a tuple without duplicates. Raises ConfigError for an unknown name
     or an empty sequence."""
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    known = ("logits", "pooled", *(f"stages.{i}" for i in range(len(model.stages))))
+    known = ("logits", "pooled", *(f"{STAGE}{i}" for i in range(len(model.stages))))
     if not outputs:
         raise ConfigError(f"`outputs` is empty: name at least one of {', '.join(known)}")
     try:
@@ -65,11 +66,16 @@ def needs_head(outputs: Sequence[str]) -> bool:
     return "logits" in outputs or "pooled" in outputs
 
 
+def stage_of(output: str) -> int | None:
+    """Return the index of the stage whose map is the output "stages.<index>"; None for others."""
+    return int(output.removeprefix(STAGE)) if output.startswith(STAGE) else None
+
+
 def count_stages(model: MsViT, outputs: Sequence[str]) -> int:
     """Return the number of stages that must run to compute the outputs."""
     if needs_head(outputs):
         return len(model.stages)
-    return 1 + max(int(name.rpartition(".")[2]) for name in outputs)
+    return 1 + max(stage_of(name) for name in outputs)
 
 
 def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> None:

@@ -17,7 +17,14 @@ from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.block import Block
 from vil.models.stage import Stage
 from vil.streaming.full_rows import FullRows, keys_of_part
-from vil.streaming.local_rows import SIDE, chunk_side, halo_of, strip_context, window_of
+from vil.streaming.local_rows import (
+    SIDE,
+    chunk_side,
+    halo_of,
+    is_cyclic,
+    strip_context,
+    window_of,
+)
 from vil.streaming.memory import attention_bytes, peak_of, strip_bytes
 from vil.streaming.rows import StoredRows
 from vil.streaming.tokens import part_size
@@ -111,10 +118,11 @@ class StageCosts:
         block, first = self.blocks[index], self.dtypes.embedded if not index else None
         if isinstance(block.attn, FullAttention):
             return Cost(0, self._full_bytes(block, height))
-        halo = sum(halo_of(window_of(block.attn, self.grid))) * chunk_side(block.attn)
+        window = window_of(block.attn, self.grid)
+        halo = sum(halo_of(window)) * chunk_side(block.attn)
         context = min(height + halo, self.grid[0])
         x, kept = self.token_rows(context, first), self.token_rows(min(halo, context), first)
-        if self._is_cyclic(block):
+        if is_cyclic(window):
             ends = self.token_rows(min(2 * chunk_side(block.attn), self.grid[0]), first)
             is_buffered = context == self.grid[0] and height < context
             kept = ends + (x if is_buffered else kept)
@@ -134,10 +142,6 @@ class StageCosts:
         scores = attn.num_heads * attn.num_global * max(size, 4)
         x, work = self.token_rows(height), tokens * (3 * attn.dim * size + wide + scores)
         return Cost(source.base, x + max(source.peak, work + source.base))
-
-    def _is_cyclic(self, block: Block) -> bool:
-        window = window_of(block.attn, self.grid)
-        return window is not None and window.cyclic
 
     def _contexts(self, block: Block, height: int) -> set[tuple[int, int]]:
         """Return the sizes of a block's strips for which the memory must be counted.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vil.models.vision_longformer import MsViT
-from vil.streaming.checks import check_outputs, find_network, needs_head
+from vil.streaming.checks import check_outputs, find_network, needs_head, stage_of
 from vil.streaming.heads import Head
 from vil.streaming.images import ImageRows, Pixels, Transform, open_pixels
 from vil.streaming.journal import Journal
@@ -23,7 +23,6 @@ from vil.streaming.passes import Passes
 from vil.streaming.plan import StreamPlan, parse_bytes
 from vil.streaming.planner import Planner
 from vil.streaming.progress import Report
-from vil.streaming.rows import Writer
 from vil.streaming.store import Stores, check_scratch
 from vil.utils.errors import ConfigError, as_config_error
 
@@ -166,16 +165,16 @@ class PreparedStream:
         device = self.image.device
         for name, target in maps.items():
             if target is None:
-                own = self.dtype_of(name)
+                own = self.planner.dtype_of(name)
                 maps[name] = torch.empty(self.shapes[name], dtype=own, device=device)
         writers = {name: writer_into(target) for name, target in maps.items()}
-        head = Head(self.model, self.names, writers) if needs_head(self.names) else None
+        head = Head(self.model, writers) if needs_head(self.names) else None
         passes = Passes(
             self.model,
             plan,
             self.planner.shapes,
             self.planner.dtypes,
-            writers=stage_writers(writers),
+            writers={stage_of(name): write for name, write in writers.items()},
             head=head,
             stores=Stores(folder, device),
             journal=journal or Journal(),
@@ -184,24 +183,6 @@ class PreparedStream:
         passes.run(self.image)
         results = maps | (head.results if head else {})
         return StreamResult({name: results[name] for name in self.names}, plan)
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of the output `name`."""
-        is_stage = name.startswith("stages.")
-        return self.planner.dtypes[int(name.rpartition(".")[2]) if is_stage else -1].tokens
-
-
-def stage_writers(writers: Mapping[str, Writer]) -> dict[int, Writer]:
-    """Return {index of a stage: writer} for the outputs named "stages.0", "stages.1" and so on.
-
-    writers: {name of an output: function that writes rows of this output}.
-    """
-    prefix = "stages."
-    return {
-        int(name.removeprefix(prefix)): write
-        for name, write in writers.items()
-        if name.startswith(prefix)
-    }
 
 
 def prepare(

@@ -8,9 +8,8 @@ Shapes: X Y grid, N heads, C channels, G global tokens, Q queries of a strip, K 
 import torch
 from torch import Tensor
 
-from vil.layers.attention.full import FullAttention, table_size
+from vil.layers.attention.full import FullAttention
 from vil.layers.block import Block
-from vil.layers.pos_embed import resize_table, same_size
 from vil.streaming.rows import RowSource, StripRows
 from vil.streaming.softmax import OnlineSoftmax
 from vil.streaming.tokens import finish_tokens, map_parts, part_size, parts
@@ -58,7 +57,7 @@ class FullRows(StripRows):
         """
         block, attn = self.block, self.block.attn
         size = part_size(self.channels, self.dtype)
-        q = map_parts(lambda part: self._project(part)[:, : attn.dim], x, size)
+        q = map_parts(lambda part: self._project(x[part])[:, : attn.dim], len(x), size)
         softmax = OnlineSoftmax(attn.split_heads(q[None])[0], attn.scale)
         del q
         self._add(softmax, self.x_global[0], first, None)
@@ -106,10 +105,7 @@ class FullBias:
     def __init__(self, attn: FullAttention, grid: tuple[int, int]) -> None:
         self.attn, self.grid = attn, grid
         if attn.rel_pos:
-            table, size = attn.local_relative_position_bias_table, table_size(grid)
-            if not same_size(size, attn.table_size):
-                table = resize_table(table, attn.table_size, size)
-            self.table = table.mT  # (N, (2X-1)*(2Y-1))
+            self.table = attn.table(grid).mT  # (N, (2X-1)*(2Y-1))
 
     def pairs(
         self, query: int | None, num_queries: int, key: int | None, num_keys: int

@@ -35,16 +35,20 @@ class GlobalRows:
         k, v = attn.split_parts(kv(first), 2)
         self.softmax.add(k[0], v[0], among)
 
-    def add(self, tokens: Tensor, kv: Tensor, size: int) -> None:
+    def add(self, tokens: Tensor, size: int, kv: Tensor | None = None) -> None:
         """Let the global tokens attend to the local tokens (T, C) of a strip of rows.
 
-        Each token of the image must be added exactly once. kv (T, 2C): keys and values of the
-        tokens, ignored if global queries have separate projections. size: maximum number of tokens
-        to process at once.
+        Each token of the image must be added exactly once. size: maximum number of tokens to
+        process at once. kv (T, 2C): keys and values of the tokens, if they are already computed.
+        They are ignored if global queries have separate projections.
         """
         attn = self.block.attn
+        if attn.separate:
+            project, kv = attn.kv_global, None
+        else:
+            project = attn.kv
         for part in parts(len(tokens), size):
-            own = attn.kv_global(self.block.norm1(tokens[part])) if attn.separate else kv[part]
+            own = project(self.block.norm1(tokens[part])) if kv is None else kv[part]
             k, v = attn.split_parts(own[None], 2)
             self.softmax.add(k[0], v[0], self.bias)
 
@@ -54,13 +58,3 @@ class GlobalRows:
         proj = attn.proj_global if attn.separate else attn.proj
         x = self.x_global + proj(attn.merge_heads(self.softmax.result()[None]))
         return x + block.mlp(block.norm2(x))
-
-
-def add_rows(collect: GlobalRows, rows: Tensor, size: int) -> None:
-    """Let the global tokens of a block attend to rows (n, Y, C) of local tokens. Nothing else of
-    the block is computed. collect: attention of the global tokens. size: maximum number of tokens
-    to process at once."""
-    tokens, attn = rows.flatten(0, 1), collect.block.attn
-    for part in parts(len(tokens), size):
-        kv = tokens.new_empty(0, 0) if attn.separate else attn.kv(collect.block.norm1(tokens[part]))
-        collect.add(tokens[part], kv, size)

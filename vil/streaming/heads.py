@@ -19,11 +19,11 @@ class Head:
     Computes the outputs "logits" and "pooled". If the model pools, they are vectors, which `finish`
     stores in `results`. Otherwise they are maps, whose rows are passed to `writers`.
 
-    names: the requested outputs. writers: {name of a map: function that writes its rows}.
+    writers: {name of a map: function that writes its rows}, for the requested maps.
     """
 
-    def __init__(self, model: MsViT, names: tuple[str, ...], writers: dict[str, Writer]) -> None:
-        self.model, self.names, self.writers = model, names, writers
+    def __init__(self, model: MsViT, writers: dict[str, Writer]) -> None:
+        self.model, self.writers = model, writers
         self.results: dict[str, Tensor] = {}
         self.count = 0
         self.sum: Tensor | None = None
@@ -54,9 +54,9 @@ class Head:
     def _write(self, first: int, features: Tensor) -> None:
         """Write rows of normalized tokens to the output "pooled", and their logits to the output
         "logits". An output that was not requested is omitted. features: (n, columns, channels)."""
-        if "pooled" in self.names:
+        if "pooled" in self.writers:
             self.writers["pooled"](first, features)
-        if "logits" in self.names:
+        if "logits" in self.writers:
             self.writers["logits"](first, self.model.head(features))
 
     def finish(self, x_global: Tensor) -> None:

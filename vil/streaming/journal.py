@@ -4,7 +4,6 @@ The record is a file with the number of the current pass, its next strip and the
 replaced atomically. The tokens before the next strip are complete in the scratch files.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vil.utils.atomic_write import write_aside
 from vil.utils.errors import SaveError, os_error_as
 
 State = Mapping[str, Any]
@@ -76,17 +76,16 @@ class FileJournal(Journal):
         self._write(number + 1, None)
 
     def _write(self, number: int, state: State | None) -> None:
-        aside = self.file.with_suffix(".new")
         record = {
             "fingerprint": self.fingerprint,
             "number": number,
             "state": state,
             "completed": self.completed,
         }
-        with os_error_as(SaveError, f"{self.file}"):
-            with aside.open("wb") as stream:
-                torch.save(record, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(aside, self.file)
+        with (
+            os_error_as(SaveError, f"{self.file}"),
+            write_aside(self.file) as aside,
+            aside.open("wb") as stream,
+        ):
+            torch.save(record, stream)
         self.saved_at = time.monotonic()

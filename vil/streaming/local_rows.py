@@ -39,6 +39,11 @@ class Context(NamedTuple):
         return sum(stop - first for first, stop in self.runs)
 
 
+def is_cyclic(window: Window | None) -> bool:
+    """Return whether a window wraps around at the border of the grid."""
+    return window is not None and window.cyclic
+
+
 def halo_of(window: Window | None) -> tuple[int, int]:
     """Return (above, below), the numbers of rows of chunks that a query attends to above and below
     its own row of chunks. Each number is 0 or 1."""
@@ -57,7 +62,7 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
     small grid contains it, it is the last there too.
     """
     up, down = (side * n for n in halo_of(window))
-    if window is None or not window.cyclic:
+    if not is_cyclic(window):
         start = max(first - up, 0)
         return Context(((start, min(stop + down, rows)),), slice(first - start, stop - start))
     last = (rows - 1) // side * side  # first row of the last row of chunks
@@ -75,10 +80,10 @@ def strip_context(rows: int, window: Window | None, side: int, first: int, stop:
 class LocalRows(StripRows):
     """A `RowSource` that computes the local tokens after a block of local attention.
 
-    source: the block's input. x_global (1, G, C): the global tokens of the input. num_chunks: rows
-    of chunks in a strip. dtype: dtype of the output. collect: computes the global tokens of the
-    output; None to skip them. With `collect`, the caller must compute every strip exactly once, in
-    order.
+    source: the block's input. x_global (1, G, C): the global tokens of the input. height: number
+    of rows in a strip, a multiple of `chunk_side`. dtype: dtype of the output. collect: computes
+    the global tokens of the output; None to skip them. With `collect`, the caller must compute
+    every strip exactly once, in order.
     """
 
     def __init__(
@@ -87,13 +92,13 @@ class LocalRows(StripRows):
         source: RowSource,
         x_global: Tensor,
         *,
-        num_chunks: int,
+        height: int,
         dtype: torch.dtype,
         collect: GlobalRows | None = None,
     ) -> None:
-        self.side = chunk_side(block.attn)
         shape = (source.rows, source.cols, source.channels, dtype, source.device)
-        super().__init__(*shape, height=num_chunks * self.side)
+        super().__init__(*shape, height=height)
+        self.side = chunk_side(block.attn)
         self.block, self.x_global, self.collect = block, x_global, collect
         self.buffer, self.source = RowBuffer(source), source
         self.window = window_of(block.attn, (source.rows, source.cols))
@@ -117,7 +122,7 @@ class LocalRows(StripRows):
             self._keep_ends()  # now, because the output of this strip may overwrite the source
         up = halo_of(self.window)[0] * self.side
         keep = (strip + 1) * self.height - up
-        if context.runs == ((0, self.rows),) and self.window is not None and self.window.cyclic:
+        if context.runs == ((0, self.rows),) and is_cyclic(self.window):
             keep = 0  # a small cyclic grid, every strip of which needs all rows
         x, at = self.source.new(context.rows), 0
         for first, stop in context.runs:
@@ -163,9 +168,10 @@ def compute_strip(
     tokens = x.flatten(0, 1)
     wanted = slice(queries.start * cols, queries.stop * cols)
     kv = _keys_and_values(block, tokens, x_global, size)
+    own = tokens[wanted]
     if collect is not None:
-        collect.add(tokens[wanted], kv[attn.num_global :][wanted], size)
-    q = map_parts(lambda part: attn.query(block.norm1(part)), tokens[wanted], size)
+        collect.add(own, size, kv[attn.num_global :][wanted])
+    q = map_parts(lambda part: attn.query(block.norm1(own[part])), len(own), size)
     k, v = attn.split_parts(kv[None], 2)
     if isinstance(attn, LongformerAttention):
         padded = q.new_zeros(len(tokens), channels) if len(q) < len(tokens) else q

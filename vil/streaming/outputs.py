@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vil.models.vision_longformer import MsViT
+from vil.streaming.checks import stage_of
 from vil.streaming.plan import StreamPlan
 from vil.streaming.rows import Writer
 from vil.utils.errors import ConfigError
@@ -52,15 +53,18 @@ def map_shapes(
     image in pixels."""
     grids, shapes = model.grids(size), {}
     for name in outputs:
-        if name.startswith("stages."):
-            index = int(name.rpartition(".")[2])
-            shapes[name] = (model.channels[index], *grids[index])
-        elif not model.global_pool:
-            width = model.num_features
-            if name == "logits" and model.num_classes:
-                width = model.num_classes
-            shapes[name] = (width, *grids[-1])
+        index = stage_of(name)
+        if index is not None or not model.global_pool:
+            shapes[name] = (output_width(model, name), *grids[-1 if index is None else index])
     return shapes
+
+
+def output_width(model: MsViT, name: str) -> int:
+    """Return the number of channels of an output."""
+    index = stage_of(name)
+    if index is not None:
+        return model.channels[index]
+    return model.num_classes if name == "logits" and model.num_classes else model.num_features
 
 
 def check_into(

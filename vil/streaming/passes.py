@@ -15,10 +15,10 @@ from vil.layers.block import Block
 from vil.models.vision_longformer import MsViT
 from vil.streaming.costs import Dtypes, embed_height, strip_macs
 from vil.streaming.full_rows import FullRows
-from vil.streaming.global_rows import GlobalRows, add_rows
+from vil.streaming.global_rows import GlobalRows
 from vil.streaming.heads import Head
 from vil.streaming.journal import Journal
-from vil.streaming.local_rows import LocalRows, chunk_side
+from vil.streaming.local_rows import LocalRows
 from vil.streaming.plan import StreamPlan
 from vil.streaming.planner import StageShape
 from vil.streaming.progress import Report, WorkDone, block_work, embed_work
@@ -47,7 +47,7 @@ class Passes:
         head: Head | None,
         stores: Stores,
         journal: Journal,
-        progress: Report = lambda share: None,
+        progress: Report,
     ) -> None:
         self.model, self.plan, self.shapes, self.dtypes = model, plan, shapes, dtypes
         self.writers, self.head, self.stores = writers, head, stores
@@ -125,12 +125,11 @@ class Passes:
         collect: GlobalRows | None,
     ) -> LocalRows:
         module = self.model.stages[index].blocks[block]
-        height = self.plan.stages[index].heights[block]
         rows = LocalRows(
             module,
             source,
             x_global,
-            num_chunks=max(1, height // chunk_side(module.attn)),
+            height=self.plan.stages[index].heights[block],
             dtype=self.dtypes[index].tokens,
             collect=collect,
         )
@@ -243,7 +242,7 @@ class Passes:
         if only_global:
             self.work.watch(reader, self._work(last, len(self.model.stages[last].blocks) - 1))
             size = part_size(source.channels, source.dtype)
-            write = lambda first, rows: add_rows(collect, rows, size)  # noqa: E731
+            write = lambda first, rows: collect.add(rows.flatten(0, 1), size)  # noqa: E731
         elif head is not None:
             write = head.add
         self._write_strips(reader, write, collect, state, head)

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 
 from vil.utils.text_table import align
 
-UNITS = {"": 1, "b": 1}
-UNITS |= {
-    f"{letter}{end}": 1024**n for n, letter in enumerate("kmgt", 1) for end in ("", "b", "ib")
-}
+UNITS = {letter: 1024**n for n, letter in enumerate(("", *"kmgt"))}
 
 
-def parse_bytes(text: int | float | str, name: str = "memory") -> int:
+def parse_bytes(text: int | float | str) -> int:
     """Convert a number, or text such as "1.5GiB" or "800 MB", to a number of bytes. MB means MiB.
 
-    name: name of the value in the error message. Raises ValueError for text that is not a size, and
-    for a size below 1 byte.
+    Raises ValueError for text that is not a size, and for a size below 1 byte.
     """
     digits, unit = str(text).strip().lower(), ""
     while digits and not (digits[-1].isdigit() or digits[-1] == "."):
@@ -28,7 +24,7 @@ def parse_bytes(text: int | float | str, name: str = "memory") -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
-        raise ValueError(f"{name} must be a number of bytes such as 800MiB or 1.5GiB, got {text!r}")
+        raise ValueError(f"memory must be a number of bytes such as 800MiB or 1.5GiB, got {text!r}")
     return size
 
 

@@ -7,17 +7,20 @@ memory. If that is not enough, it moves stored tokens to disk, those of the larg
 Shapes: X Y grid of a stage, G global tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from vil.layers.attention import Attention
 from vil.layers.attention.full import FullAttention
 from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
-from vil.streaming.checks import check_model, count_stages, needs_head
+from vil.streaming.checks import check_model, count_stages, needs_head, stage_of
 from vil.streaming.costs import Cost, StageCosts, embed_height, probe_dtypes, strip_macs
-from vil.streaming.local_rows import chunk_side, halo_of, window_of
+from vil.streaming.local_rows import chunk_side, halo_of, is_cyclic, window_of
+from vil.streaming.outputs import map_shapes, output_width
 from vil.streaming.plan import StagePlan, StreamPlan, format_bytes
 from vil.streaming.tokens import PART_BYTES, part_size
 from vil.utils.errors import ConfigError, as_config_error
@@ -56,7 +59,7 @@ def shape_of(model: MsViT, index: int, outputs: Sequence[str]) -> StageShape:
     stage, spec = model.stages[index], model.specs[index]
     is_last = index == len(model.stages) - 1 and needs_head(outputs)
     full = [isinstance(block.attn, FullAttention) for block in stage.blocks]
-    cyclic = any(is_cyclic(block.attn) for block in stage.blocks)
+    cyclic = any(is_cyclic(window_of(block.attn, (1, 1))) for block in stage.blocks)
     stored = any(full) or (len(full) > 1 and (spec.num_global > 0 or cyclic))
     collects = is_last and spec.num_global > 0
     only = (
@@ -68,12 +71,6 @@ def shape_of(model: MsViT, index: int, outputs: Sequence[str]) -> StageShape:
     )
     num_stored = (len(full) if full[-1] else len(full) - 1) + full[0] if stored else 0
     return StageShape(stored, num_stored, collects, only, any(full))
-
-
-def is_cyclic(attn: torch.nn.Module) -> bool:
-    """Return whether the window of an attention wraps around at the border of the grid."""
-    window = None if isinstance(attn, FullAttention) else window_of(attn, (1, 1))
-    return window is not None and window.cyclic
 
 
 class Planner:
@@ -109,16 +106,16 @@ class Planner:
             row = self.stages[-1].token_rows(1)
         self.output_bytes = sum(self._output_bytes(n) for n in outputs if n not in given)
 
+    def dtype_of(self, output: str) -> torch.dtype:
+        """Return the dtype of an output."""
+        index = stage_of(output)
+        return self.dtypes[-1 if index is None else index].tokens
+
     def _output_bytes(self, name: str) -> int:
         """Return the size of an output in bytes."""
-        (rows, cols), dtypes = self.grids[-1], self.dtypes[-1]
-        if name.startswith("stages."):
-            index = int(name.rpartition(".")[2])
-            return self.stages[index].token_rows(self.grids[index][0])
-        width = self.model.num_features
-        if name == "logits" and self.model.num_classes:
-            width = self.model.num_classes
-        return width * dtypes.tokens.itemsize * (1 if self.model.global_pool else rows * cols)
+        vector = (output_width(self.model, name),)
+        shape = map_shapes(self.model, (name,), self.size).get(name, vector)
+        return math.prod(shape) * self.dtype_of(name).itemsize
 
     def store_bytes(self, index: int) -> int:
         """Return the size in bytes of one copy of a stage's stored tokens; 0 if they are not
@@ -327,9 +324,7 @@ def lower_option(heights: list[int], peak: int, memory: int) -> None:
         heights.pop()
 
 
-def _halo(attn: torch.nn.Module, grid: tuple[int, int]) -> int:
-    if isinstance(attn, FullAttention):
-        return 0
+def _halo(attn: Attention, grid: tuple[int, int]) -> int:
     return max(halo_of(window_of(attn, grid))) * chunk_side(attn)
 
 

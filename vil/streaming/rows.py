@@ -57,8 +57,6 @@ class StripRows(RowSource):
     attribute `on_strip` is called with the number of rows in the strip.
     """
 
-    height: int
-
     def __init__(self, *shape, height: int) -> None:
         super().__init__(*shape)
         self.height = height

@@ -45,19 +45,22 @@ def parts(count: int, size: int) -> Iterator[slice]:
     return (slice(first, min(first + size, count)) for first in starts)
 
 
-def map_parts(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
-    """Apply a function to x (T, C), at most `size` tokens at a time. Returns (T, F). The function
-    must process each token independently."""
+def map_parts(function: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
+    """Call a function on slices of at most `size` of `count` tokens, and join the results.
+
+    function: takes a slice of t tokens, and returns (t, F). It must process each token
+    independently. Returns (count, F).
+    """
     out = None
-    for part in parts(len(x), size):
-        y = function(x[part])
-        if len(y) == len(x):
+    for part in parts(count, size):
+        y = function(part)
+        if len(y) == count:
             return y
         if out is None:
-            out = y.new_empty(len(x), y.shape[-1])
+            out = y.new_empty(count, y.shape[-1])
         out[part] = y
         del y
-    return function(x) if out is None else out
+    return function(slice(0, 0)) if out is None else out
 
 
 def finish_tokens(
@@ -69,17 +72,8 @@ def finish_tokens(
     concatenated heads. proj: the output projection of the attention.
     """
 
-    def of_parts(part: slice) -> Tensor:
+    def of_part(part: slice) -> Tensor:
         y = x[part] + proj(attended[part])
         return y + block.mlp(block.norm2(y))
 
-    out = None
-    for part in parts(len(x), part_size(x.shape[-1], x.dtype)):
-        y = of_parts(part)
-        if len(y) == len(x):
-            return y
-        if out is None:
-            out = torch.empty_like(x, dtype=y.dtype)
-        out[part] = y
-        del y
-    return of_parts(slice(0, 0)) if out is None else out
+    return map_parts(of_part, len(x), part_size(x.shape[-1], x.dtype))

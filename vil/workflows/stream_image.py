@@ -151,7 +151,7 @@ class ImageStream:
         return f"vil-stream-{self.fingerprint[:16]}"
 
     def _dtype_of(self, output: str) -> np.dtype:
-        return np.dtype(FLOATS.get(self.prepared.dtype_of(output), np.float32))
+        return np.dtype(FLOATS.get(self.prepared.planner.dtype_of(output), np.float32))
 
     def check_crop(self) -> float:
         """Compare streaming with a normal forward pass, on a crop from the center of the image.
