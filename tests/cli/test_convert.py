@@ -139,8 +139,9 @@ def test_a_run(tmp_path):
     assert taken.code == 0, taken.err
     evaluated = [vil("evaluate", *words).out.splitlines()[-1] for words in (
         ["--run", "run"], [*FAKE, "MODEL.MODEL_PATH=run.safetensors", "--output_dir", "eval"],
+        [*FAKE, "MODEL={MODEL_PATH: run.safetensors}", "--output_dir", "eval"],
     )]  # fmt: skip
-    assert evaluated[0] == evaluated[1]
+    assert evaluated[0] == evaluated[1] == evaluated[2]
     for path in ("run", "run/checkpoints/best", "run/checkpoints/last"):
         assert package.load_weights(package.from_pretrained("run.safetensors"), path).complete
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.common.marks import cases
-from vil.config import ConfigError, defaults, dump, get_config, load_config
+from vil.config import ConfigError, defaults, dump, get_config, load_config, override
 from vil.config.legacy import SPELLINGS
 from vil.config.yaml_source import find, packaged_root
 from vil.workflows.configure import make_config
@@ -227,3 +227,12 @@ def test_sources_name_the_last_who_set_a_key(tmp_path):
         "OPTIM.OPT": "command line",
         "DATA.PATH": "environment",
     }
+
+
+def test_a_config_made_before_a_key_was_declared_gets_its_default():
+    cfg = get_config().clone()
+    cfg.defrost()
+    del cfg.OPTIM["EMA"], cfg.MODEL["VIT"]
+    cfg.DATA.KWARGS["n"] = 3
+    changed = override(cfg, ["OPTIM.LR=0.5"])
+    assert changed == get_config(None, ["OPTIM.LR=0.5", "DATA.KWARGS.n=3"])

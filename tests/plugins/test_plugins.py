@@ -114,6 +114,12 @@ def test_it_trains_resumes_and_is_a_choice(kind, forks, tmp_path):
     assert same_tensors(weights(tmp_path / "python")[2], weights(tmp_path / "command")[2])
     ended = command("evaluate", "--run", "command")
     assert ended.code == 0, ended.err
+    if kind == "task":  # it has only what a task must have
+        assert command("report", "command").code == 0
+        for words in (["analyze", "--config-file", "command/config.yaml"],
+                      ["predict", "--run", "command", "--sample"]):  # fmt: skip
+            refused = command(*words)
+            assert (refused.code, "TASK brightness" in refused.err) == (2, True), refused.err
     refused = command("train", "--import", FILE, *TINY, WRONG[kind])
     assert refused.code == 2
     assert name in refused.err

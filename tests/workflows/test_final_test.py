@@ -1,6 +1,7 @@
 """The best checkpoint on test images that had no influence on the run."""
 
 import json
+import math
 import os
 import signal
 
@@ -60,15 +61,9 @@ def test_vil_evaluate_gives_the_same_metrics(trained, tmp_path):
     val = vil.evaluate(trained.run_dir, output_dir=tmp_path, part="val")
     assert val["folder"]["count"] == 7
     assert val["folder"]["top1"] == trained.best
-    words = (
-        "evaluate",
-        "--run",
-        trained.run_dir,
-        f"OUTPUT_DIR={tmp_path}",
-        "--output_dir",
-        tmp_path,
-    )
+    words = ("evaluate", "--run", trained.run_dir, f"OUTPUT_DIR={tmp_path / 'words'}")
     assert "test set folder loss" in succeeds(*words)
+    assert (tmp_path / "words/eval/results.json").is_file()
     assert "val set folder loss" in succeeds(*words, "--part", "val")
     with pytest.raises(ValueError, match="unknown part 'tests'; did you mean 'test'"):
         vil.evaluate(trained.run_dir, output_dir=tmp_path, part="tests")
@@ -80,6 +75,9 @@ def test_resuming_a_finished_run_repeats_nothing_unless_results_are_missing(trai
     file.write_text(file.read_text().replace('"count": 10', '"count": 11'))
     again = vil.train(output_dir=folder, resume=True)
     assert again.test_metrics["folder"]["count"] == 11  # was read
+    file.write_text(file.read_text().replace('"count": 11', '"count": null'))  # stands for NaN
+    again = vil.train(output_dir=folder, resume=True)
+    assert math.isnan(again.test_metrics["folder"]["count"])
     file.unlink()  # as if the run was killed before
     again = vil.train(output_dir=folder, resume=True)
     assert again.test_metrics == trained.test_metrics

@@ -14,11 +14,12 @@ import pytest
 from tests.common.small_runs import TINY, succeeds, vil
 from vil.config import get_config
 from vil.config.defaults import KEYS
-from vil.report import sweep_plots
+from vil.report import run_record, sweep_plots
 from vil.report.sweep_table import RunRow, Table, markdown, runs_csv, summarize, summary_csv
 from vil.utils.errors import ConfigError
 from vil.workflows.sweep import check_models
 from vil.workflows.sweeping.plan import identify, plan_sweep, write_plan
+from vil.workflows.sweeping.results import make_table
 from vil.workflows.sweeping.slurm import ranges
 from vil.workflows.sweeping.source import make_grid
 from vil.workflows.sweeping.state import begin_attempt, end_attempt, read_state
@@ -332,6 +333,18 @@ def test_states():
     assert re.search(r"seed_3 +failed +step 4 +DivergedError: nan\n", shown)
     assert shown.endswith("1 pending, 2 interrupted, 2 failed, 2 finished, 1 running\n")
     assert read_state(held).state == "interrupted"
+
+
+def test_a_run_that_cannot_be_read_is_a_row_with_the_reason(monkeypatch):
+    plan = remember("SEED=[0,1]")
+    leave(plan.runs[0], "finished", code=0)
+
+    def refuse(file):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(run_record, "metrics", refuse)
+    first = make_table(plan, {}).runs[0]
+    assert (first.state, first.reason) == ("failed", "s/runs/seed_0: Permission denied")
 
 
 def test_a_killed_run_says_so():

@@ -14,6 +14,7 @@ the share of the step's time. Copies inside attention backends are not listed.
 import argparse
 
 from vil.cli.arguments import at_least, config_arguments, resolve
+from vil.utils.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
     if args.layout:
         print_copies(analyze.find_layout_copies(cfg, args.batch))
         return 0
-    cost = analyze.analyze_cost(cfg)
+    try:
+        cost = analyze.analyze_cost(cfg)
+    except NotImplementedError:  # the task of a plug-in
+        raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model") from None
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")
     for name, attention, tokens, width, parameters, macs in cost.rows:
         print(f"{name:8} {attention:16} {tokens:>14} {width:>6} {parameters:>12,} {macs:>15,}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vil.cli.arguments import files_read
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, ExportError
 from vil.utils.output_paths import output_file
 
 ONLY = ("memory", "scratch", "save", "dry_run", "check")  # flags that need --stream
@@ -102,8 +102,6 @@ def check_against_plain(stream: Any) -> None:
     """Print how much the streamed output for a crop differs from that of a plain forward pass.
     Raises ExportError if the difference is larger than rounding errors. stream: an `ImageStream`.
     """
-    from vil.utils.errors import ExportError
-
     amp = stream.source.task.amp_dtype is not None
     difference, limit = stream.check_crop(), CHECK_TOLERANCE_AMP if amp else CHECK_TOLERANCE
     text = (

@@ -34,7 +34,7 @@ from vil.cli.arguments import (
 from vil.config import defaults, describe_preset, diff, dump
 from vil.utils.console import printable
 from vil.utils.errors import INTERRUPTED, ConfigError
-from vil.workflows.configure import find_output_dir
+from vil.workflows.configure import saved_config
 
 if TYPE_CHECKING:
     from vil.workflows.dry_run import DatasetSummary, DataSummary
@@ -57,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.resume and not args.config_file:
-        saved = find_output_dir(options_of(args)) / "config.yaml"
-        args.config_file = str(saved) if saved.is_file() else None
+        args.config_file = saved_config(options_of(args))
     cfg, sources = resolve_with_sources(args)
     if args.preset and os.environ.get("RANK", "0") == "0":
         print("\n".join(describe_preset(args.preset, cfg, sources)))

@@ -90,6 +90,7 @@ def override(
     """
     changed = cfg.clone()
     changed.defrost()
+    _add_missing(changed, defaults.tree())
     _apply(changed, _from_command_line(opts, flags))
     return changed
 
@@ -153,6 +154,15 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         wanted = " or ".join((kind(declared.default, declared.element), *declared.words))
         value = _read(setting, declared.default, wanted, declared.element)
     defaults.value_at(cfg, section)[name] = value
+
+
+def _add_missing(cfg: CfgNode, tree: CfgNode) -> None:
+    """Add the keys of `tree` that a config lacks, because they were declared after it was made."""
+    for name, value in tree.items():
+        if name not in cfg:
+            cfg[name] = value
+        elif isinstance(value, CfgNode):
+            _add_missing(cfg[name], value)
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:

@@ -4,9 +4,7 @@ For example, the value of OPTIM.OPT must be a name in the registry of optimizers
 when a value is checked, so that components of plug-ins are included.
 """
 
-import importlib
-
-from vil.utils.registry import Registry
+from vil.utils.registry import Registry, load_object
 
 HOMES = {
     "attention": "vil.layers.attention:ATTENTIONS",
@@ -19,5 +17,4 @@ HOMES = {
 
 def registry(kind: str) -> Registry:
     """Return the registry of a kind of component, such as "optimizer", without importing torch."""
-    module, _, name = HOMES[kind].partition(":")
-    return getattr(importlib.import_module(module), name)
+    return load_object(HOMES[kind])

@@ -145,9 +145,15 @@ def train(
     if has_ended(run, state, end, patience, min_delta):
         return state
     run.begin()
-    sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    hints = dict(thread_hint=thread_hint, data_hint=data_hint)
-    run.log.begin(state.step, end, evaluates=policy.evaluates(state, end), **sizes, **hints)
+    run.log.begin(
+        state.step,
+        end,
+        evaluates=policy.evaluates(state, end),
+        steps_per_epoch=per_epoch,
+        batch_size=state.batch_size,
+        thread_hint=thread_hint,
+        data_hint=data_hint,
+    )
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)

@@ -66,9 +66,9 @@ class PreemptionGuard:
         return self
 
     def __exit__(self, *_) -> None:
-        faulthandler.cancel_dump_traceback_later()
         self.closed.set()
-        self.thread.join()
+        self.thread.join()  # first, because it may arm the backstop again
+        faulthandler.cancel_dump_traceback_later()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +31,7 @@ from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo_error
 from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
+from vil.utils.json_text import read_dict
 from vil.utils.machine import version
 from vil.utils.safe_files import check_run_folder
 
@@ -131,10 +131,7 @@ class RunDir:
 
     def _is_finished(self) -> bool:
         """Return whether status.json records that the run is finished."""
-        with suppress(OSError, ValueError, AttributeError):
-            text = (self.folder / "status.json").read_text(encoding="utf-8")
-            return json.loads(text).get("state") == "finished"
-        return False
+        return read_dict(self.folder / "status.json").get("state") == "finished"
 
 
 def outcome(error: BaseException | None) -> tuple[str, int, str]:

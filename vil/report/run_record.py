@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vil.utils.atomic_write import TEXT
+from vil.utils.errors import RunFolderError, os_error_as
+from vil.utils.json_text import read_dict
 from vil.utils.safe_files import check_run_folder
 
 ENTRY = re.compile(r"^# (\d{4}-\d\d-\d\dT\S+)$", re.MULTILINE)  # a start, in command.txt, env.txt
@@ -34,16 +36,18 @@ class RunRecord:
     def read(cls, folder: Path) -> "RunRecord":
         """Read the files that a run logged in its folder.
 
-        Raises RunFolderError if the folder has links to files outside of the folder.
+        Raises RunFolderError if the folder has links to files outside of the folder, or files that
+        cannot be read.
         """
         check_run_folder(folder)
-        return cls(
-            folder,
-            _read_status(folder / "status.json"),
-            _read_entries(folder / "command.txt"),
-            _read_entries(folder / "env.txt"),
-            list(metrics(folder / "metrics.jsonl")),
-        )
+        with os_error_as(RunFolderError, str(folder)):
+            return cls(
+                folder,
+                read_dict(folder / "status.json"),
+                _read_entries(folder / "command.txt"),
+                _read_entries(folder / "env.txt"),
+                list(metrics(folder / "metrics.jsonl")),
+            )
 
     def training_seconds(self) -> float:
         """Return the total time of all training steps in seconds, including the wait for data."""
@@ -86,15 +90,6 @@ def metrics(file: Path) -> Iterator[dict]:
             values = {k: v for k, v in values.items() if abs(v) <= LARGEST}
             if isinstance(split, str) and {"step", "epoch"} <= values.keys():
                 yield {**values, "split": split}
-
-
-def _read_status(file: Path) -> dict:
-    """Read the dict in a status.json. Returns {} if the file is missing or holds no dict."""
-    try:
-        status = json.loads(file.read_text(**TEXT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return status if isinstance(status, dict) else {}
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:

@@ -1,13 +1,26 @@
-"""Write JSON without NaN and infinity, which Python's json accepts but other parsers reject."""
+"""Write JSON without NaN and infinity, which Python's json accepts but other parsers reject. Read
+JSON files that may be missing or corrupt."""
 
 import json
 import math
+from pathlib import Path
 from typing import Any
+
+from vil.utils.atomic_write import TEXT
 
 
 def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for NaN and infinity. options: passed to json.dumps."""
     return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def read_dict(file: Path) -> dict:
+    """Read the dict in a JSON file. Returns {} if the file cannot be read or has no dict."""
+    try:
+        found = json.loads(file.read_text(**TEXT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _finite(value: Any) -> Any:

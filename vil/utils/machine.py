@@ -61,7 +61,7 @@ def slug(name: str) -> str:
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use, given its CPU affinity and the CPU
     limit of its container (cgroup v2)."""
-    cores = len(_affinity())
+    cores = len(affinity())
     quota = search_file(r"^(\d+ \d+)", "/sys/fs/cgroup/cpu.max")  # a limit of "max" is none
     if not quota:
         return cores
@@ -69,7 +69,7 @@ def usable_cores() -> int:
     return max(min(cores, -(-limit // period)), 1)
 
 
-def _affinity() -> set[int]:
+def affinity() -> set[int]:
     """Return the numbers of the CPU cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return os.sched_getaffinity(0)
@@ -95,7 +95,7 @@ def read_cpu_time() -> CpuTime | None:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
         return None
-    numbers, jiffies = {f"cpu{number}" for number in _affinity()}, 0
+    numbers, jiffies = {f"cpu{number}" for number in affinity()}, 0
     for name, *fields in map(str.split, lines):
         if name in numbers:
             values = list(map(int, fields[:8]))
@@ -123,7 +123,7 @@ def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
     if since is None or now is None or now.wall - since.wall < MIN_SECONDS:
         return cores
     others = (now.total - since.total - (now.own - since.own)) / (now.wall - since.wall)
-    return min(cores, max(len(_affinity()) - others, 0.0))
+    return min(cores, max(len(affinity()) - others, 0.0))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -51,7 +51,7 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     if not cfg.MODEL.MODEL_PATH:
         return None
     given = Path(cfg.MODEL.MODEL_PATH)
-    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given))
+    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given)).absolute()
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
         if is_name(folder.name) and folder.parent.name == "checkpoints":
             return RunCheckpoint(folder.parent.parent, folder.name)
@@ -123,7 +123,7 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
     or if the task does not support calibration.
     """
     checkpoint = check(cfg)
-    loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))
+    loaders = task.test_loaders(dist)
     name = next(iter(loaders))
     task.test_sets = {name: loaders[name]}
     before = task.evaluate(model)[name]

@@ -1,6 +1,5 @@
 """Check the datasets of a config before training: contents, unreadable images and leaks."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -35,7 +34,6 @@ from vil.utils.output_paths import replacing
 from vil.utils.text_table import align
 from vil.workflows.configure import Overrides, make_config
 
-log = logging.getLogger(__name__)
 TRAIN = "train"
 IMBALANCE = 5  # largest / smallest class above which a balanced loss or sampler is suggested
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224)  # image sizes to suggest

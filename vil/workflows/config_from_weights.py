@@ -3,11 +3,9 @@
 A command that loads this weight file needs no config file, only the option `MODEL.MODEL_PATH FILE`.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from vil.config import ConfigError
-from vil.config.yaml_source import Setting
 from vil.layers.attention import ATTENTIONS
 
 # {model setting: config key}
@@ -31,21 +29,20 @@ ATTENTION = {
 }
 TRANSFORM = {"mean": "INPUT.MEAN", "std": "INPUT.STD", "crop_pct": "INPUT.CROP_PCT"}
 INTERPOLATION = {"bilinear": 2, "bicubic": 3}
-WEIGHTS = "MODEL.MODEL_PATH"
 
 
-def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str] | None]:
-    """Read the model description in the weight file that `opts` sets as MODEL.MODEL_PATH.
+def describe_weights(weights: str) -> tuple[list[str], list[str] | None]:
+    """Read the model description in a weight file.
 
-    opts: config options. Returns the config options that define the model, as KEY=VALUE strings,
-    and the class names, or None if the file has none. Returns ([], None) without a weight file or
-    description. Raises ConfigError if a config cannot represent the described model.
+    weights: a value for MODEL.MODEL_PATH. Returns the config options that define the model, as
+    KEY=VALUE strings, and the class names, or None if the file has none. Returns ([], None) without
+    a weight file or description. Raises ConfigError if a config cannot represent the described
+    model.
     """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 
-    given = weights_in(opts)
-    file = find_weights(Path(given)) if given else None
-    about = read_metadata(file) if file and file.is_file() else None
+    file = find_weights(Path(weights))
+    about = read_metadata(file) if file.is_file() else None
     if about is None:
         return [], None
     model, transform = about["model"], about["transform"] or {}
@@ -74,20 +71,3 @@ def describe_weights(opts: Sequence[str | Setting]) -> tuple[list[str], list[str
     if "interpolation" in transform:
         found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
     return [f"{key}={value}" for key, value in found.items()], about["classes"]
-
-
-def weights_in(opts: Sequence[str | Setting]) -> str | None:
-    """Return the last value of MODEL.MODEL_PATH in a list of config options, or None if the list
-    does not set this key.
-
-    An option is a Setting, one string "KEY=VALUE", or two consecutive strings "KEY" and "VALUE".
-    """
-    found = None
-    for at, word in enumerate(opts):
-        if isinstance(word, Setting):
-            found = str(word.value) if word.key == WEIGHTS else found
-            continue
-        key, equals, value = word.partition("=")
-        if key == WEIGHTS:
-            found = value if equals else next(iter(opts[at + 1 : at + 2]), None)
-    return found

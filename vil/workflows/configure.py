@@ -116,17 +116,28 @@ def set_flags(options: Options) -> dict[str, str]:
     return {key: str(value) for key, value in options.flags.items() if value is not None}
 
 
-def find_output_dir(options: Options) -> Path:
-    """Return OUTPUT_DIR from the options, otherwise from the environment, otherwise its default.
-    Reads no config file, and does not check other keys."""
+def saved_config(options: Options) -> str | None:
+    """Return the path of the config.yaml in OUTPUT_DIR, or None if there is none.
+
+    OUTPUT_DIR is taken from the options, otherwise from the environment, otherwise it has its
+    default. No config file is read, and other keys are not checked.
+    """
     key = "OUTPUT_DIR"
-    words = [str(each.value) for each in from_options(options.words) if each.key == key]
-    return Path(
+    folder = (
         options.flags.get(key)
-        or next(reversed(words), None)
+        or last_value(options.words, key)
         or os.environ.get(ENVIRONMENT[key])
         or KEYS[key].default
     )
+    file = Path(folder, "config.yaml")
+    return str(file) if file.is_file() else None
+
+
+def last_value(words: Sequence[str | Setting], key: str) -> str | None:
+    """Return the last value of a key in config options, or None if they do not set it. words: the
+    options, as in `Options`."""
+    values = [str(each.value) for each in from_options(words) if each.key == key]
+    return values[-1] if values else None
 
 
 def run_config(
@@ -155,9 +166,10 @@ def run_config(
     if path is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
     # the config's FINETUNE.HEAD applies to the run's initial weights, not to its checkpoints
-    words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *options.words]
-    flags = {"OUTPUT_DIR": str(folder), **set_flags(options)}
-    cfg, _ = resolve(str(folder / "config.yaml"), Options(words, flags, options.imports))
+    words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep"]
+    own = Setting("OUTPUT_DIR", str(folder), "--run")
+    options = options._replace(words=[*words, own, *options.words])
+    cfg, _ = resolve(str(folder / "config.yaml"), options)
     names = select_classes(cfg.FINETUNE.HEAD, read_class_names(folder / "classes.txt"))
     return ConfigWithClasses(cfg, names or ())
 
@@ -213,12 +225,13 @@ def weights_config(
 
     class_names = None
     if not config_file:
-        from vil.workflows.config_from_weights import describe_weights, weights_in
+        from vil.workflows.config_from_weights import describe_weights
 
-        weights = weights_in(options.words)
-        if weights and (found := find_run_config(weights, options)):
-            return found
-        own, class_names = describe_weights(options.words)
+        weights, own = last_value(options.words, "MODEL.MODEL_PATH"), []
+        if weights:
+            if found := find_run_config(weights, options):
+                return found
+            own, class_names = describe_weights(weights)
         options = options._replace(words=[*own, *options.words])
         config_file = None if own else default
     cfg, _ = resolve(config_file, options)

@@ -1,6 +1,5 @@
 """Convert a checkpoint to a self-describing safetensors file."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file
-
-log = logging.getLogger(__name__)
 
 
 def convert(

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
+from vil.builders.cost import num_params
 from vil.config import override
 from vil.config.yaml_source import from_mapping
 from vil.data.inspection import size_range
@@ -128,7 +129,7 @@ def dry_run(
             log_file = Path(folder, "log.txt")
             log = log_file.read_text("utf-8").splitlines() if log_file.exists() else []
             loss = result.history()[-1].get("loss", math.nan) if log else math.nan
-    count = sum(parameter.numel() for parameter in result.model.parameters())
+    count = num_params(result.model)
     return DryRun(summary, num_images, loss, memory_mb(), count, warnings, log)
 
 
@@ -166,8 +167,8 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
             file = _example_file(cfg, example)
             with replacing(file, "--example") as aside:
                 draw_images(drawn).save(aside, file.suffix.lstrip(".") or "png")
-        common = task.counted, data.note, file, dict(task.learned_settings)
-        return DataSummary(sets, data.train.steps_per_epoch, *common)
+        steps, learned = data.train.steps_per_epoch, dict(task.learned_settings)
+        return DataSummary(sets, steps, task.counted, data.note, file, learned)
 
 
 def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
@@ -193,5 +194,5 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
             sizes.append((image.width, image.height))
         except OSError:
             unreadable += 1
-    classes = len(dataset.classes), {} if note else task.count_classes(dataset)
-    return DatasetSummary(name, split, len(dataset), *classes, sizes, unreadable)
+    counts, size = {} if note else task.count_classes(dataset), len(dataset)
+    return DatasetSummary(name, split, size, len(dataset.classes), counts, sizes, unreadable)

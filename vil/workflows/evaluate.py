@@ -10,9 +10,8 @@ from yacs.config import CfgNode
 from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
-from vil.engine.distributed import DistInfo, compute_on_main
+from vil.engine.distributed import compute_on_main
 from vil.tasks import refuse_without, with_num_classes
-from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.global_state import preserve_global_state
@@ -21,7 +20,7 @@ from vil.utils.lookup import lookup
 from vil.utils.output_paths import make_folder
 from vil.workflows import calibration as calibration_of_run
 from vil.workflows.configure import Options, Overrides, as_options, source_config
-from vil.workflows.inference import load_for_evaluation, refuse_random_weights
+from vil.workflows.inference import load_for_evaluation, open_test_sets, refuse_random_weights
 
 PARTS = ("test", "val")
 
@@ -129,13 +128,3 @@ def evaluate_config(
             with os_error_as(ConfigError, f"OUTPUT_DIR {images}"):
                 result.images[name] = task.draw_worst(name, num_worst, images)
         return result
-
-
-def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
-    """Build the task's data loaders for the sets in DATA.TEST or DATA.VAL.
-
-    part: "test" for DATA.TEST; "val" for DATA.VAL or, if DATA.VAL is empty, for DATA.TEST.
-    options: more arguments of `Task.test_loaders`.
-    """
-    # a task of a plug-in may not know the argument `part`
-    task.test_loaders(dist, **options, **({"part": part} if cfg.DATA.VAL else {}))

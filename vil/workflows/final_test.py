@@ -5,6 +5,7 @@ The test sets had no influence on the run.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,8 +17,7 @@ from vil.engine.checkpoint.save_load import TrainState, resolve_link, step_of
 from vil.engine.distributed import broadcast_object
 from vil.engine.run_dir import RunDir
 from vil.utils.json_text import to_json
-from vil.workflows.evaluate import open_test_sets
-from vil.workflows.inference import load_for_evaluation
+from vil.workflows.inference import load_for_evaluation, open_test_sets
 
 RESULTS = "test_results.json"
 
@@ -59,6 +59,11 @@ def evaluate_best(
     return results
 
 
+def _restore_nan(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Replace None, as which `to_json` stores NaN, by NaN."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
 def read_results(
     run: RunDir, checkpoint: str, names: Sequence[str]
 ) -> dict[str, dict[str, Any]] | None:
@@ -69,6 +74,7 @@ def read_results(
     """
     with suppress(OSError, ValueError, AttributeError, KeyError):
         saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
-        if saved.get("checkpoint") == checkpoint and saved["metrics"].keys() == set(names):
-            return saved["metrics"]
+        found = saved["metrics"]
+        if saved["checkpoint"] == checkpoint and found.keys() == set(names):
+            return {name: _restore_nan(found[name]) for name in names}
     return None

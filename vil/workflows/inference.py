@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -192,7 +192,7 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     """
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
         return []
-    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR).absolute()
     card = read_metadata(path) or {}
     folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
     runs = [folder.parent for folder in folders if folder.name == "checkpoints"]
@@ -200,12 +200,18 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     return select_classes(cfg.FINETUNE.HEAD, names) or []
 
 
-def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
-    """Open the test sets in the config's DATA.TEST. Returns {name: dataset}. task: a task built
-    from the config."""
+def open_test_sets(
+    task: Task, cfg: CfgNode, dist: DistInfo | None = None, part: str = "test", **options: Any
+) -> dict[str, Dataset]:
+    """Open the test sets of a config, and build the task's data loaders for them.
+
+    part: "test" for the sets in DATA.TEST; "val" for those in DATA.VAL or, if DATA.VAL is empty, in
+    DATA.TEST. options: more arguments of `Task.test_loaders`. Returns {name: dataset}.
+    """
     # Without DATA.VAL, the default part "val" is DATA.TEST too. `part` is then not passed, because
     # the task of a plug-in may not have this argument.
-    loaders = task.test_loaders(DistInfo(), **({"part": "test"} if cfg.DATA.VAL else {}))
+    own = {"part": part} if cfg.DATA.VAL else {}
+    loaders = task.test_loaders(dist or DistInfo(), **own, **options)
     return {name: loader.dataset for name, loader in loaders.items()}
 
 

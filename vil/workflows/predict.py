@@ -180,6 +180,8 @@ def task_settings(
     of a predicted class; None for no threshold. Raises ConfigError if `threshold` is given and
     the task does not support it, or if either is given for a format that includes all classes.
     """
+    if not output_formats(cfg):  # the task of a plug-in
+        raise ConfigError(f"TASK {cfg.TASK} has no output formats, so it cannot write predictions")
     complete = output_format in task_entry(cfg).facts.get("complete", ())
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):

@@ -102,6 +102,8 @@ def model_cost(cfg: CfgNode) -> ModelCost | str:
         return why.format(cfg=cfg)
     try:
         cost = analyze_cost(cfg)
+    except NotImplementedError:  # the task of a plug-in
+        return f"TASK {cfg.TASK} does not count the cost of a model."
     except ConfigError as error:
         return f"The model cannot be built here: {error}"
     return ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])

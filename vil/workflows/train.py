@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 
 from vil.builders.advice import count_idle_cores, data_advice, thread_advice
 from vil.builders.attention_backend import select_attention_backends
+from vil.builders.cost import num_params
 from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
@@ -47,12 +48,12 @@ from vil.workflows.configure import (
     Options,
     Overrides,
     as_options,
-    find_output_dir,
     make_config,
     read_class_names,
+    saved_config,
 )
-from vil.workflows.evaluate import open_test_sets
 from vil.workflows.final_test import evaluate_best
+from vil.workflows.inference import open_test_sets
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
@@ -133,8 +134,7 @@ def train(
     """
     overrides = as_options(overrides)
     if resume and config is None:
-        saved = find_output_dir(Options(overrides, {"OUTPUT_DIR": output_dir})) / "config.yaml"
-        config = saved if saved.is_file() else None
+        config = saved_config(Options(overrides, {"OUTPUT_DIR": output_dir}))
     own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
     cfg = make_config(config, overrides, **own)
     return train_config(cfg, resume=resume)
@@ -146,7 +146,7 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
     refuse_other_bytes(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     has_checkpoints = any(folder.glob("checkpoints/step-*"))
-    if not has_checkpoints and had_checkpoints(folder):
+    if not has_checkpoints and RunRecord.read(folder).status.get("checkpoint"):
         raise CheckpointError(
             f"{folder} has the log of a run, but its checkpoints are gone: restore "
             f"{folder / 'checkpoints'}, or choose another --output_dir"
@@ -158,11 +158,6 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
             "or choose another --output_dir"
         )
     return run_training(cfg)
-
-
-def had_checkpoints(folder: Path) -> bool:
-    """Return whether the status.json in a run's folder records that the run saved a checkpoint."""
-    return bool(RunRecord.read(folder).status.get("checkpoint"))
 
 
 def run_training(
@@ -212,12 +207,26 @@ def run_training(
             test_set=next(iter(task.test_sets), ""),
         )
         objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
-        kept = dict(dist=dist, say=say, allow_changes=cfg.RUN.ALLOW_CHANGES)
-        state = resume_state(run.checkpoints, state, objects, **kept)
+        state = resume_state(
+            run.checkpoints,
+            state,
+            objects,
+            dist=dist,
+            say=say,
+            allow_changes=cfg.RUN.ALLOW_CHANGES,
+        )
         for line in changes if dist.is_main else ():
             log.warning(line)
-        kept = dict(folder=folder, resuming=resuming, say=run.log.say_once)
-        select_attention_backends(model, cfg, device, dist, training=True, **kept)
+        select_attention_backends(
+            model,
+            cfg,
+            device,
+            dist,
+            training=True,
+            folder=folder,
+            resuming=resuming,
+            say=run.log.say_once,
+        )
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
@@ -250,9 +259,17 @@ def run_training(
                 raise
             status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
-        evaluation = run.log.last_evaluation or read_last_evaluation(folder)
-        best, last = (state.best, state.best_step), (evaluation, run.reason, tests)
-        return TrainResult(status, folder, state.step, *best, distributed.unwrap(model), *last)
+        return TrainResult(
+            status,
+            folder,
+            state.step,
+            state.best,
+            state.best_step,
+            distributed.unwrap(model),
+            metrics=run.log.last_evaluation or read_last_evaluation(folder),
+            reason=run.reason,
+            test_metrics=tests,
+        )
 
 
 def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
@@ -349,9 +366,8 @@ def describe(
     loader: the training loader. tests: {name of a test set: its loader}."""
     images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
-    count = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
+        f"{num_params(model):,} parameters; train on {', '.join(names)}: {images} images of "
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} images per "
         f"epoch ({images % batch} images left out); evaluate on {sets}"
     )

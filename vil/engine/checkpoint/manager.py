@@ -94,10 +94,16 @@ class CheckpointManager:
             return state
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)
-        kept = dict(keep=policy.keep, is_pinned=partial(policy.is_pinned, state))
-        kept["say"] = run.log.say_once
         try:
-            save(run.checkpoints, self.objects, state, dist=run.dist, **kept)
+            save(
+                run.checkpoints,
+                self.objects,
+                state,
+                dist=run.dist,
+                keep=policy.keep,
+                is_pinned=partial(policy.is_pinned, state),
+                say=run.log.say_once,
+            )
         except SaveError as error:
             self.failed += 1
             if required or self.failed >= policy.max_failed_saves:

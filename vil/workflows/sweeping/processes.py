@@ -22,6 +22,8 @@ from vil.config.plugins import PREFIX as PLUGIN
 from vil.engine.preemption import LAUNCHER_PID, SIGNALS
 from vil.engine.run_dir import is_locked, now
 from vil.utils.atomic_write import TEXT
+from vil.utils.errors import StoppedError
+from vil.utils.machine import affinity
 from vil.workflows.sweeping.plan import SweepRun
 from vil.workflows.sweeping.state import begin_attempt, end_attempt
 
@@ -114,7 +116,7 @@ class RunPool:
         own = {}
         if self.jobs * self.num_processes > 1:
             given = os.environ.get("OMP_NUM_THREADS", "")
-            cores = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+            cores = int(given) if given.isdecimal() else len(affinity())
             own["OMP_NUM_THREADS"] = str(max(1, cores // (self.jobs * self.num_processes)))
         if self.num_processes == 1:  # torchrun's processes watch torchrun
             own[LAUNCHER_PID] = str(os.getpid())
@@ -134,7 +136,7 @@ class RunPool:
             attempt = self.active.pop(slot)
             returncode = attempt.process.returncode
             if returncode and self.signal:  # stopped by the signal
-                returncode = 130 if self.signal == signal.SIGINT else 75
+                returncode = StoppedError(signal.Signals(self.signal)).exit_code
             end_attempt(attempt.run, returncode, attempt.began)
             self.on_end(attempt.run)
         return bool(ended)

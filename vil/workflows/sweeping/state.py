@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from vil.engine.run_dir import is_locked, now
 from vil.report.run_record import RunRecord
-from vil.utils.atomic_write import TEXT, replace_text
+from vil.utils.atomic_write import replace_text
 from vil.utils.errors import INTERRUPTED, PREEMPTED, RunFolderError
+from vil.utils.json_text import read_dict
 from vil.workflows.sweeping.plan import SweepRun
 
 STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
@@ -35,10 +36,10 @@ class RunState(NamedTuple):
 
 def read_state(run: SweepRun) -> RunState:
     """Read the state of a run of a sweep from the files that the run and the sweep wrote."""
-    outcome = read_json(run.outcome_file)
+    outcome = read_dict(run.outcome_file)
     try:
         status = RunRecord.read(run.folder).status
-    except (OSError, RunFolderError) as error:
+    except RunFolderError as error:
         return RunState("failed", RunFolderError.exit_code, str(error))
     step = status.get("step", 0)
     code, reason = outcome.get("code"), outcome.get("reason", "")
@@ -84,9 +85,9 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
     - `returncode` and the last error message in the run's output.
     """
     file = run.folder / "status.json"
-    status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
+    status = read_dict(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
     if returncode != 0 and status.get("code") and status.get("reason"):
-        return status["code"], one_line(status["reason"])
+        return status["code"], shorten(status["reason"])
     if returncode < 0:
         hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
         return LOST, f"killed by signal {-returncode}, {signal.strsignal(-returncode)}{hint}"
@@ -103,18 +104,9 @@ def last_error(file: Path) -> str:
     except OSError:
         return "no output"
     lines = text.strip().splitlines() or ["no output"]
-    return one_line((LINE.findall(text) or lines)[-1])
+    return shorten((LINE.findall(text) or lines)[-1])
 
 
-def one_line(text: str) -> str:
+def shorten(text: str) -> str:
     """Join the lines of a text by spaces, and truncate it to 500 characters."""
     return " ".join(text.split())[:500]
-
-
-def read_json(file: Path) -> dict:
-    """Read the dict in a JSON file. Returns {} if the file cannot be read or has no dict."""
-    try:
-        found = json.loads(file.read_text(**TEXT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
