@@ -164,6 +164,21 @@ def test_weights_follow_their_images(root, tmp_path):
     assert [data[i][1] for i in range(6)] == data.targets.tolist()
 
 
+def test_only_training_images_need_a_weight_above_0(tmp_path):
+    rows = [f"{i}.png,{'ab'[i % 2]},{'train' if i < 6 else 'val'}" for i in range(8)]
+    for i in range(8):
+        (tmp_path / f"{i}.png").write_bytes(png_bytes(i))
+    task = task_of(get_config(None, [*TABLE, f"DATA.PATH={tmp_path}"]))
+    for of_train, of_val in ((1, 0), (0, 1)):
+        lines = [f"{row},{of_train if 'train' in row else of_val}" for row in rows]
+        (tmp_path / "labels.csv").write_text("\n".join(["path,label,split,weight", *lines]))
+        if of_train:
+            task.train_loader(DistInfo())
+            task.test_loaders(DistInfo())
+    with pytest.raises(DataError, match=r"DATA.TRAIN labels.csv: all sample weights are 0"):
+        task.train_loader(DistInfo())
+
+
 CONFLICTS = {
     "fold out of range": (("DATA.FOLDS=3", "DATA.FOLD=3"), "numbered from 0 to DATA.FOLDS - 1"),
     "one fold": (("DATA.FOLDS=1",), "expected 0, or at least 2"),

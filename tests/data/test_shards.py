@@ -159,6 +159,7 @@ BAD = {
     "not JSON": (members([{"label": 1}], "json") | {"0000.json": "{"},
                  "1 of 1 samples have no valid json with the field 'label'; the first in sam"),
     "no field": (members([{"label": 1}, {"caption": "a"}], "json"), "1 of 2 samples have no valid"),
+    "line break": (members([{"labels": ["a\nb"]}], "json"), "1 of 1 samples have a label with a"),
     "a list": (members([{"label": [1, 2]}], "json"), "1 of 1 samples have several labels"),
     "nothing": ({"README": "x", "a.npz": "x"}, "has no images and no labels"),
     "large": (PLAIN | {"0001.cls": "x" * (2 << 20)}, "1 of 3 samples have no valid cls"),
@@ -168,7 +169,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_samples_are_counted(name, tmp_path):
     content, message = BAD[name]
-    assert message in refusal(tmp_path, content)
+    own = dict(target_type="labels") if name == "line break" else {}
+    assert message in refusal(tmp_path, content, **own)
 
 
 def test_what_is_no_tar_is_refused(tmp_path):

@@ -145,7 +145,6 @@ BAD = {
     ),
     "no train": (table_of(["a,val"] * 4, "path,label,split"), "no rows of the split train"),
     "weight": (table_of(["a,1", "a,-1", "a,nan", "a,x"], "path,label,weight"), "3 of 4 rows"),
-    "zero weights": (table_of(["a,0"] * 4, "path,label,weight"), "all sample weights are 0"),
     "line break": (PLAIN.replace("2.png,a", '2.png,"a\nb"'), "1 of 4 rows .* line 4: 'a.nb'"),
     "ragged": (
         "path,label\na/1.png,a\na/2.png\n",

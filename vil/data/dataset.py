@@ -93,8 +93,12 @@ class ImageDataset(Dataset, ABC):
         image = self.image(index)
         if self.transform is not None:
             image = self.transform(image)
+        return image, self.target(index)
+
+    def target(self, index: int) -> int | np.ndarray:
+        """Return the target of an item."""
         target = self.targets[index]
-        return image, int(target) if self.target_type == "class" else target
+        return int(target) if self.target_type == "class" else target
 
     def reorder_classes(self, names: Sequence[str]) -> None:
         """Reorder `classes` to the order of `names`, and update `targets` accordingly.

@@ -37,7 +37,7 @@ def get_2021_names(model: nn.Module) -> dict[str, str]:
 def has_2021_names(state: Iterable[str]) -> bool:
     """Return whether the keys of a state dict are those of a full model of the original Vision
     Longformer code (2021)."""
-    return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
+    return any(key in FIRST for key in state)
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -63,14 +63,14 @@ def convert_projections(
     wanted: key names of the model. Projections from which others were made are removed if they are
     not in `wanted`. Returns (new state dict, a line of text per projection made).
     """
-    result, lines = dict(state), []
+    result, lines, used = dict(state), [], set()
     for name in wanted:
         match = None if name in state else PROJECTION.fullmatch(name)
         made = match and _make_projection(state, match[1] or "", match[2], match[4])
         if made:
             result[name], sources = made
             lines.append(f"{name} of {' and '.join(sources)}")
-    used = {source for line in lines for source in line.split(" of ")[1].split(" and ")}
+            used |= set(sources)
     for name in used - set(wanted):
         del result[name]
     return result, lines

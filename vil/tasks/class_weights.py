@@ -12,12 +12,17 @@ from torch import Tensor
 from vil.utils.errors import ConfigError, DataError
 
 
-def parse_class_weights(setting: Sequence[str], targets: np.ndarray, num_classes: int) -> Tensor:
+def parse_class_weights(
+    setting: Sequence[str], targets: np.ndarray, num_classes: int
+) -> Tensor | None:
     """Convert the value of LOSS.CLASS_WEIGHTS to the weights of the classes, (K,) float32.
 
-    setting: ["balanced"], or K numbers as strings. targets: class of each training image, (N,)
-    int64, or multilabel targets (N, K), 0 or 1. Raises ConfigError if there are not K numbers.
+    setting: ["none"], ["balanced"], or K numbers as strings. For "none", the result is None.
+    targets: class of each training image, (N,) int64, or multilabel targets (N, K), 0 or 1. Raises
+    ConfigError if there are not K numbers.
     """
+    if list(setting) == ["none"]:
+        return None
     if list(setting) == ["balanced"]:
         balance = balance_classes if targets.ndim == 1 else balance_labels
         return torch.from_numpy(balance(targets, num_classes).astype(np.float32))

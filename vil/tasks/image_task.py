@@ -141,12 +141,7 @@ class ImageTask(Task):
         for batch in iter_in_step(self.test_sets[name], between):
             values = self.compute_outputs(model, batch.to(self.device, self.memory_format).images)
             rows.append([batch.indices.numpy(), batch.targets.numpy(), values.cpu().numpy()])
-        if not all_reduce_max(len(rows)):
-            raise DataError(
-                f"cannot evaluate, because the test set {name} has no readable image: check its "
-                "files with vil data check"
-            )
-        gathered = list(itertools.chain.from_iterable(gather_objects(rows)))
+        gathered = gather_batches(rows, name)
         if not gathered:
             return None
         outputs = Outputs(*map(np.concatenate, zip(*gathered)))
@@ -169,6 +164,17 @@ class ImageTask(Task):
             return Loss(losses.mean(), metrics=metrics)
         weights = self.image_weights[batch.indices].to(self.device)
         return Loss((weights * losses).sum(), weights.sum(), metrics)
+
+
+def gather_batches(batches: list, name: str) -> list:
+    """Return the evaluated batches of all ranks on rank 0, and [] on the other ranks. Raises
+    DataError, on all ranks, if there are none. name: name of the test set."""
+    if not all_reduce_max(len(batches)):
+        raise DataError(
+            f"cannot evaluate, because the test set {name} has no readable image: check its files "
+            "with vil data check"
+        )
+    return list(itertools.chain.from_iterable(gather_objects(batches)))
 
 
 class ConfigImageTask(ConfigTask, ImageTask):
@@ -220,15 +226,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         return build_dataset(SYNTHETIC, folder, split, transform, **own)
 
     def count_classes(self, dataset: ImageDataset) -> dict[str, int]:
-        if dataset.target_type == "numbers":
-            return {}
-        is_class = dataset.target_type == "class"
-        counts = (
-            np.bincount(dataset.targets, minlength=len(dataset.classes))
-            if is_class
-            else dataset.targets.sum(axis=0)
-        )
-        return dict(zip(dataset.classes, counts.astype(int).tolist()))
+        return self.summarize_targets(dataset).counts
 
     def draw_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
         mean, std = (torch.tensor(self.cfg.INPUT[key])[:, None, None] for key in ("MEAN", "STD"))
@@ -260,6 +258,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
             match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
         self.check_num_classes(dataset, ", ".join(names))
+        if dataset.weights is not None and not dataset.weights.any():
+            raise DataError(f"DATA.TRAIN {', '.join(names)}: all sample weights are 0")
         return dataset
 
     def open_test_set(self, name: str, split: str = "val") -> ImageDataset:

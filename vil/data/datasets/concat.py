@@ -39,12 +39,7 @@ class ConcatImageDataset(ImageDataset):
 
     def __getitem__(self, index: int) -> tuple:
         number, local = self.locate(index)
-        return self.datasets[number][local]
-
-    def reorder_classes(self, names: Sequence[str]) -> None:
-        super().reorder_classes(names)
-        for dataset in self.datasets:
-            dataset.reorder_classes(names)
+        return self.datasets[number][local][0], self.target(index)
 
     def image(self, index: int) -> Image.Image:
         number, local = self.locate(index)

@@ -3,7 +3,6 @@ root/<class>/*.jpg for training images only."""
 
 import logging
 import os
-from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -63,8 +62,16 @@ class Folder(ImageDataset):
         folder = split_folder(self.root, split)
         names = class_folders(folder)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
-        files = [image_files(folder / name, channels) for name in names]
-        warn_of_skipped([folder / name for name in names], files, extensions(channels))
+        files, skipped = [], []
+        for name in names:
+            images, others = image_files(folder / name, channels)
+            files.append(images)
+            skipped += others
+        if skipped:
+            text = (
+                "%d entries of class folders are ignored (folders, or names without %s), such as %s"
+            )
+            logger.warning(text, len(skipped), " ".join(extensions(channels)), min(skipped))
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
@@ -124,38 +131,18 @@ def extensions(channels: int) -> tuple[str, ...]:
     return EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
 
 
-def image_files(folder: Path, channels: int = 3) -> list[str]:
-    """Return the sorted file names of the images in a class folder. Raises DataError if there are
-    none."""
-    endings = extensions(channels)
-    files = sorted(
-        entry.name
-        for entry in os.scandir(folder)
-        if entry.name.lower().endswith(endings) and not entry.name.startswith(".")
-    )
+def image_files(folder: Path, channels: int) -> tuple[list[str], list[str]]:
+    """List a class folder. Returns (sorted names of the image files, paths of everything else that
+    is not hidden). Raises DataError if there are no images."""
+    endings, files, others = extensions(channels), [], []
+    for name in os.listdir(folder):
+        if not name.startswith("."):
+            is_image = name.lower().endswith(endings)
+            (files if is_image else others).append(name)
     if not files:
         problem = f"has no images ({' '.join(endings)}): add images, or remove the folder"
         raise DataError(f"the class folder {folder} {problem}")
-    return files
-
-
-def warn_of_skipped(
-    folders: Sequence[Path], files: Sequence[Sequence[str]], endings: Sequence[str]
-) -> None:
-    """Log one warning about everything in the class folders that is not an image.
-
-    files: the image names in each of the `folders`. endings: the file extensions of images. There
-    is no warning about hidden files and folders.
-    """
-    skipped = [
-        entry.path
-        for folder, images in zip(folders, map(set, files))
-        for entry in os.scandir(folder)
-        if entry.name not in images and not entry.name.startswith(".")
-    ]
-    if skipped:
-        text = "%d entries of class folders are ignored (folders, or names without %s), such as %s"
-        logger.warning(text, len(skipped), " ".join(endings), min(skipped))
+    return sorted(files), [f"{folder}/{name}" for name in others]
 
 
 def format_layout_error(root: Path, problem: str, template: str = LAYOUT) -> str:

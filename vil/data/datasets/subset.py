@@ -1,7 +1,5 @@
 """A subset of the samples of a dataset, such as one fold."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from PIL import Image
 
@@ -11,8 +9,7 @@ from vil.data.dataset import ImageDataset
 class Subset(ImageDataset):
     """A dataset that consists of the samples of `dataset` at `indices`, in the order of `indices`.
 
-    Samples are transformed by the transform of `dataset`. Do not use `dataset` elsewhere, because
-    `Subset.reorder_classes` also reorders the classes of `dataset`.
+    Images are transformed by the transform of `dataset`.
     """
 
     splits = ("train", "val", "test")
@@ -29,11 +26,7 @@ class Subset(ImageDataset):
                 setattr(self, name, values[self.indices])
 
     def __getitem__(self, index: int) -> tuple:
-        return self.dataset[int(self.indices[index])]
-
-    def reorder_classes(self, names: Sequence[str]) -> None:
-        super().reorder_classes(names)
-        self.dataset.reorder_classes(names)
+        return self.dataset[int(self.indices[index])][0], self.target(index)
 
     def image(self, index: int) -> Image.Image:
         return self.dataset.image(int(self.indices[index]))

@@ -16,8 +16,6 @@ import numpy as np
 
 from vil.utils.errors import DataError
 
-SEPARATOR = "\n"  # joins labels that are given as a list
-
 IF_NAMES = "; if every text is a class name, set DATA.KWARGS.text_labels True"
 is_integer = re.compile(r"[+-]?\d+").fullmatch
 
@@ -83,16 +81,34 @@ def read_targets(
         )
     texts = [text.strip() for text in cells[0]]
     sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
+    if target_type == "class" and not text_labels:
+        problem = (
+            f"have several labels, separated by {separator} (set TASK to multilabel?){IF_NAMES}"
+        )
+        where.refuse([len(labels) > 1 for labels in sets], problem, texts)
+    return _read_labels(sets, texts, target_type, where, is_train, text_labels, classes)
+
+
+def _read_labels(
+    sets: list[list[str]],
+    texts: list[str],
+    target_type: str,
+    where: Location,
+    is_train: np.ndarray,
+    text_labels: bool,
+    classes: Sequence[str],
+) -> tuple[list[str], np.ndarray]:
+    """Return the classes and the targets of rows with one class or several labels each.
+
+    sets: labels of each row. texts: for each row, the text that a message quotes. If target_type is
+    "class", this is the class. The other arguments are those of `read_targets`.
+    """
     labels = [[text] for text in texts] if target_type == "class" else sets
     broken = [any("\n" in label or "\r" in label for label in of_row) for of_row in labels]
     where.refuse(broken, "have a label with a line break", texts)
     if not text_labels:
         if target_type == "class":
             where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
-            problem = (
-                f"have several labels, separated by {separator} (set TASK to multilabel?){IF_NAMES}"
-            )
-            where.refuse([len(labels) > 1 for labels in sets], problem, texts)
         if not classes:
             _refuse_mixed(sets, texts, where)
     if target_type == "labels":
@@ -116,28 +132,25 @@ def read_lists(
     it is "labels". name: for "numbers", the name of the number. K > 1 numbers are named <name>_0,
     <name>_1, ... The other arguments and the result are those of `read_targets`.
     """
-    own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
-    shown = [", ".join(texts) for texts in items]
+    shown = [", ".join(texts).strip() for texts in items]
     if target_type == "numbers":
         size = len(items[0])
         problem = f"have no numbers, or not as many as the first ({size})"
         where.refuse([len(texts) != size or not size for texts in items], problem, shown)
         names = [f"{name}_{number}" for number in range(size)] if size > 1 else [name]
-        return read_targets(list(zip(*items)), names, target_type, where, is_train, **own)
+        return names, _read_numbers(list(zip(*items)), names, where)
     if target_type == "class":
         where.refuse([len(texts) > 1 for texts in items], "have several labels", shown)
-    cells = [SEPARATOR.join(texts) for texts in items]
-    return read_targets([cells], [], target_type, where, is_train, **own)
+    sets = [[text.strip() for text in texts if text.strip()] for texts in items]
+    return _read_labels(sets, shown, target_type, where, is_train, text_labels, classes)
 
 
 def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
     """Parse the sample weights of R rows. Returns (R,) float32. Raises DataError if a weight is not
-    a number or is negative, or if all weights are 0."""
+    a number or is negative."""
     weights = np.array([parse_number(text) for text in texts], np.float64)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
-    if not weights.any():
-        raise DataError(f"{where.path}: all sample weights are 0")
     return weights.astype(np.float32)
 
 

@@ -1,11 +1,9 @@
 """Build the classification task from a config: model, datasets, loss, mixup."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
@@ -14,7 +12,7 @@ from vil.data.dataset import ImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.engine.distributed import DistInfo
-from vil.tasks.base import Datasets, TaskReport
+from vil.tasks.base import Datasets
 from vil.tasks.class_weights import logit_shifts, parse_class_weights
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
@@ -28,6 +26,8 @@ from vil.utils.safe_files import path_below
 
 class Classification(ConfigImageTask, ClassificationTask):
     """The classification task, built from a config."""
+
+    report = report_test_set
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -57,8 +57,7 @@ class Classification(ConfigImageTask, ClassificationTask):
     @as_config_error
     def read_targets(self, dataset: ImageDataset) -> None:
         loss, names, targets = self.cfg.LOSS, dataset.classes, dataset.targets
-        if list(loss.CLASS_WEIGHTS) != ["none"]:
-            self.class_weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
+        self.class_weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
         if loss.LOGIT_ADJUSTMENT:
             self.logit_shifts = logit_shifts(targets, names, loss.LOGIT_ADJUSTMENT)
         self.check_weights()
@@ -75,9 +74,6 @@ class Classification(ConfigImageTask, ClassificationTask):
                 for name, loader in loaders.items()
             })  # fmt: skip
         return loaders
-
-    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
-        return report_test_set(self, model, class_names, checkpoint)
 
 
 def _build_loss(cfg: CfgNode) -> LossFunction:

@@ -5,7 +5,6 @@ A `Batch` has `images` (B, c, H, W) and `targets`, either classes (B,) int64 or 
 float.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,19 +16,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import all_reduce_max, compute_on_main, gather_objects
+from vil.engine.distributed import compute_on_main
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss
 from vil.tasks.base import ImageMeta, make_metric
 from vil.tasks.classification import METRICS
 from vil.tasks.classification.calibration import fit_temperature
-from vil.tasks.classification.losses import LossFunction, takes_weights, xentropy
+from vil.tasks.classification.losses import LossFunction, takes_weights, widen, xentropy
 from vil.tasks.classification.metrics import MAX_RANKED, ClassificationMetrics
 from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.tasks.classification.predictions import BatchPredictions, Predictions, merge
-from vil.tasks.image_task import ImageTask, draw_lines
+from vil.tasks.image_task import ImageTask, draw_lines, gather_batches
 from vil.utils.console import printable
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import ConfigError
 from vil.utils.lookup import lookup
 from vil.utils.metric_format import format_pair
 
@@ -214,18 +213,11 @@ class ClassificationTask(ImageTask):
         for batch in iter_in_step(self.test_sets[name], between):
             indices, batch = batch.indices, batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
-                logits = model(batch.images)
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                logits = self.divide_by_temperature(logits)
+                logits = self.divide_by_temperature(widen(model(batch.images)))
                 scores = self.score(name, logits, batch.targets)
             batches.append(self.to_arrays(name, indices, batch.targets, logits, scores))
-        if not all_reduce_max(len(batches)):
-            raise DataError(
-                f"cannot evaluate, because the test set {name} has no readable image: check its "
-                "files with vil data check"
-            )
-        gathered = gather_objects(batches)
-        return merge(itertools.chain.from_iterable(gathered)) if gathered else None
+        gathered = gather_batches(batches, name)
+        return merge(gathered) if gathered else None
 
     def to_arrays(
         self, name: str, indices: Tensor, targets: Tensor, logits: Tensor, scores: Scores
@@ -374,7 +366,6 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
     model classes that are mapped to the target. If no model class is mapped to the target, the
     prediction is wrong and the image has no loss.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)
     correct = class_mapping.T[targets]  # (B, K)
     has_loss = correct.any(dim=-1)

@@ -45,7 +45,7 @@ UNUSED_BY = {
     "faster_rcnn": ("DETECTION.MASK",),
 }
 SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
-RENDERED = "the images are synthetic: only those of one training step are rendered and counted here"
+RENDERED = "the images are synthetic: the dataset scenes is reduced to those of one training step"
 
 
 class Detection(ConfigTask, DetectionTask):
@@ -113,7 +113,7 @@ class Detection(ConfigTask, DetectionTask):
         with tempfile.TemporaryDirectory() as folder:
             few = _render_few(self.cfg, folder)
             rendered = few is not self.cfg
-            task = Detection(few, self.device) if rendered else self
+            task = type(self)(few, self.device) if rendered else self
             with ConfigTask.open_data(task) as data:
                 self.class_names = data.train.classes
                 yield data._replace(note=RENDERED if rendered else "")

@@ -1,14 +1,10 @@
 """Build the multilabel task from a config: model, datasets, loss, weights of positive labels."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 from vil.config.access import warn_unused
 from vil.data.dataset import ImageDataset
-from vil.tasks.base import TaskReport
 from vil.tasks.class_weights import parse_class_weights
 from vil.tasks.image_task import ConfigImageTask, count_outputs, refuse_mixing
 from vil.tasks.multilabel.report import report_test_set
@@ -22,6 +18,7 @@ class Multilabel(ConfigImageTask, MultilabelTask):
     """The multilabel task, built from a config."""
 
     target_type = "labels"
+    report = report_test_set
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -42,8 +39,4 @@ class Multilabel(ConfigImageTask, MultilabelTask):
     @as_config_error
     def read_targets(self, dataset: ImageDataset) -> None:
         setting, count = self.cfg.LOSS.CLASS_WEIGHTS, len(dataset.classes)
-        if list(setting) != ["none"]:
-            self.positive_weights = parse_class_weights(setting, dataset.targets, count)
-
-    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
-        return report_test_set(self, model, class_names, checkpoint)
+        self.positive_weights = parse_class_weights(setting, dataset.targets, count)

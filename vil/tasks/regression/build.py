@@ -1,15 +1,11 @@
 """Build the regression task from a config: model, datasets, loss, scale of the targets."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 from vil.config.access import warn_unused
 from vil.data.dataset import ImageDataset
-from vil.tasks.base import TaskReport
 from vil.tasks.image_task import ConfigImageTask, count_outputs, refuse_mixing
 from vil.tasks.regression.report import report_test_set
 from vil.tasks.regression.task import RegressionTask
@@ -22,6 +18,7 @@ class Regression(ConfigImageTask, RegressionTask):
     """The regression task, built from a config."""
 
     target_type = "numbers"
+    report = report_test_set
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -55,6 +52,3 @@ class Regression(ConfigImageTask, RegressionTask):
             )
         self.set_scale(mean, std)
         self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}
-
-    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
-        return report_test_set(self, model, class_names, checkpoint)

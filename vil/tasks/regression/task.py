@@ -5,6 +5,7 @@ numbers, with mean 0 and standard deviation 1 in the training set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,7 @@ from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
 from vil.tasks.regression.output_formats import FORMATS, Prediction
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "huber": F.huber_loss,
-    "mse": lambda outputs, targets, reduction, delta: F.mse_loss(
-        outputs, targets, reduction=reduction
-    ),
-    "mae": lambda outputs, targets, reduction, delta: F.l1_loss(
-        outputs, targets, reduction=reduction
-    ),
-}
+LOSSES = {"huber": F.huber_loss, "mse": F.mse_loss, "mae": F.l1_loss}
 
 
 class RegressionTask(ImageTask):
@@ -52,7 +45,8 @@ class RegressionTask(ImageTask):
         **common: Any,
     ):
         super().__init__(**common)
-        self.criterion, self.huber_delta = LOSSES[loss], huber_delta
+        options = {"delta": huber_delta} if loss == "huber" else {}
+        self.criterion = partial(LOSSES[loss], **options)
         self.set_scale(mean, std)
 
     def set_scale(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -68,7 +62,7 @@ class RegressionTask(ImageTask):
         """
         outputs = model(batch.images).float()
         scaled = (batch.targets - self.mean) / self.std
-        losses = self.criterion(outputs, scaled, reduction="none", delta=self.huber_delta).mean(-1)
+        losses = self.criterion(outputs, scaled, reduction="none").mean(-1)
         error = (self.denormalize(outputs.detach()) - batch.targets).abs().mean()
         return self.average_losses(losses, batch, {"mae": error})
 
@@ -109,9 +103,7 @@ class RegressionTask(ImageTask):
             "r2": r2,
         }
         scaled = torch.from_numpy(errors / self.std.cpu().double().numpy())
-        loss = self.criterion(
-            scaled, torch.zeros_like(scaled), reduction="mean", delta=self.huber_delta
-        )
+        loss = self.criterion(scaled, torch.zeros_like(scaled))
         return {
             "loss": loss.item(),
             **{name: float(values.mean()) for name, values in each.items()},
