@@ -14,7 +14,7 @@ from vil.config import get_config
 from vil.data.batch import Batch
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
-from vil.pretrained.load_weights import get_2021_names, load_2021_weights
+from vil.pretrained.load_weights import get_2021_names, load_weights
 from vil.utils.errors import CheckpointError
 
 pytestmark = pytest.mark.smoke
@@ -83,7 +83,7 @@ def test_a_missing_norm_is_not_filled_from_another():
     assert state["layer2.1.norm.weight"].shape == state["norm.weight"].shape
     del state["layer2.1.norm.weight"]
     with pytest.raises(CheckpointError, match=r"missing: layer2\.1\.norm\.weight"):
-        load_2021_weights(model, state)
+        load_weights(model, state)
 
 
 CYCLIC = [

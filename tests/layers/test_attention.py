@@ -21,7 +21,7 @@ from vil.layers.attention import (
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
-from vil.pretrained.load_weights import load_2021_weights
+from vil.pretrained.load_weights import load_weights
 
 pytestmark = pytest.mark.smoke
 
@@ -99,7 +99,7 @@ def accepted(name: str) -> list[tuple[str, torch.dtype]]:
 def test_outputs_and_gradients_of_the_reference(name, backend, dtype):
     meta, tensors, params, grads = read(name)
     module = build(meta, backend).double().train(meta.get("training", False))
-    load_2021_weights(module, params)
+    load_weights(module, params)
     module.to(dtype)
     if meta.get("mode", 0) > 0:
         step_with_mode(module, meta["mode"])

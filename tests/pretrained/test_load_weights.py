@@ -15,7 +15,6 @@ from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
 from vil.pretrained.load_weights import (
     get_2021_names,
-    load_2021_weights,
     load_weights,
     read_weights,
 )
@@ -54,7 +53,7 @@ def test_logits_and_gradients_of_the_reference(name, backend):
         attention_args=OWN | {"longformer": {"backend": backend}},
     )
     model = model.double().eval()
-    assert load_2021_weights(model, params).complete
+    assert load_weights(model, params).complete
     logits = model(tensors["x"])
     loss = torch.nn.functional.cross_entropy(logits, tensors["target"])
     loss.backward()
@@ -82,7 +81,7 @@ def test_published_state_dicts_load_strictly(entry):
         parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
     )
     state = {key: torch.full(shape, 0.25) for key, shape in entry["keys"].items()}
-    report = load_2021_weights(model, state)
+    report = load_weights(model, state)
     assert report.complete
     assert not report.resized
     assert len(report.loaded) + len(report.ignored) == len(entry["keys"])
@@ -92,7 +91,7 @@ def test_published_state_dicts_load_strictly(entry):
 
     state = {f"backbone.bottom_up.{key}": value + 0.25 for key, value in state.items()}
     heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
-    report = load_2021_weights(model, state | {key: torch.zeros(3) for key in heads})
+    report = load_weights(model, state | {key: torch.zeros(3) for key in heads})
     assert report.complete
     assert set(heads) <= set(report.ignored)
     assert all((value == 0.5).all() for value in model.state_dict().values())
@@ -140,7 +139,7 @@ def test_linformer_projections_are_resized():
     )
     state = {get_2021_names(source)[key]: value for key, value in source.state_dict().items()}
     state["layer1.1.attn.proj_v"] = state["layer1.1.attn.proj_k"].clone()
-    report = load_2021_weights(target, state)
+    report = load_weights(target, state)
     assert report.ignored == ["layer1.1.attn.proj_v"]
     assert "layer1.1.attn.proj_k (11, 3) -> (27, 3)" in report.resized
     old, new = source.stages[0].blocks[0].attn, target.stages[0].blocks[0].attn
@@ -148,10 +147,10 @@ def test_linformer_projections_are_resized():
 
     state["layer1.1.attn.proj_v"] += 1
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.proj_v"):
-        load_2021_weights(target, state)
+        load_weights(target, state)
     other = MsViT(parse_arch(arch.format(1), "linformer"), img_size=40)
     with pytest.raises(CheckpointError, match=r"mismatched: layer1.1.attn.proj_k \(11, 3\) -> "):
-        load_2021_weights(other, state)
+        load_weights(other, state)
 
 
 @pytest.mark.defect("B11")
@@ -206,7 +205,7 @@ def test_separate_global_weights_are_not_aliases():
     separate = build(attention_args={"longformer": {"share_weights": False}})
     state = {get_2021_names(separate)[key]: value for key, value in separate.state_dict().items()}
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.kv_global"):
-        load_2021_weights(build(), state)
+        load_weights(build(), state)
 
 
 @pytest.mark.parametrize(

@@ -93,27 +93,6 @@ class Report:
         return lines
 
 
-def load_2021_weights(
-    module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True, rule: str = "linear"
-) -> Report:
-    """Load a state dict of the original 2021 code into an MsViT or an attention module.
-
-    From a detector's state dict, only the backbone is loaded.
-
-    strict: raise CheckpointError if a key is missing, unexpected or of another shape.
-    rule: how to resize position embeddings. "linear" is bilinear without aligned corners, as in the
-    2021 code. "bicubic" is antialiased: sharper when enlarging, without aliasing when shrinking.
-    "extend" keeps the value of each relative position; use it if the window changes and the image
-    size does not.
-    Returns a report of what happened to each key.
-    """
-    state, ignored = extract_backbone(state_dict)
-    fitted, report = _fit(module, state, get_2021_names(module), rule)
-    _copy(module, fitted, report, strict)
-    report.ignored += ignored
-    return report
-
-
 def load_weights(
     model: nn.Module,
     weights: Mapping[str, Tensor] | str | Path,
@@ -127,7 +106,10 @@ def load_weights(
 
     weights: a state dict or a file.
     strict: raise CheckpointError if a key is missing, unexpected or of another shape.
-    rule: how to resize position embeddings, see `load_2021_weights`.
+    rule: how to resize position embeddings. "linear" is bilinear without aligned corners, as in the
+    2021 code. "bicubic" is antialiased: sharper when enlarging, without aliasing when shrinking.
+    "extend" keeps the value of each relative position; use it if the window changes and the image
+    size does not.
     head: "keep" loads the head of `weights`, which must match the model's classes. "new" keeps the
     model's initial head. "rows:FILE" loads only some rows of the head of `weights`: FILE lists
     their class indices, one per line.
@@ -164,21 +146,17 @@ def load_weights(
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
     """Return a report of what would happen to each key of a state dict if it were loaded into a
     model. Nothing is loaded, and keys that do not fit raise no error."""
-    state, _ = extract_backbone(state_dict)
-    return _fit(module, state, map_names(module, state), "linear")[1]
+    return _fit(module, state_dict, map_names(module, state_dict), "linear")[1]
 
 
-def translate(
-    model: nn.Module, state_dict: Mapping[str, Tensor], *, rule: str = "linear"
-) -> dict[str, Tensor]:
+def translate(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state dict to the key names of a model and, where possible, to its shapes.
 
     Tensors that do not fit and cannot be resized are returned unchanged, and the caller must handle
-    them. rule: how to resize position embeddings, see `load_2021_weights`.
+    them.
     """
-    state, _ = extract_backbone(state_dict)
     names = map_names(model, state)
-    fitted, report = _fit(model, state, names, rule)
+    fitted, report = _fit(model, state, names, "linear")
     to_model = {key: name for name, key in names.items()}
     rest = {to_model.get(k, k): v for k, v in state.items() if k not in report.ignored}
     return rest | fitted
