@@ -129,17 +129,16 @@ def test_set_input_size_of_linformer():
 
 
 def test_layers_for_layer_wise_learning_rate_decay():
-    """timm's layers agree with `layer_of`: embeddings belong to the first block of their stage."""
+    """timm's layers are those of `layer_of`, but the last block includes the norm and the head."""
     model = create()
     groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
     ids = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     scales = {name: ids[id(p)] for name, p in model.named_parameters()}
     by_layer = {}
     for name, scale in scales.items():
-        by_layer.setdefault(model.layer_of(name), set()).add(scale)
-    assert all(len(found) == 1 for found in by_layer.values()), by_layer
-    in_order = [found.pop() for _, found in sorted(by_layer.items())]
-    assert in_order == sorted(in_order)
+        layer = min(model.layer_of(name), model.num_layers - 1)
+        by_layer.setdefault(layer, set()).add(scale)
+    assert by_layer == {n: {0.5 ** (model.num_layers - 1 - n)} for n in range(model.num_layers)}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.testing import assert_close
 
 from tests.common.attention_cases import (
     FACTORS,
@@ -310,6 +311,31 @@ def test_selection_on_a_cpu_without_tuning(window, options, name):
     assert choose(Case(window, 8, 3, 32, **options)) == name
 
 
+@torch.no_grad()
+def test_bias_of_another_dtype_without_gradients():
+    q, k, v = torch.randn(3, 1, 1, 9, 4)
+    window = Window((3, 3), 3)
+    bias = LocalBias(torch.randn(1, window.table_entries, dtype=torch.float64))
+    found, wanted = (
+        local_attention(q, k, v, window, bias=bias, backend=name)
+        for name in ("masked_sdpa", "masked")
+    )
+    assert_close(found, wanted)
+
+
+def test_the_masked_backend_in_an_export_with_dynamic_sizes():
+    class Attend(torch.nn.Module):
+        def forward(self, x):
+            rows, cols = x.shape[2:4]
+            q = x.flatten(2, 3)
+            return local_attention(q, q, q, Window((rows, cols), 2), backend="masked")
+
+    x, y = torch.randn(1, 1, 5, 6, 4), torch.randn(1, 1, 7, 4, 4)
+    sizes = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Attend(), (x,), dynamic_shapes=(sizes,), strict=False)
+    assert_close(program.module()(y), Attend()(y))
+
+
 def test_choice_and_reasons():
     case = Case(Window((3, 3), 3, -1), 1, 1, 4)
     assert choose(case) in BACKENDS
@@ -324,6 +350,8 @@ def test_choice_and_reasons():
         ValueError, match=r"unknown backend 'maskd'; did you mean 'masked'\? \(choices: masked,"
     ):
         choose(case, "maskd")
+    with pytest.raises(ValueError, match="unknown backend 'maskd'; did you mean 'masked'"):
+        explain(case, "maskd")
     with restored_backends():
         BACKENDS.register("mine", BACKENDS["masked"].run, prepare=lambda: ["no compiler"])
         case = Case(Window((3, 3), 3), 1, 1, 4)

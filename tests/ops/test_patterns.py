@@ -151,6 +151,7 @@ def test_sample_that_is_too_large_is_refused():
 
 
 def test_sample_differs_by_seed():
+    assert parse_pattern("random:.2,5") == parse_pattern("random:0.2,5")
     first, second = (parse_pattern(f"random:0.2,{seed}").mask((6, 6)) for seed in (0, 1))
     assert not torch.equal(first, second)
 

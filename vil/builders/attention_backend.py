@@ -103,6 +103,7 @@ def select_attention_backends(
     tune: bool = False,
     folder: Path | None = None,
     resuming: bool = False,
+    copies: Sequence[nn.Module] = (),
     say: Callable[[str], None] = log.info,
 ) -> None:
     """Select the backends of attention and linear layers, log them, and write them to `folder`.
@@ -118,7 +119,8 @@ def select_attention_backends(
     The first two cases time attention backends. They also time the backends of linear layers,
     unless the run has stored backends.
 
-    training: whether to select backends for training too, not only for evaluation.
+    training: whether to select backends for training too, not only for evaluation. copies: copies
+    of the model, such as its average, that get the same backends.
 
     Raises ConfigError if the config names a backend that cannot run.
     """
@@ -162,6 +164,13 @@ def select_attention_backends(
             say(line)
     if padded:  # a detector's images have many sizes
         pin_for_all_sizes(requests)
+        for copy in copies:
+            for attention, own in zip(_attentions(model), _attentions(copy)):
+                own.backend = attention.backend
+
+
+def _attentions(model: nn.Module) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def pin_for_all_sizes(requests: list[BackendRequest]) -> None:

@@ -77,7 +77,8 @@ def linear_requests(
                 branches = stage.reversible or (
                     needs_grad and not isinstance(block.drop_path, nn.Identity)
                 )
-                for kind, dim, features in _operations(block, branches=branches, padded=padded):
+                own = dict(training=needs_grad, branches=branches, padded=padded)
+                for kind, dim, features in _operations(block, **own):
                     case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
                     found[LinearRequest(number, case)] = None
                     if optimized and not needs_grad and kind in (NORM_LINEAR, MLP):
@@ -85,21 +86,24 @@ def linear_requests(
     return list(found)
 
 
-def _operations(block: Block, *, branches: bool, padded: bool) -> Iterator[tuple[str, int, int]]:
+def _operations(
+    block: Block, *, training: bool, branches: bool, padded: bool
+) -> Iterator[tuple[str, int, int]]:
     """Yield (kind, dim, features) for each linear layer of a block's attention, and for its MLP.
 
-    Modules that the compiled code does not support are skipped. kind, dim, features: see
-    `LinearCase`. branches: whether the block adds its residuals in separate operations, as in
-    training with stochastic depth. padded: whether the images have padding.
+    Modules that the compiled code does not support are skipped, such as those with dropout in
+    training. kind, dim, features: see `LinearCase`. branches: whether the block adds its residuals
+    in separate operations, as in training with stochastic depth. padded: whether the images have
+    padding.
     """
     dim = block.attn.dim
-    if not padded and can_fuse(block.norm1, block.attn):
+    if not padded and can_fuse(block.norm1, block.attn, training):
         yield NORM_LINEAR, dim, 3 * dim
         yield LINEAR if branches else LINEAR_RESIDUAL, dim, dim
     else:
         for layer in filter(is_plain, block.attn.children()):
             yield LINEAR, layer.in_features, layer.out_features
-    if weights := mlp_weights(block.norm2, block.mlp):
+    if weights := mlp_weights(block.norm2, block.mlp, training):
         yield MLP, *weights.weight1.shape[::-1]
 
 

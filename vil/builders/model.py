@@ -73,13 +73,12 @@ def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool)
             f"MODEL.ARCH {arch} is not an architecture but a packaged config: use "
             f"--config-file {folder}/{arch}.yaml"
         )
-    model = build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
     if cfg.FINETUNE.FREEZE_STAGES:
         raise ConfigError(
             f"MODEL.ARCH {arch} has no stages to freeze (only msvit has stages): set "
             "FINETUNE.FREEZE_STAGES to 0"
         )
-    return model
+    return build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
 
 
 def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
 from vil.layers.attention.build import COMMON
 from vil.layers.fused_attention import attend_fused, is_fused
-from vil.layers.linear import has_hooks, has_plain_type
+from vil.layers.linear import drops, has_hooks, has_plain_type
 from vil.layers.packed_linear import PackedMlp
 from vil.layers.padding import Grid
 from vil.ops.linear_case import MLP, is_native
@@ -92,11 +92,11 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
     return x + y if residual else y
 
 
-def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
+def mlp_weights(norm: nn.Module, mlp: nn.Module, training: bool | None = None) -> MlpWeights | None:
     """Return the parameters of a layer norm and an MLP with exact GELU.
 
     Returns None if the modules are not a layer norm and such an MLP, if they have hooks, if they
-    apply dropout, or if their parameters are not plain tensors.
+    apply dropout, or if their parameters are not plain tensors. training: see `drops`.
     """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None
@@ -104,10 +104,11 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module) -> MlpWeights | None:
     if replaced or mlp.act.approximate != "none":
         return None
     modules = (norm, mlp, *(getattr(mlp, name) for name in KINDS))
-    drops = any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in modules)
     layers = (norm, mlp.fc1, mlp.fc2)
     tensors = [x for layer in layers for x in (layer.weight, layer.bias)]
-    if drops or any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
+    if any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
+        return None
+    if any(drops(module, training) for module in modules):
         return None
     return MlpWeights(*tensors)
 

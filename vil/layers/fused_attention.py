@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, GlobalLocalAttention
 from vil.layers.attention.full import FullAttention
-from vil.layers.linear import has_hooks, has_plain_type, is_plain
+from vil.layers.linear import drops, has_hooks, has_plain_type, is_plain
 from vil.layers.padding import Grid
 from vil.ops.linear import Norm, linear, linear_native, pack_weight
 from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, compute_dtype, is_native
@@ -39,19 +39,19 @@ def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = Fa
     return native and can_fuse(norm, attn)
 
 
-def can_fuse(norm: nn.Module, attn: nn.Module) -> bool:
+def can_fuse(norm: nn.Module, attn: nn.Module, training: bool | None = None) -> bool:
     """Return whether `attend_fused` computes the same result as a block's norm and attention.
 
     Returns False if one of these modules was replaced, has hooks or applies dropout to its outputs,
-    if a subclass overrides `forward`, or if global tokens have separate projections.
+    if a subclass overrides `forward`, or if global tokens have separate projections. training: see
+    `drops`.
     """
     if type(attn).forward not in FORWARDS or getattr(attn, "separate", False):
         return False
     drop = attn.proj_drop
     if type(norm) is not nn.LayerNorm or type(drop) not in (nn.Dropout, nn.Identity):
         return False
-    drops = isinstance(drop, nn.Dropout) and drop.p > 0 and drop.training
-    if drops or any(map(has_hooks, (norm, attn, drop))):
+    if drops(drop, training) or any(map(has_hooks, (norm, attn, drop))):
         return False
     layers = [getattr(attn, name) for name in attn.projections]
     if len({layer.bias is None for layer in filter(is_plain, layers)}) != 1:

@@ -35,6 +35,14 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(forward or backward)
 
 
+def drops(module: nn.Module, training: bool | None = None) -> bool:
+    """Return whether a module applies dropout in training (True) or evaluation (False). By default,
+    the phase is the module's current mode."""
+    if not isinstance(module, nn.Dropout) or not module.p:
+        return False
+    return module.training if training is None else training
+
+
 def has_plain_type(x: Tensor | None) -> bool:
     """Return whether x is a plain Tensor or Parameter. False for None and subclasses."""
     return type(x) in (Tensor, nn.Parameter)

@@ -104,15 +104,13 @@ class Call:
 # torch.compile cannot trace the states of random generators, so it skips this function
 @torch.compiler.disable
 def _recompute(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
-    trainable = [list_trainable(block) for block in call.blocks]
+    trainable = [
+        {name: p for name, p in block.named_parameters() if p.requires_grad}
+        for block in call.blocks
+    ]
     names = [list(block) for block in trainable]
     parameters = chain.from_iterable(block.values() for block in trainable)
     return ReversibleFunction.apply(call, names, x, *parameters)
-
-
-def list_trainable(block: Block) -> dict[str, Tensor]:
-    """Return the parameters of a block that require gradients, as {name: parameter}."""
-    return {name: p for name, p in block.named_parameters() if p.requires_grad}
 
 
 class ReversibleFunction(torch.autograd.Function):

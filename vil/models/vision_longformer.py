@@ -326,7 +326,8 @@ class MsViT(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict:
         """Return the regular expressions by which timm groups parameters into layers.
 
-        coarse: one layer per stage. By default, the layers are the same as in `layer_of`.
+        coarse: one layer per stage. By default, the layers are those of `layer_of`, except that the
+        final norm and the head are in the layer of the last block, as in timm's models.
         """
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),

@@ -154,13 +154,14 @@ def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     The verdict of the selected backend is "chosen", followed by ", tuned" if tuning found it to be
     fastest, or by ", pinned" if `backend` names it. The verdict of another backend is "could run",
     or the reasons why it cannot. A pinned backend is prepared, for example compiled, to check that
-    it can run.
+    it can run. Raises ValueError if `backend` is unknown.
     """
     if backend == "auto":
         chosen = tuned(case)
         word = "chosen, tuned" if chosen else "chosen"
         chosen = chosen or _choose_untuned(case)
     else:
+        lookup(BACKENDS, backend, "backend")
         chosen, word = backend, "chosen, pinned"
     verdicts = {}
     for name, entry in BACKENDS.items():

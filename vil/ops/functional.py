@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
+from vil.ops.backends import BUILT_IN
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.call import Call
 from vil.ops.dispatch import BACKENDS, choose
@@ -18,7 +19,6 @@ from vil.ops.window import Window, real_cells
 from vil.utils.precision import autocast_off
 from vil.utils.transforms import is_transformed
 
-BUILT_IN = frozenset(BACKENDS)
 TRANSFORMABLE = "chunk_autograd"  # consists of differentiable tensor operations only
 
 

@@ -181,9 +181,11 @@ class Window(ChunkGrid):
 
         This happens in cyclic grids with few chunks.
         """
+        if not self.cyclic:
+            return False
         rows, cols = self.chunks
         distinct = {(dx % rows, dy % cols) for dx, dy in self.offsets}
-        return self.cyclic and len(distinct) < len(self.offsets)
+        return len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
         """Return the window with only the offsets at which some chunk has a neighbor in the grid.

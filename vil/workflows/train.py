@@ -225,6 +225,7 @@ def run_training(
             training=True,
             folder=folder,
             resuming=resuming,
+            copies=[ema.model] if ema else [],
             say=run.log.say_once,
         )
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))

@@ -47,12 +47,14 @@ class PerformerAttention(Attention):
         **common,
     ) -> None:
         super().__init__(dim, num_heads, **common)
-        lookup(BATCH_MAX, str(batch_max).lower(), "batch_max")
+        batch_max = str(batch_max).lower()
+        lookup(BATCH_MAX, batch_max, "batch_max")
         self.qkv = self.linear(3)
         self.proj = nn.Linear(dim, dim)
         self.is_open = batch_max == "auto"
-        over_batch = str(batch_max).lower() == "true"
-        self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, over_batch)
+        self.fast_attention = RandomFeatureAttention(
+            dim // num_heads, num_features, batch_max=batch_max == "true"
+        )
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:

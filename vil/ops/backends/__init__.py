@@ -193,6 +193,7 @@ for _pair in itertools.product(FORWARDS, BACKWARDS):
     )
 _add("unfold_tensor", "unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
 _add("unfold_nnf", "unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
+BUILT_IN = frozenset(BACKENDS)
 
 
 def register_backend(

@@ -56,7 +56,8 @@ def run(call: Call) -> Tensor:
     if not call.num_global:  # torch's kernels return different results for a query without keys
         is_empty = ~visible.any(3, keepdim=True)
         visible = visible | is_empty
-    mask = _add_bias(visible, index, call.bias, call.num_global)
+    bias = LocalBias(*(part if part is None else part.to(call.q.dtype) for part in call.bias))
+    mask = _add_bias(visible, index, bias, call.num_global)
     out = F.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale)
     return out if is_empty is None else out.masked_fill(is_empty, 0.0)
 

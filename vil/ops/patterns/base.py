@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
@@ -300,18 +300,6 @@ def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
     number = torch.arange(rows * cols)
     row, col = number // cols, number % cols
     return (row[:, None] - row).abs(), (col[:, None] - col).abs()
-
-
-def operands(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the patterns that a pattern is combined from, such as a, b and c for `a | (b & c)`.
-
-    Yields the pattern itself if it is not a `Combination`.
-    """
-    if not isinstance(pattern, Combination):
-        yield pattern
-        return
-    yield from operands(pattern.left)
-    yield from operands(pattern.right)
 
 
 def check_entry(cls: Any, entry: Entry) -> None:

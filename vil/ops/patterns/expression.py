@@ -17,7 +17,7 @@ from vil.ops.patterns.base import OPERATORS, Pattern, combine
 from vil.utils.lookup import lookup
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<number>\d+\.?\d*(?:[eE][-+]?\d+)?(?![\w./]))|(?P<quoted>'[^']*'|"[^"]*")"""
+    r"""\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w./]))|(?P<quoted>'[^']*'|"[^"]*")"""
     r"""|(?P<word>[\w./~\\]+)|(?P<sign>[-|&():,=]))"""
 )
 END = "the end"

@@ -8,6 +8,7 @@ criteria, in order of priority:
 4. Blocks are large, so that each key is read less often.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 HEAD_DIMS = (32, 64, 128)  # padded; each has a column in LAUNCHES
@@ -33,21 +34,8 @@ class Launch(NamedTuple):
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
-def three(queries: int, keys: int) -> Launch:
-    """Return launch parameters with so few registers that three thread blocks fit on an SM.
-
-    queries, keys: the largest number of queries and of keys that a thread block computes at a time.
-    """
-    return Launch(queries, keys, registers=168)
-
-
-def four(queries: int, keys: int) -> Launch:
-    """Return launch parameters with so few registers that four thread blocks fit on an SM.
-
-    queries, keys: the largest number of queries and of keys that a thread block computes at a time.
-    """
-    return Launch(queries, keys, registers=128)
-
+three = partial(Launch, registers=168)  # three thread blocks fit on a multiprocessor
+four = partial(Launch, registers=128)  # four thread blocks fit on a multiprocessor
 
 LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16-bit dtypes
     "sm_80": {

@@ -1,0 +1,24 @@
+"""Calls of linear layers and MLPs for which compiled code may be selected."""
+
+import torch
+
+import vil
+from tests.common.small_runs import TINY
+from vil.builders.linear_backend import linear_requests
+from vil.config import get_config
+
+
+def test_dropout_matters_only_in_training():
+    cpu, found = torch.device("cpu"), {}
+    for drop in (0.0, 0.1):
+        cfg = get_config(None, [*TINY, f"MODEL.VIT.DROP={drop}"])
+        model = vil.build_model(cfg).train()  # its mode does not matter
+        requests = linear_requests(model, cfg, cpu, training=True, optimized=True)
+        found[drop] = [
+            {request for request in requests if request.case.needs_grad is training}
+            for training in (True, False)
+        ]
+    assert found[0.1][1] == found[0.0][1]
+    kinds = [{request.case.kind for request in found[drop][0]} for drop in (0.0, 0.1)]
+    assert kinds[0] >= {"norm linear", "mlp"}
+    assert kinds[1] == {"linear"}
