@@ -4,11 +4,11 @@ Shapes: N images, D features.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from yacs.config import CfgNode
@@ -34,18 +34,6 @@ from vil.workflows.inference import (
 from vil.workflows.predict import Images, check_batch_size, image_list, open_images
 
 COLUMNS = ("row", "file", "error")
-
-
-class FeatureBatch(NamedTuple):
-    """Features of a batch of n images.
-
-    indices: index of each image among all images. features: (n, D), NaN for images that cannot be
-    read. errors: for each image, the reason why it cannot be read, or "".
-    """
-
-    indices: Sequence[int]
-    features: np.ndarray
-    errors: Sequence[str]  # why an image cannot be read, "" for the others
 
 
 @dataclass
@@ -98,38 +86,6 @@ def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceMode
     return load_model(cfg, class_names, needs_head=False)
 
 
-def iter_features(
-    model: InferenceModel,
-    images: ImageCollection,
-    batch_size: int | None = None,
-    num_workers: int | None = None,
-) -> Iterator[FeatureBatch]:
-    """Yield the features of all images in order, in batches. If no image of a batch can be read,
-    the features of this batch have shape (n, 0). batch_size, num_workers: None for the values in
-    the model's config."""
-    task, loading = model.task, model.cfg.DATALOADER
-    loader = iter_image_batches(
-        images,
-        model.transform,
-        batch_size=batch_size or loading.BSZ,
-        workers=loading.WORKERS if num_workers is None else num_workers,
-        pin_memory=task.device.type == "cuda",
-    )
-    with worker_errors(), closing(loader) as batches:
-        for batch in batches:
-            errors = {bad.index: bad.reason for bad in batch.bad_samples}
-            rows: dict[int, np.ndarray] = {}
-            if batch.samples:
-                inputs, _, indices = zip(*batch.samples)
-                with evaluating(model.model) as network:
-                    rows = dict(zip(indices, task.embed(network, inputs).numpy()))
-            width = len(next(iter(rows.values()))) if rows else 0
-            order = sorted([*rows, *errors])
-            empty = np.full(width, np.nan, np.float32)
-            features = np.stack([rows.get(index, empty) for index in order])
-            yield FeatureBatch(order, features, [errors.get(index, "") for index in order])
-
-
 def collect_features(
     model: InferenceModel,
     images: ImageCollection,
@@ -139,26 +95,41 @@ def collect_features(
 ) -> tuple[np.ndarray, list[str]]:
     """Compute the features of all images. Returns (features, errors).
 
-    features: (N, D) float32. errors: for each image, why it cannot be read, or "".
+    features: (N, D) float32, NaN for images that cannot be read.
+    errors: for each image, why it cannot be read, or "".
     file: .npy file for the features. The returned array is then a memory map of it.
     batch_size, num_workers: None for the values in the model's config.
     Raises DataError if no image can be read, and SaveError if the disk is full.
     """
-    features, errors = None, [""] * len(images)
-    for batch in iter_features(model, images, batch_size, num_workers):
-        if features is None and batch.features.shape[1]:
-            shape = (len(images), batch.features.shape[1])
-            if file is None:
-                features = np.empty(shape, np.float32)
-            else:
-                features = create_map(file, shape, np.dtype(np.float32))
-            features[: batch.indices[0]] = np.nan
-        if features is not None:
-            features[batch.indices] = batch.features if batch.features.shape[1] else np.nan
-        for index, error in zip(batch.indices, batch.errors):
-            errors[index] = error
+    task, loading = model.task, model.cfg.DATALOADER
+    loader = iter_image_batches(
+        images,
+        model.transform,
+        batch_size=batch_size or loading.BSZ,
+        workers=loading.WORKERS if num_workers is None else num_workers,
+        pin_memory=task.device.type == "cuda",
+    )
+    features, unreadable = None, []
+    with worker_errors(), closing(loader) as batches:
+        for batch in batches:
+            unreadable += batch.bad_samples
+            if not batch.samples:
+                continue
+            inputs, _, indices = zip(*batch.samples)
+            with evaluating(model.model) as network:
+                rows = task.embed(network, inputs).numpy()
+            if features is None:
+                shape = (len(images), rows.shape[1])
+                if file is None:
+                    features = np.empty(shape, np.float32)
+                else:
+                    features = create_map(file, shape, np.dtype(np.float32))
+            features[list(indices)] = rows
     if features is None:
         raise DataError(f"none of the {len(images)} images could be read")
+    errors = [""] * len(images)
+    for bad in unreadable:
+        features[bad.index], errors[bad.index] = np.nan, bad.reason
     return features, errors
 
 
