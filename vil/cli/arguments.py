@@ -8,7 +8,7 @@ import argparse
 import itertools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
     return files
 
 
-# Parsers of one argument, for argparse's `type` or for `convert`
+# Parsers of one argument, for argparse's `type`
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
@@ -191,7 +191,9 @@ def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
     def items(text: str) -> list:
         words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
         if not words:
-            raise ValueError(f"expected names or numbers separated by commas, got {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected names or numbers separated by commas, got {text!r}"
+            )
         return [item(word) for word in words]
 
     return items
@@ -205,19 +207,3 @@ def height_width(text: str) -> tuple[int, int]:
             f"expected a size such as 14 or 14x20, each number at least 1, got {text!r}"
         )
     return int(sides[0]), int(sides[-1])
-
-
-def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
-    """Parse the text of some arguments, and store the values in `args`.
-
-    parsers: {argument name: function that parses its text}. Returns {argument name: value}, with
-    None for arguments that are not given. Raises ConfigError, which names the flag, for invalid
-    text.
-    """
-    values = vars(args)
-    for name, parse in parsers.items():
-        try:
-            values[name] = None if values[name] is None else parse(values[name])
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
-    return {name: values[name] for name in parsers}

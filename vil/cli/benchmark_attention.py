@@ -25,10 +25,10 @@ reason why the combination is not supported. Writes attention.json, attention.cs
 import argparse
 from contextlib import suppress
 
-from vil.cli.arguments import at_least, convert, height_width, import_argument, listed
+from vil.cli.arguments import at_least, height_width, import_argument, listed
 from vil.config.plugins import run_imports
 
-# flag: (default, parser, help)
+# flag: (default, parser of an item or a number, help)
 LISTS = {
     "grids": ("14,28,56,112", height_width, "sizes of the token grid, such as 14 or 14x20"),
     "window": ("7", at_least(1), "window sizes w: side of a chunk, and radius of the exact window"),
@@ -42,18 +42,21 @@ LISTS = {
     ),
 }
 NUMBERS = {
-    "head-dim": ("32", at_least(1), "channels per head"),
-    "batch": ("2", at_least(1), "images per batch"),
-    "num-global": ("1", at_least(0), "number of global tokens"),
-    "rounds": ("9", at_least(1), "measurements of each backend, after a warm-up"),
+    "head-dim": (32, at_least(1), "channels per head"),
+    "batch": (2, at_least(1), "images per batch"),
+    "num-global": (1, at_least(0), "number of global tokens"),
+    "rounds": (9, at_least(1), "measurements of each backend, after a warm-up"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    for flag, (default, _, meaning) in {**LISTS, **NUMBERS}.items():
-        metavar = "A,B" if flag in LISTS else "N"
-        add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
+    for flag, (default, item, meaning) in LISTS.items():
+        text = f"{meaning} ({default})"
+        add(f"--{flag}", type=listed(item), default=default, metavar="A,B", help=text)
+    for flag, (default, number, meaning) in NUMBERS.items():
+        text = f"{meaning} ({default})"
+        add(f"--{flag}", type=number, default=default, metavar="N", help=text)
     text = "patterns to measure instead of windows"
     add("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     add(
@@ -62,15 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="add learned biases to the logits",
     )
-    add("--backends", metavar="A,B", help="backends to measure, or sdpa, natten (default: all)")
+    text = "backends to measure, or sdpa, natten (default: all)"
+    add("--backends", type=listed(), metavar="A,B", help=text)
     add("--device", default="auto", help="auto, cpu or cuda")
     text = "output folder (default: benchmarks/results/attention-<machine>-<time>)"
     add("--out", metavar="DIR", help=text)
-    add(
-        "--max-bytes",
-        metavar="N",
-        help="memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)",
-    )
+    text = "memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)"
+    add("--max-bytes", type=number_of_bytes, metavar="N", help=text)
     import_argument(parser)
     text = "only plot the results in FILE, an attention.json, to --out (the folder of FILE)"
     add("--plot", metavar="FILE", help=text)
@@ -84,12 +85,23 @@ def run(args: argparse.Namespace) -> int:
             print(file)
         return 0
     run_imports(args.imports, ())
-    parsers = {flag: listed(parse) for flag, (_, parse, _) in LISTS.items()}
-    parsers |= {flag.replace("-", "_"): parse for flag, (_, parse, _) in NUMBERS.items()}
-    parsers |= {"backends": listed(), "max_bytes": number_of_bytes}
-    values = convert(args, parsers)
     benchmark = workflow.AttentionBenchmark(
-        **values, patterns=args.pattern, bias=args.bias, device=args.device, out=args.out
+        grids=args.grids,
+        window=args.window,
+        heads=args.heads,
+        dtype=args.dtype,
+        masks=args.masks,
+        modes=args.modes,
+        patterns=args.pattern,
+        head_dim=args.head_dim,
+        batch=args.batch,
+        num_global=args.num_global,
+        rounds=args.rounds,
+        bias=args.bias,
+        device=args.device,
+        backends=args.backends,
+        max_bytes=args.max_bytes,
+        out=args.out,
     )
     print(benchmark.title)
     for rows in benchmark.run():
@@ -104,7 +116,7 @@ def number_of_bytes(text: str) -> float:
     with suppress(ValueError):
         if float(text) > 0:
             return float(text)
-    raise ValueError(f"expected a number above 0, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
 
 
 def table(rows: list) -> str:

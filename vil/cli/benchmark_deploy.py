@@ -33,7 +33,6 @@ from pathlib import Path
 from vil.cli.arguments import (
     at_least,
     config_arguments,
-    convert,
     listed,
     run_arguments,
     with_weights,
@@ -52,17 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     add = parser.add_argument
+    names = dict(type=listed(), metavar="A,B")
     text = "ways to run the model (default: all); eager is always measured"
-    add("--paths", default=PATHS, metavar="A,B", help=text)
-    add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none (none)")
-    add("--batches", default="1,16", metavar="A,B", help="batch sizes (1,16)")
-    add(
-        "--rounds",
-        default="9",
-        metavar="N",
-        help="measurements of each model and path, after a warm-up (9)",
-    )
-    add("--images", default="512", metavar="N", help="test images to compare on (512)")
+    add("--paths", default=PATHS, help=text, **names)
+    add("--beside", default="none", help="other models: timm/NAME, or none (none)", **names)
+    text = "batch sizes (1,16)"
+    add("--batches", type=listed(at_least(1)), default="1,16", metavar="A,B", help=text)
+    number = dict(type=at_least(1), metavar="N")
+    text = "measurements of each model and path, after a warm-up (9)"
+    add("--rounds", default=9, help=text, **number)
+    add("--images", default=512, help="test images to compare on (512)", **number)
     text = "percentage of predictions that must agree with those of eager (97)"
     add("--agreement", type=float, default=97.0, metavar="P", help=text)
     add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
@@ -78,22 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from vil.workflows.benchmark_deploy import DeployBenchmark, DeploySettings
 
-    parsers = dict.fromkeys(("rounds", "images"), at_least(1))
-    parsers |= {"paths": listed(), "beside": listed(), "batches": listed(at_least(1))}
-    values = convert(args, parsers)
     if not 0 <= args.agreement <= 100:
         raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
     settings = DeploySettings(
-        values["paths"],
-        values["batches"],
-        values["rounds"],
-        values["images"],
-        args.agreement,
-        args.calibration,
-        not args.no_tune,
+        paths=args.paths,
+        batches=args.batches,
+        rounds=args.rounds,
+        images=args.images,
+        least_agreement=args.agreement,
+        calibration=args.calibration,
+        tune=not args.no_tune,
     )
     cfg, name, class_names = find_model(args)
-    beside = [] if values["beside"] == ["none"] else values["beside"]
+    beside = [] if args.beside == ["none"] else args.beside
     options = dict(class_names=class_names, beside=beside, out=args.out)
     benchmark = DeployBenchmark(cfg, name, settings, say=say, **options)
     print(benchmark.title, flush=True)

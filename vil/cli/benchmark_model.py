@@ -24,7 +24,7 @@ trace-<way>.json.gz.
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import at_least, config_arguments, convert, listed, resolve
+from vil.cli.arguments import at_least, config_arguments, listed, resolve
 
 DEFAULT = "imagenet/vil_tiny.yaml"
 BATCH = 16
@@ -37,10 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
     ways = "fp32,fp32+nhwc,bf16,bf16+nhwc,fp32+compile,bf16+compile"
-    add("--ways", default=ways, metavar="A,B", help=f"combinations of {WAYS}, joined by + ({ways})")
-    add("--backends", default="all", metavar="A,B", help="backends to measure: all, none or names")
-    add("--beside", default=BESIDE, metavar="A,B", help=f"other models, or none ({BESIDE})")
-    add("--rounds", default="9", metavar="N", help="measurements of each row, after a warm-up (9)")
+    names = dict(type=listed(), metavar="A,B")
+    add("--ways", default=ways, help=f"combinations of {WAYS}, joined by + ({ways})", **names)
+    add("--backends", default="all", help="backends to measure: all, none or names", **names)
+    add("--beside", default=BESIDE, help=f"other models, or none ({BESIDE})", **names)
+    text = "measurements of each row, after a warm-up (9)"
+    add("--rounds", type=at_least(1), default=9, metavar="N", help=text)
     add(
         "--out",
         metavar="DIR",
@@ -55,12 +57,15 @@ def run(args: argparse.Namespace) -> int:
     if args.config_file is None:
         args.config_file = DEFAULT
         args.opts = [f"DATALOADER.BSZ={BATCH}", *(args.opts or ())]
-    parsers = dict.fromkeys(("ways", "backends", "beside"), listed()) | {"rounds": at_least(1)}
-    values = convert(args, parsers)
-    values["backends"] = {("all",): None, ("none",): ()}.get(tuple(args.backends), args.backends)
-    values["beside"] = () if args.beside == ["none"] else args.beside
-    name = Path(args.config_file).stem
-    benchmark = ModelBenchmark(resolve(args), name, **values, out=args.out)
+    benchmark = ModelBenchmark(
+        resolve(args),
+        Path(args.config_file).stem,
+        ways=args.ways,
+        backends={("all",): None, ("none",): ()}.get(tuple(args.backends), args.backends),
+        beside=() if args.beside == ["none"] else args.beside,
+        rounds=args.rounds,
+        out=args.out,
+    )
     print(benchmark.title)
     print(table(benchmark.run()), flush=True)
     for way, trace, costs in benchmark.profile() if args.profile else ():

@@ -16,13 +16,13 @@ vil tune, DATALOADER.BSZ is the batch size of one process.
 
 import argparse
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, listed, resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--backends", metavar="A,B", help="backends to measure (default: all)")
+    add("--backends", type=listed(), metavar="A,B", help="backends to measure (default: all)")
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each backend (7)")
     add("--max-gib", type=float, metavar="X", help="memory limit in GiB (half of the free memory)")
 
@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from vil.workflows.backends import Tuning
 
-    names = [name.strip() for name in args.backends.split(",")] if args.backends else None
-    tuning = Tuning(resolve(args), names, rounds=args.rounds, max_gib=args.max_gib)
+    tuning = Tuning(resolve(args), args.backends, rounds=args.rounds, max_gib=args.max_gib)
     if not tuning.requests and not tuning.linears:
         print("no stage has longformer attention: nothing to tune")
         return 0
