@@ -83,6 +83,7 @@ from vil.cli.stream_arguments import (
     stream_arguments,
 )
 from vil.cli.text_output import write_pieces
+from vil.config import override
 from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError, DataError
@@ -197,7 +198,8 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
     found = config_for_task(args)
     tasks = predict.task_settings(found.cfg, args.format, args.top, args.threshold)
     file = checked_output(args, [image])
-    model = inference.load_model(inference.without_fast(found.cfg), found.class_names)
+    cfg = override(found.cfg, ["EVAL.FAST=False"])
+    model = inference.load_model(cfg, found.class_names)
     print(model.report, file=sys.stderr)
     for name, value in tasks.items():
         setattr(model.task, name, value)

@@ -196,7 +196,8 @@ def check_data(
         try:
             dataset = task.open_split(name, part)
             if splits and not cfg.DATA.TARGETMAP:
-                match_classes(dataset, task.class_names, label, by_position=is_by_position(cfg))
+                by_position = cfg.DATA.CLASSES == "by_position"
+                match_classes(dataset, task.class_names, label, by_position=by_position)
         except DataError as error:
             if not Path(cfg.DATA.PATH).exists():
                 raise
@@ -236,10 +237,6 @@ def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
     parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
     return [(TRAIN, None, ""), *held_out]
-
-
-def is_by_position(cfg: CfgNode) -> bool:
-    return cfg.DATA.CLASSES == "by_position"
 
 
 def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:

@@ -15,7 +15,6 @@ from yacs.config import CfgNode
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import find_weights, prepare_for_evaluation
-from vil.config.load import override
 from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
@@ -105,12 +104,6 @@ def shipped_weights() -> tuple[str, list[str]]:
     packaged config file, and config options that load the weights."""
     recipe = DIGITS.meta["recipe"].removeprefix("configs/")
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
-
-
-def without_fast(cfg: CfgNode) -> CfgNode:
-    """Return a copy of a config with EVAL.FAST False. A model of this copy is not optimized for
-    inference, and keeps its original layers."""
-    return override(cfg, ["EVAL.FAST=False"])
 
 
 def load_model(

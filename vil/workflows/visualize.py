@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from vil.config import override
 from vil.data.bands import BandImage, rgb_channels
 from vil.data.image import UnreadableImage, read_image
 from vil.engine.evaluation import evaluating
@@ -28,7 +29,7 @@ from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import replacing
-from vil.workflows.inference import load_model, open_test_sets, without_fast
+from vil.workflows.inference import load_model, open_test_sets
 
 TEST = r"test:(\d{1,12})"
 MOST = 1024  # tokens along a side of a drawn grid: with more, a token is smaller than a pixel
@@ -71,7 +72,7 @@ def visualize_attention(
     maps cannot be drawn, a line with the reason.
     """
     refuse_without(cfg, "visualize attention")
-    inference = load_model(without_fast(cfg), class_names)
+    inference = load_model(override(cfg, ["EVAL.FAST=False"]), class_names)
     task = inference.task
     original = _read(task, cfg, image, stdin)
     tensor = inference.transform(original)
