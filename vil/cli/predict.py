@@ -82,12 +82,12 @@ from vil.cli.stream_arguments import (
     settings_of,
     stream_arguments,
 )
-from vil.cli.text_output import write_pieces
 from vil.config import override
 from vil.config.key_lookup import is_known
 from vil.config.registries import registry
+from vil.utils.atomic_write import ESCAPED_TEXT
 from vil.utils.errors import ConfigError, DataError
-from vil.utils.output_paths import output_file
+from vil.utils.output_paths import output_file, replacing
 from vil.workflows.configure import ConfigWithClasses
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
@@ -302,6 +302,20 @@ def write_predictions(
     write_pieces(write(tally.count(predictions, classes), classes), file)
     if tally.failed == tally.total:
         raise DataError(f"none of the {tally.total} images could be read")
+
+
+def write_pieces(pieces: Iterable[str], file: Path | None) -> None:
+    """Write pieces of text one after another to a file or, if `file` is None, to standard output.
+
+    Raises ConfigError if the file cannot be written, and OutputError if standard output cannot be
+    written.
+    """
+    if file:
+        with replacing(file, "--output-file") as aside, aside.open("w", **ESCAPED_TEXT) as stream:
+            stream.writelines(pieces)
+        return
+    for piece in pieces:
+        print(piece, end="", flush=True)
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:

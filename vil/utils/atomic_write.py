@@ -8,6 +8,8 @@ from pathlib import Path
 
 # The encoding of a run's text files in every locale. Names that are not UTF-8 keep their bytes.
 TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}
+# The encoding of text files for other programs. Names that are not UTF-8 are escaped.
+ESCAPED_TEXT = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
 
 
 def sync(path: Path) -> None:

@@ -20,6 +20,7 @@ from vil.engine.evaluation import evaluating
 from vil.streaming.map_files import create_map
 from vil.tasks import refuse_unless_defined
 from vil.tasks.classification.probe import Labeled, Probe, probe_features
+from vil.utils.atomic_write import ESCAPED_TEXT
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.global_state import preserve_global_state
 from vil.utils.output_paths import replacing
@@ -150,8 +151,7 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
         if isinstance(features, np.memmap):
             features.flush()
         del features
-        escape = dict(encoding="utf-8", errors="backslashreplace", newline="")
-        with names_aside.open("w", **escape) as stream:
+        with names_aside.open("w", **ESCAPED_TEXT) as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(COLUMNS)
             rows = ((n, image.name, error) for n, (image, error) in enumerate(zip(images, errors)))
