@@ -21,7 +21,7 @@ import argparse
 import math
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
@@ -32,6 +32,7 @@ from vil.cli.arguments import (
     resolve_with_sources,
 )
 from vil.config import defaults, describe_preset, diff, dump
+from vil.config.dump_yaml import dump_value
 from vil.utils.console import printable
 from vil.utils.errors import INTERRUPTED, ConfigError
 from vil.workflows.configure import saved_config
@@ -138,8 +139,9 @@ def _classes(found: "DatasetSummary") -> str:
 def changed_keys(cfg: CfgNode) -> list[str]:
     """Return a heading, and lines of KEY=VALUE words for the config keys that differ from the
     defaults. Only a line with a single word may be longer than 100 columns."""
-    found = diff(cfg, defaults.tree())
-    words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
+    changed = {key: value for key, (value, _) in diff(cfg, defaults.tree()).items()}
+    texts = {key: "" if value == "" else dump_value(value) for key, value in changed.items()}
+    words = [shlex.quote(f"{key}={text}") for key, text in texts.items()]
     lines = ["keys that differ from the defaults (--all prints all keys):"]
     for word in words:
         if len(lines) > 1 and len(lines[-1]) + len(word) < WIDTH:
@@ -147,10 +149,3 @@ def changed_keys(cfg: CfgNode) -> list[str]:
         else:
             lines.append(f"  {word}")
     return lines
-
-
-def _flow(value: Any) -> str:
-    """Format a config value as text that can be given on a command line."""
-    if value == "":
-        return ""
-    return dump(CfgNode({"KEY": value})).removeprefix("KEY: ").strip()

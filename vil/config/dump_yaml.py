@@ -19,6 +19,11 @@ def dump(cfg: CfgNode) -> str:
     return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
+def dump_value(value: Any) -> str:
+    """Return the value of a config key as YAML text on one line."""
+    return dump(CfgNode({"KEY": value})).partition(":")[2].strip()
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -8,8 +8,9 @@ import torch
 from yacs.config import CfgNode
 
 import vil
-from vil.config import diff, dump, get_config
+from vil.config import diff, get_config
 from vil.config.defaults import leaves
+from vil.config.dump_yaml import dump_value
 from vil.data.workers import worker_errors
 from vil.engine.checkpoint.save_load import step_of
 from vil.engine.distributed import DistInfo
@@ -85,14 +86,9 @@ def settings(cfg: CfgNode) -> list[Setting]:
     default value is also given."""
     changed = diff(cfg, get_config())
     return [
-        Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)
+        Setting(key, dump_value(value), dump_value(changed[key][1]) if key in changed else None)
         for key, value in leaves(cfg).items()
     ]
-
-
-def as_yaml(value: object) -> str:
-    """Format a config value as YAML text."""
-    return dump(CfgNode({"value": value})).partition(":")[2].strip()
 
 
 def model_cost(cfg: CfgNode) -> ModelCost | str:
