@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.config import diff, get_config, override
+from vil.config import diff, override
 from vil.config.defaults import value_at
 from vil.config.yaml_source import from_mapping
 from vil.layers.attention import ATTENTIONS
@@ -52,34 +52,28 @@ FREE = (
 )
 
 
-def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Replace unresolved values of the config by the values that the run in OUTPUT_DIR saved.
+def adopt_rules(cfg: CfgNode, saved: CfgNode) -> CfgNode:
+    """Replace unresolved values of the config by the values in `saved`, the config that a run
+    saved. Returns the new config.
 
     Unresolved values are "auto" for the keys in RULES, and () for keys that the task derives from
-    the training set. Returns the config, unchanged if OUTPUT_DIR has no run.
+    the training set.
     """
-    file = Path(cfg.OUTPUT_DIR, "config.yaml")
-    if not file.is_file():
-        return cfg
-    saved = get_config(file)
     open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
     learned = task_entry(cfg).facts.get("learned", ())
     open_keys += [key for key in learned if not value_at(cfg, key)]
     return override(cfg, list(from_mapping({key: value_at(saved, key) for key in open_keys})))
 
 
-def check_changes(cfg: CfgNode) -> list[str]:
-    """Compare the config with the one saved by the run in OUTPUT_DIR. Returns a line of text per
-    changed key, or [] if there is no such run.
+def check_changes(cfg: CfgNode, saved: CfgNode) -> list[str]:
+    """Compare the config with `saved`, the config that the run in OUTPUT_DIR saved. Returns a line
+    of text per changed key.
 
     Raises CheckpointError if a key that must not change differs and RUN.ALLOW_CHANGES is not set.
     """
-    file, insists = Path(cfg.OUTPUT_DIR, "config.yaml"), cfg.RUN.ALLOW_CHANGES
-    if not file.is_file():
-        return []
-    changed = diff(config_to_keep(cfg), get_config(file))
+    changed = diff(config_to_keep(cfg), saved)
     fixed = [key for key in changed if within(key, FIXED) and not within(key, FREE)]
-    if fixed and not insists:
+    if fixed and not cfg.RUN.ALLOW_CHANGES:
         values = ", ".join(f"{key} {changed[key][1]!r} (now {changed[key][0]!r})" for key in fixed)
         raise CheckpointError(
             f"the run in {cfg.OUTPUT_DIR} was started with {values}: restore these values, "

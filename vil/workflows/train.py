@@ -19,7 +19,7 @@ from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization, check_optimizer
-from vil.config import dump, override
+from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
 from vil.data.classes import check_class_names
@@ -173,8 +173,11 @@ def run_training(
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
     cfg = with_num_classes(cfg)
-    cfg = adopt_rules(cfg) if resuming else cfg
-    changes = check_changes(cfg) if resuming else []
+    changes, saved_file = [], folder / "config.yaml"
+    if resuming and saved_file.is_file():
+        saved = get_config(saved_file)
+        cfg = adopt_rules(cfg, saved)
+        changes = check_changes(cfg, saved)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(preserve_global_state())
