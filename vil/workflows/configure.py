@@ -95,7 +95,7 @@ def make_config(
             f"preset {preset!r} has no effect on a CfgNode, which already has a value for every "
             "key: pass a config file instead, or make the CfgNode with the preset"
         )
-    return override(config, options.words, set_flags(options))
+    return override(config, options.words, set_flags(options.flags))
 
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
@@ -107,13 +107,13 @@ def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[st
     """
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(
-        config_file, options.words, found, set_flags(options), options.imports, options.preset
+        config_file, options.words, found, set_flags(options.flags), options.imports, options.preset
     )
 
 
-def set_flags(options: Options) -> dict[str, str]:
-    """Return {config key: value as a string} for the flags in `options` that are not None."""
-    return {key: str(value) for key, value in options.flags.items() if value is not None}
+def set_flags(flags: Mapping[str, str | Path | None]) -> dict[str, str]:
+    """Return {config key: value as a string} for the flags that are not None."""
+    return {key: str(value) for key, value in flags.items() if value is not None}
 
 
 def saved_config(options: Options) -> str | None:

@@ -19,7 +19,7 @@ from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting
 from vil.data import takes_list
 from vil.utils.errors import ConfigError
-from vil.workflows.configure import Options, resolve, set_flags
+from vil.workflows.configure import Options, resolve
 
 VARIANT = re.compile(r"[A-Za-z0-9][\w,+-]*")  # a name, which becomes part of a folder's name
 LONGEST = 40  # characters of a value in a folder's name
@@ -99,10 +99,9 @@ class Grid:
         return self._resolve(config, (*self.fixed, *own, *cell.values))
 
     def _resolve(self, config: CfgNode | str | None, settings: Sequence[Setting]) -> CfgNode:
-        options = Options(settings, self.flags, self.imports)
         if isinstance(config, CfgNode):
-            return override(config, options.words, set_flags(options))
-        return resolve(config, options)[0]
+            return override(config, settings, self.flags)
+        return resolve(config, Options(settings, self.flags, self.imports))[0]
 
     def name(self, cell: Cell, *, without: Sequence[str] = ()) -> str:
         """Return the name of a run, such as "linformer-seed_0". The name consists of the variant's

@@ -53,12 +53,12 @@ class RunPool:
 
     def __init__(
         self,
-        jobs: int = 1,
-        num_processes: int = 1,
-        devices: Sequence[str] = (),
+        jobs: int,
+        num_processes: int,
+        devices: Sequence[str],
         *,
-        on_begin: Callable[[SweepRun], None] = lambda run: None,
-        on_end: Callable[[SweepRun], None] = lambda run: None,
+        on_begin: Callable[[SweepRun], None],
+        on_end: Callable[[SweepRun], None],
     ):
         self.jobs, self.num_processes, self.devices = jobs, num_processes, devices
         self.on_begin, self.on_end = on_begin, on_end
@@ -173,7 +173,7 @@ def visible_devices() -> list[str]:
     return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def train_command(run: SweepRun, num_processes: int = 1) -> list[str]:
+def train_command(run: SweepRun, num_processes: int) -> list[str]:
     """Return the command line, as a list of words, that trains or resumes a run. num_processes: if
     there are several, the command uses torchrun."""
     launcher = [sys.executable]

@@ -21,7 +21,7 @@ from vil.config.yaml_source import (
 )
 from vil.utils.errors import ConfigError
 from vil.utils.lookup import lookup
-from vil.workflows.configure import Overrides, as_options, make_config
+from vil.workflows.configure import Overrides, as_options, make_config, set_flags
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.sweeping.grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
 
@@ -57,7 +57,7 @@ def make_grid(
     if config is not None and grid.config is not None:
         raise ConfigError(f"{file} and --config-file both set the base config: remove one of them")
     config = str(config) if isinstance(config, Path) else config
-    flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
+    flags = set_flags(flags or {})
     grid = replace(grid, flags=flags, imports=tuple(imports))
     grid = replace(grid, config=grid.config if config is None else config)
     with forward_logs(False):  # plan_sweep repeats the warnings
