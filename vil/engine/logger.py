@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ import torch
 from vil.engine.remaining_time import RemainingTime
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
+from vil.utils.machine import now
 from vil.utils.metric_format import format_pairs
 
 REDRAW_SECONDS = 0.2
@@ -102,7 +103,7 @@ class RunLogger:
         """Write a line to the terminal and to log.txt."""
         if not self.enabled:
             return
-        line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
+        line = f"{now()} {text}"
         with self.ignore_os_errors():
             self.text.write(f"{line}\n")
         if self.bar:

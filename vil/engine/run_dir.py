@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +31,7 @@ from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo_error
 from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
 from vil.utils.json_text import read_dict
-from vil.utils.machine import version
+from vil.utils.machine import now, version
 from vil.utils.safe_files import check_run_folder
 
 LOCK_ATTEMPTS, LOCK_SECONDS = 5, 0.02  # seconds between attempts
@@ -285,7 +284,3 @@ def git_commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "none"
     return done.stdout.decode().strip() or "none"
-
-
-def now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,6 +1,5 @@
-"""Describe the machine on which results are measured, and query its cores and memory."""
+"""Describe the machine on which results are measured, and query its cores, memory and clock."""
 
-import datetime
 import functools
 import importlib.util
 import multiprocessing
@@ -10,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +32,14 @@ def machine(device: torch.device) -> dict[str, str | int]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "date": now(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def now() -> str:
+    """Return the local date and time, to the second, with the offset from UTC."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def search_file(pattern: str, file: str) -> str | None:

@@ -1,7 +1,6 @@
 """Write the HTML report of a run: metrics, curves, evaluation, config and machine."""
 
 import logging
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from vil.tasks import task_entry, task_for
 from vil.tasks.base import TaskReport
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import CheckpointError, ConfigError, os_error_as
+from vil.utils.machine import now
 from vil.utils.output_paths import replacing
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Options, run_config
@@ -43,7 +43,6 @@ def write_report(
         log.warning("%s", why)
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
-    moment = datetime.now().astimezone().isoformat(timespec="seconds")
     with os_error_as(ConfigError, f"RUN {folder}"):
         record = RunRecord.read(folder)
     page = Page(
@@ -52,7 +51,7 @@ def write_report(
         settings=settings(cfg),
         model=model_cost(cfg),
         epochs=cfg.OPTIM.EPOCHS,
-        made=f"Made by vil {vil.__version__}, {moment}.",
+        made=f"Made by vil {vil.__version__}, {now()}.",
         metric=task.metric.name,
         higher_is_better=task.metric.higher_is_better,
         label=task.metric.label,

@@ -22,7 +22,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from vil.data.robust_dataset import RobustDataset
-from vil.engine import logger, loop, run_dir
+from vil.engine import logger, loop
+from vil.utils import machine
 from vil.workflows import train as training
 
 FAULT = json.loads(os.environ.get("FAULT", "null"))  # none when the run resumes
@@ -91,7 +92,7 @@ def clock(step):
             time.sleep(0.5)  # for all who look at the clock now and then
 
     time.time = lambda: plain() + jump[0]
-    logger.datetime = run_dir.datetime = Jumping
+    machine.datetime = Jumping
     at_steps(act)
 
 

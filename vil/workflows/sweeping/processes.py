@@ -20,10 +20,10 @@ import torch
 
 from vil.config.plugins import PREFIX as PLUGIN
 from vil.engine.preemption import LAUNCHER_PID, SIGNALS
-from vil.engine.run_dir import is_locked, now
+from vil.engine.run_dir import is_locked
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import StoppedError
-from vil.utils.machine import affinity
+from vil.utils.machine import affinity, now
 from vil.workflows.sweeping.plan import SweepRun
 from vil.workflows.sweeping.state import begin_attempt, end_attempt
 

@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from vil.engine.run_dir import is_locked, now
+from vil.engine.run_dir import is_locked
 from vil.report.run_record import RunRecord
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import INTERRUPTED, PREEMPTED, RunFolderError
 from vil.utils.json_text import read_dict
+from vil.utils.machine import now
 from vil.workflows.sweeping.plan import SweepRun
 
 STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
