@@ -40,10 +40,6 @@ from vil.cli.arguments import (
 from vil.utils.errors import ConfigError
 from vil.utils.text_table import align
 
-PATHS = (
-    "eager,bf16,compile,bf16+compile,fast,fast+bf16,fast+compile,fast+bf16+compile,"
-    "aoti,onnx,onnx+int8,onnx+int8+static"
-)
 DEFAULT = "imagenet/vil_tiny.yaml"
 
 
@@ -53,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     names = dict(type=listed(), metavar="A,B")
     text = "ways to run the model (default: all); eager is always measured"
-    add("--paths", default=PATHS, help=text, **names)
+    add("--paths", help=text, **names)
     add("--beside", default="none", help="other models: timm/NAME, or none (none)", **names)
     text = "batch sizes (1,16)"
     add("--batches", type=listed(at_least(1)), default="1,16", metavar="A,B", help=text)
@@ -74,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.benchmark_deploy import DeployBenchmark, DeploySettings
+    from vil.workflows.benchmark_deploy import PATHS, DeployBenchmark, DeploySettings
 
     if not 0 <= args.agreement <= 100:
         raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
     settings = DeploySettings(
-        paths=args.paths,
+        paths=args.paths or list(PATHS),
         batches=args.batches,
         rounds=args.rounds,
         images=args.images,

@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import prepare_for_evaluation
 from vil.config import diff, override
-from vil.data.datasets.image_list import iter_image_batches
 from vil.engine.distributed import DistInfo
 from vil.ops.dispatch import CHOICES
 from vil.tasks import refuse_without, task_for, with_num_classes
@@ -32,6 +31,7 @@ from vil.workflows.quantization_images import (
     MOST,
     find_calibration_images,
     iter_calibration_batches,
+    iter_inputs,
 )
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class DeployBenchmark:
         task = inference.task
         batches = iter_calibration_batches(cfg, task, self.calibration)
         if not self.calibration:
-            batches = iter_training_images(task, MOST)
+            batches = iter_inputs(task, select_training_images(task, MOST))
         calibration = torch.cat(list(batches))
         open_test_sets(task, cfg)
         images, targets = first_test_images(task, self.settings.images)
@@ -214,19 +214,6 @@ def published_top1(name: str, cfg: CfgNode) -> float | None:
     return PUBLISHED[name]
 
 
-def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
-    """Yield batches (B, c, H, W) of training images, after the transform for inference.
-
-    At most `count` images are read in total. They are evenly spaced in the training set.
-    """
-    dataset = task.open_split()
-    total = min(count, len(dataset))
-    chosen = Selection(dataset, [number * len(dataset) // total for number in range(total)])
-    for batch in iter_image_batches(chosen, task.preprocess, batch_size=16, workers=0):
-        if batch.samples:
-            yield torch.stack([sample[0] for sample in batch.samples])
-
-
 class Selection:
     """Subset of the images of a dataset, with the interface of
     `vil.data.datasets.image_list.Images`. indices: indices of the images in `dataset`."""
@@ -242,6 +229,13 @@ class Selection:
 
     def sample_name(self, index: int) -> str:
         return self.dataset.sample_name(self.indices[index])
+
+
+def select_training_images(task: Task, count: int) -> Selection:
+    """Return at most `count` images of the training set, evenly spaced."""
+    dataset = task.open_split()
+    total = min(count, len(dataset))
+    return Selection(dataset, [number * len(dataset) // total for number in range(total)])
 
 
 def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:

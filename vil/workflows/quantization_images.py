@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from vil.data.datasets.image_list import ImageSource, images_at, iter_image_batches
+from vil.data.datasets.image_list import Images, ImageSource, images_at, iter_image_batches
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
 from vil.workflows.predict import image_list
@@ -50,19 +50,22 @@ def _listing(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
+def iter_inputs(task: Task, images: Images) -> Iterator[Tensor]:
+    """Yield the preprocessed images that can be read, in batches (B, channels, H, W)."""
+    for batch in iter_image_batches(images, task.preprocess, batch_size=BATCH, workers=0):
+        if batch.samples:
+            yield torch.stack([sample[0] for sample in batch.samples])
+
+
 def iter_calibration_batches(
     cfg: CfgNode, task: Task, images: Sequence[ImageSource]
 ) -> Iterator[Tensor]:
     """Yield the preprocessed images in batches (B, channels, H, W). Raises DataError if fewer than
     `LEAST` images can be read."""
     count = 0
-    batches = iter_image_batches(
-        image_list(cfg, images), task.preprocess, batch_size=BATCH, workers=0
-    )
-    for batch in batches:
-        if batch.samples:
-            count += len(batch.samples)
-            yield torch.stack([sample[0] for sample in batch.samples])
+    for inputs in iter_inputs(task, image_list(cfg, images)):
+        count += len(inputs)
+        yield inputs
     if count < LEAST:
         raise DataError(
             f"--calibration: only {count} of {len(images)} images can be read, but at least "
