@@ -68,7 +68,7 @@ class RegistryRule:
         """
         known, name = registry(self.kind), str(value).lower()
         if not name.startswith(tuple(known.libraries)):
-            return Rule.proposal(self, value)
+            return one_of(*self.choices).proposal(value)
         names = {
             entry.rpartition("/")[2]: entry
             for entry in reversed(known.all_entries())
