@@ -85,8 +85,9 @@ def run(args: argparse.Namespace) -> int:
     )
     cfg, name, class_names = find_model(args)
     beside = [] if args.beside == ["none"] else args.beside
-    options = dict(class_names=class_names, beside=beside, out=args.out)
-    benchmark = DeployBenchmark(cfg, name, settings, say=say, **options)
+    benchmark = DeployBenchmark(
+        cfg, name, settings, class_names=class_names, beside=beside, out=args.out, say=say
+    )
     print(benchmark.title, flush=True)
     print(table(benchmark.run(), settings.batches))
     return 0

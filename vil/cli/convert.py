@@ -63,8 +63,14 @@ def run(args: argparse.Namespace) -> int:
     elif args.config_file or args.opts:
         args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
         cfg = resolve(args)
-    classes = dict(class_names=class_names, class_file=args.classes)
-    words = args.source, args.target, cfg
-    lines = convert(*words, model_name=args.model, rule=args.rule, **classes)
+    lines = convert(
+        args.source,
+        args.target,
+        cfg,
+        model_name=args.model,
+        class_names=class_names,
+        class_file=args.classes,
+        rule=args.rule,
+    )
     print(*lines, f"written to {Path(args.target)}", sep="\n")
     return 0

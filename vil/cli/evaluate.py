@@ -80,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     cfg, class_names = with_weights(args)
-    options = dict(part=args.part, calibrate=args.calibrate)
-    return evaluate(cfg, class_names, args.pictures, **options)
+    return evaluate(cfg, class_names, args.pictures, part=args.part, calibrate=args.calibrate)
 
 
 def evaluate(
@@ -102,8 +101,7 @@ def evaluate(
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
-    options = dict(num_worst=num_worst, part=part, calibrate=calibrate)
-    result = evaluate_config(cfg, class_names, **options)
+    result = evaluate_config(cfg, class_names, num_worst=num_worst, part=part, calibrate=calibrate)
     label = part if cfg.DATA.VAL else "val"
     if result.folder is None:  # only rank 0 prints
         return 0

@@ -165,8 +165,9 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     if not tasks:
         print("all runs have finished")
         return 0
-    settings = dict(options=args.slurm, jobs=args.jobs, num_processes=args.nproc)
-    text = slurm.format_script(plan.folder, tasks, **settings)
+    text = slurm.format_script(
+        plan.folder, tasks, options=args.slurm, jobs=args.jobs, num_processes=args.nproc
+    )
     if args.dry_run:
         print(f"\n{text}", end="")
         return 0

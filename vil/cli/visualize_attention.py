@@ -62,9 +62,10 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)
     stdin = sys.stdin.buffer.read() if args.image == "-" else None
-    selection = Selection(args.token, args.stage, args.block, args.only)
-    notes = dict(class_names=class_names, stdin=stdin)
-    report, left_out = visualize_attention(cfg, args.image, path, selection, **notes)
+    selection = Selection(token=args.token, stage=args.stage, block=args.block, only=args.only)
+    report, left_out = visualize_attention(
+        cfg, args.image, path, selection, class_names=class_names, stdin=stdin
+    )
     print(report, file=sys.stderr)
     for refusal in left_out:
         print(f"left out: {refusal}", file=sys.stderr)

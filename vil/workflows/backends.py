@@ -97,8 +97,14 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
     has_layout = any(request.case.is_layout for request in requests)
     notes = [describe_crossover()] if has_layout else []
-    file, compiled = str(tuning_cache.path()), compiled_linears(linears)
-    return BackendReport(_environment(device), verdicts, tuned, file, notes, compiled)
+    return BackendReport(
+        environment=_environment(device),
+        verdicts=verdicts,
+        num_tuned=tuned,
+        file=str(tuning_cache.path()),
+        notes=notes,
+        linears=compiled_linears(linears),
+    )
 
 
 def _environment(device: torch.device) -> list[str]:

@@ -214,7 +214,14 @@ def check_data(
         problems += find_problems(cfg, name, split)
     warnings = find_warnings(splits, duplicates)
     suggestions = suggest(cfg, task, splits, missing)
-    return DataCheck(cfg.TASK, splits, duplicates, problems, warnings, suggestions)
+    return DataCheck(
+        task=cfg.TASK,
+        splits=splits,
+        duplicates=duplicates,
+        problems=problems,
+        warnings=warnings,
+        suggestions=suggestions,
+    )
 
 
 def with_any_classes(cfg: CfgNode) -> CfgNode:

@@ -107,7 +107,12 @@ def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[st
     """
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(
-        config_file, options.words, found, set_flags(options.flags), options.imports, options.preset
+        config_file,
+        options.words,
+        fallbacks=found,
+        flags=set_flags(options.flags),
+        imports=options.imports,
+        preset=options.preset,
     )
 
 

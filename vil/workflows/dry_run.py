@@ -129,8 +129,15 @@ def dry_run(
             log_file = Path(folder, "log.txt")
             log = log_file.read_text("utf-8").splitlines() if log_file.exists() else []
             loss = result.history()[-1].get("loss", math.nan) if log else math.nan
-    count = num_params(result.model)
-    return DryRun(summary, num_images, loss, memory_mb(), count, warnings, log)
+    return DryRun(
+        data=summary,
+        num_images=num_images,
+        loss=loss,
+        memory_mb=memory_mb(),
+        num_parameters=num_params(result.model),
+        warnings=warnings,
+        log=log,
+    )
 
 
 @contextmanager
@@ -167,8 +174,14 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
             file = _example_file(cfg, example)
             with replacing(file, "--example") as aside:
                 draw_images(drawn).save(aside, file.suffix.lstrip(".") or "png")
-        steps, learned = data.train.steps_per_epoch, dict(task.learned_settings)
-        return DataSummary(sets, steps, task.counted, data.note, file, learned)
+        return DataSummary(
+            datasets=sets,
+            steps_per_epoch=data.train.steps_per_epoch,
+            counted=task.counted,
+            note=data.note,
+            example=file,
+            learned_settings=dict(task.learned_settings),
+        )
 
 
 def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
@@ -194,5 +207,12 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
             sizes.append((image.width, image.height))
         except OSError:
             unreadable += 1
-    counts, size = {} if note else task.count_classes(dataset), len(dataset)
-    return DatasetSummary(name, split, size, len(dataset.classes), counts, sizes, unreadable)
+    return DatasetSummary(
+        name=name,
+        split=split,
+        num_images=len(dataset),
+        num_classes=len(dataset.classes),
+        class_counts={} if note else task.count_classes(dataset),
+        sizes=sizes,
+        unreadable=unreadable,
+    )

@@ -181,7 +181,10 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
         counts = {name: len(part.classes) for name, part in labeled.items()}
         first = labeled.pop("train")
         return ProbeResult(
-            first.features.shape[1], counts, probe_features(first, labeled), model.report
+            num_features=first.features.shape[1],
+            num_images=counts,
+            probes=probe_features(first, labeled),
+            report=model.report,
         )
 
 

@@ -73,8 +73,7 @@ def evaluate(
     """
     options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
     found = source_config(source, options, checkpoint=checkpoint)
-    options = dict(part=part, calibrate=calibrate)
-    return evaluate_config(found.cfg, found.class_names, **options).metrics
+    return evaluate_config(found.cfg, found.class_names, part=part, calibrate=calibrate).metrics
 
 
 def evaluate_config(

@@ -135,8 +135,9 @@ def train(
     overrides = as_options(overrides)
     if resume and config is None:
         config = saved_config(Options(overrides, {"OUTPUT_DIR": output_dir}))
-    own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
-    cfg = make_config(config, overrides, **own)
+    cfg = make_config(
+        config, overrides, output_dir=output_dir, data=data, imports=imports, preset=preset
+    )
     return train_config(cfg, resume=resume)
 
 
@@ -264,12 +265,12 @@ def run_training(
             status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
         return TrainResult(
-            status,
-            folder,
-            state.step,
-            state.best,
-            state.best_step,
-            distributed.unwrap(model),
+            status=status,
+            run_dir=folder,
+            step=state.step,
+            best=state.best,
+            best_step=state.best_step,
+            model=distributed.unwrap(model),
             metrics=run.log.last_evaluation or read_last_evaluation(folder),
             reason=run.reason,
             test_metrics=tests,

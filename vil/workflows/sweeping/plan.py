@@ -140,9 +140,14 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
         cfg = grid.resolve(cell)
     except ConfigError as error:
         raise ConfigError(f"run {name}: {error}") from error
-    variant = cell.variant.name if cell.variant else ""
-    group = grid.name(cell, without=[SEED]) or "all"
-    return SweepRun(folder, name, group, variant, cell.settings, cfg)
+    return SweepRun(
+        sweep=folder,
+        name=name,
+        group=grid.name(cell, without=[SEED]) or "all",
+        variant=cell.variant.name if cell.variant else "",
+        settings=cell.settings,
+        cfg=cfg,
+    )
 
 
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
@@ -240,7 +245,10 @@ def read_plan(folder: Path) -> SweepPlan | None:
         return None
     try:
         rows = json.loads(file.read_text(**TEXT))["runs"]
-        found = [SweepRun(folder, *(row[key] for key in FIELDS), cfg=CfgNode()) for row in rows]
+        found = [
+            SweepRun(sweep=folder, **{key: row[key] for key in FIELDS}, cfg=CfgNode())
+            for row in rows
+        ]
         valid = all(NAME.fullmatch(run.name) and isinstance(run.settings, dict) for run in found)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}") from error

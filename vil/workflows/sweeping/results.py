@@ -52,10 +52,15 @@ def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
         summarize(name, [rows[run.name] for run in runs], *sizes.get(name, ModelSize()))
         for name, runs in plan.groups.items()
     ]
-    keys = {key: short_key(key, plan.keys) for key in plan.keys}
-    label = metric.label or metric.name
-    name = plan.folder.resolve().name
-    return Table(name, metric.name, label, metric.unit, keys, groups, list(rows.values()))
+    return Table(
+        title=plan.folder.resolve().name,
+        metric=metric.name,
+        label=metric.label or metric.name,
+        unit=metric.unit,
+        keys={key: short_key(key, plan.keys) for key in plan.keys},
+        groups=groups,
+        runs=list(rows.values()),
+    )
 
 
 def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
@@ -63,9 +68,15 @@ def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
     are compared. keys: config keys whose values are added to the row."""
     state, values = read_state(run), leaves(run.cfg)
     row = RunRow(
-        run.name, run.group, {key: values.get(key) for key in keys}, values[SEED], state.state,
-        state.code, state.reason, state.step,
-    )  # fmt: skip
+        name=run.name,
+        group=run.group,
+        settings={key: values.get(key) for key in keys},
+        seed=values[SEED],
+        state=state.state,
+        code=state.code,
+        reason=state.reason,
+        step=state.step,
+    )
     try:
         record = RunRecord.read(run.folder)
     except RunFolderError:  # the reason is in the row
