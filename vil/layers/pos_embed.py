@@ -202,7 +202,8 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module with N heads and G global tokens.
 
-    table: (rows, columns) of the bias table of local tokens; None for no table.
+    table: (rows, columns) of the bias table of local tokens; None for no table. It is stored as
+    `module.table_size`.
 
     Registers this parameter unless `table` is None:
     local_relative_position_bias_table (rows * columns, N): pairs of local tokens.
@@ -213,6 +214,7 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     local queries with global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
+    module.table_size = table
     if table is not None:
         module.local_relative_position_bias_table = small_normal(table[0] * table[1], num_heads)
     if num_global:

@@ -61,6 +61,7 @@ class Attention(nn.Module):
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     rel_pos = False  # whether a learned bias is added to the scores
+    table_size: Grid | None = None  # rows and columns of the relative position table
     # names of the linear layers whose concatenated outputs are q, k and v of all tokens, in a class
     # with the method `attend_qkv`, which maps them to the input of the output projection
     projections: tuple[str, ...] = ()
@@ -195,16 +196,8 @@ class Attention(nn.Module):
         """
         if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
-        old, new = square_side(len(value)), self.table_shape(shape[0])
+        old, new = square_side(len(value)), self.table_size
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
-
-    def table_shape(self, entries: int) -> Grid | None:
-        """Return (rows, columns) of a relative position table with `entries` entries.
-
-        Returns None if a table of this class cannot have that number of entries.
-        """
-        side = square_side(entries)
-        return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Update the module for the training step `progress`. The base class does nothing.

@@ -54,8 +54,7 @@ class FullAttention(Attention):
                     "full attention with rel_pos needs `grid`, which sets the size of its bias "
                     "table"
                 )
-            self.table_size = table_size(self.grid)
-            register_relative_bias(self, self.table_size)
+            register_relative_bias(self, table_size(self.grid))
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
@@ -161,13 +160,6 @@ class FullAttention(Attention):
             table = resize_table(table, self.table_size, table_size(grid), rule)
             replace_parameter(self, TABLE, table)
             self.table_size = table_size(grid)
-
-    def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table.
-
-        entries: number of table entries. It is not used, because the module stores the result.
-        """
-        return self.table_size
 
     @property
     def param_grid(self) -> Grid | None:

@@ -73,8 +73,7 @@ class PatternAttention(LocalAttention):
                     f"the pattern {self.pattern} grows with the grid, so `rel_pos` needs `grid` "
                     "or `max_reach` to set the size of the bias table"
                 )
-            self.table_size = self._table_size(self.grid or (1, 1))
-            register_relative_bias(self, self.table_size)
+            register_relative_bias(self, self._table_size(self.grid or (1, 1)))
 
     @property
     def is_sized(self) -> bool:
@@ -145,10 +144,6 @@ class PatternAttention(LocalAttention):
             table, size = self.local_relative_position_bias_table.detach(), self._table_size(grid)
             replace_parameter(self, TABLE, resize_table(table, self.table_size, size, rule))
             self.table_size = size
-
-    def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table. Ignores `entries`."""
-        return self.table_size
 
     @property
     def param_grid(self) -> Grid | None:
