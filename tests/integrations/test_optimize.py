@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import timm
@@ -248,6 +249,9 @@ def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, mo
         assert torch.equal(one(images), found)
     tokens = torch.randn(2, 3, 16, dtype=dtype)
     assert torch.equal(packed[0](tokens), packed[0].mlp(tokens))  # normalized by the caller
+    norm_mlp = partial(packed[0].norm_mlp, residual=True)
+    _, tangent = torch.func.jvp(norm_mlp, (tokens,), (tokens,))
+    assert tangent.any()  # that of an operator would be zero
     with torch.enable_grad(), pytest.raises(RuntimeError, match="autograd formula"):
         packed[0].norm_mlp(tokens.requires_grad_(), residual=True).sum().backward()
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32

@@ -7,7 +7,6 @@ Shapes: B batch, T tokens, C channels.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from vil.layers.attention.base import Attention, GlobalLocalAttention
 from vil.layers.attention.full import FullAttention
 from vil.layers.linear import drops, has_hooks, has_plain_type, is_plain
+from vil.layers.packed_linear import Packed
 from vil.layers.padding import Grid
 from vil.ops.linear import Norm, linear, linear_native, pack_weight
 from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, compute_dtype, is_native
 from vil.ops.native import library
-from vil.utils.transforms import is_exporting, is_transformed
 
 # methods that `attend_fused` replaces
 FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
@@ -60,7 +59,7 @@ def can_fuse(norm: nn.Module, attn: nn.Module, training: bool | None = None) -> 
     return all(map(has_plain_type, (norm.weight, norm.bias))) and all(plain)
 
 
-class PackedProjections(nn.Module):
+class PackedProjections(Packed):
     """The parameters of a block's layer norm and attention, with packed weights, for inference.
 
     norm, attn: the block's modules, with parameters in float32 or bfloat16. `can_fuse` must be true
@@ -81,17 +80,9 @@ class PackedProjections(nn.Module):
         ready = library.is_ready(self.weights[0].dtype)
         self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
 
-    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
-        return {name: x for name, x in super().__getstate__().items() if name != "packed"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pack()
-
     def can_run(self, x: Tensor) -> bool:
         """Return whether the compiled code can compute a call for x (B, T, C)."""
-        traced = torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
-        if x.device.type != "cpu" or traced:
+        if x.device.type != "cpu" or self.is_traced(x):
             return False
         dtype = self.weights[0].dtype  # the packed layout depends on it
         return self.packed is not None and x.dtype == compute_dtype(x) == dtype

@@ -12,7 +12,7 @@ from vil.layers.linear import has_hooks
 from vil.ops.mlp import MlpWeights, norm_mlp_packed, norm_mlp_torch, pack_weights
 from vil.ops.native import library
 from vil.ops.onednn import apply_in_parts, linear_packed, pack
-from vil.utils.transforms import is_exporting
+from vil.utils.transforms import is_exporting, is_transformed
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -51,7 +51,30 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
 
 
-class PackedMlp(nn.Module):
+class Packed(nn.Module):
+    """Base class of modules whose weights are packed for the compiled code on this machine.
+
+    The attributes in `unpickled` are not pickled, because on another machine, the packed layout may
+    differ. The method `pack` of a subclass sets them.
+    """
+
+    unpickled: tuple[str, ...] = ("packed",)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {name: x for name, x in state.items() if name not in self.unpickled}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pack()
+
+    def is_traced(self, x: Tensor) -> bool:
+        """Return whether a call must use PyTorch's operators, because a tracer or a transform is
+        active, or because x has a forward-mode tangent."""
+        return torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
+
+
+class PackedMlp(Packed):
     """A layer norm followed by an MLP, for inference.
 
     `norm_mlp` computes both, with compiled code if possible. `forward` computes only the MLP, for
@@ -72,18 +95,10 @@ class PackedMlp(nn.Module):
         ready = library.is_ready(self.weights.weight1.dtype)
         self.packed = pack_weights(self.weights, half=half) if ready else None
 
-    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
-        return {name: x for name, x in super().__getstate__().items() if name != "packed"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pack()
-
     def norm_mlp(self, x: Tensor, *, residual: bool) -> Tensor:
         """Return the output of the layer norm and the MLP for x (..., C), plus x if `residual`."""
-        traced = torch.compiler.is_compiling() or is_exporting()
         # the packed layout depends on the dtype
-        if self.packed is None or traced or x.dtype != self.weights.weight1.dtype:
+        if self.packed is None or self.is_traced(x) or x.dtype != self.weights.weight1.dtype:
             return norm_mlp_torch(x, self.weights, eps=self.eps, residual=residual)
         return norm_mlp_packed(x, self.packed, eps=self.eps, residual=residual)
 

@@ -4,28 +4,28 @@ Shapes: B batch, c input channels, H W input size, L local tokens, G global toke
 """
 
 import operator
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vil.layers.linear import has_hooks, has_plain_type
+from vil.layers.packed_linear import Packed
 from vil.layers.padding import Grid
 from vil.layers.patch_embed import PatchEmbed
 from vil.ops.linear import Norm
 from vil.ops.native import library
 from vil.ops.patch_embed import can_pack_patches, embed_patches, pack_patches
-from vil.utils.transforms import is_exporting, is_transformed
 
 IMAGE_CHANNELS = 4  # inputs with more channels are maps, which are in the channels-last format
 PARTS = ("proj", "norm_embed", "position", "drop")
 
 
-class PackedPatchEmbed(nn.Module):
+class PackedPatchEmbed(Packed):
     """The parameters of a `PatchEmbed` for inference, with packed weights. They have no gradients.
 
     embed: the patch embedding, for which `can_pack_embed` is true, in float32 or bfloat16.
     """
+
+    unpickled = ("packed", "last")
 
     def __init__(self, embed: PatchEmbed) -> None:
         super().__init__()
@@ -44,18 +44,9 @@ class PackedPatchEmbed(nn.Module):
             is_map = self.weight.shape[1] > IMAGE_CHANNELS
             self.packed = pack_patches(self.weight, self.bias, self.norm, adjacent_channels=is_map)
 
-    def __getstate__(self) -> dict[str, Any]:  # on another machine, the packed layout may differ
-        state = super().__getstate__()
-        return {name: x for name, x in state.items() if name not in ("packed", "last")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pack()
-
     def can_run(self, x: Tensor, embed: PatchEmbed) -> bool:
         """Return whether the compiled code can compute a call of `embed` for x (B, c, H, W)."""
-        traced = torch.compiler.is_compiling() or is_exporting() or is_transformed(x)
-        if self.packed is None or traced or not x.is_cpu:
+        if self.packed is None or self.is_traced(x) or not x.is_cpu:
             return False
         if x.dtype != self.weight.dtype or x.shape[1] != self.weight.shape[1]:
             return False
