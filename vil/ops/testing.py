@@ -160,3 +160,21 @@ def distance(a: Tensor, b: Tensor) -> float:
     """Return |a - b| / max(|b|, 1) with Euclidean norms; infinity if a is not finite."""
     value = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1.0)
     return value.item() if value.isfinite() else float("inf")
+
+
+def describe_mismatch(
+    results: Iterable[tuple[str, Tensor, Tensor, Tensor]], dtype: torch.dtype, allowed: float
+) -> str:
+    """Describe the first wrong tensor, or return "" if none is wrong.
+
+    results: for each tensor, its name, its exact value, and the values that PyTorch's operators and
+    a backend computed in `dtype`. The backend's error may be a few times that of PyTorch's
+    operators, plus `allowed`, which is relative to the largest exact value.
+    """
+    for name, *values in results:
+        right, near, value = (x.detach() for x in values)
+        error = float((value - right).abs().max())
+        bound = 4 * float((near - right).abs().max()) + allowed * float(right.abs().max())
+        if not error <= bound:
+            return f"{name} is off by {error:.1e} (bound {bound:.1e}, {dtype})"
+    return ""

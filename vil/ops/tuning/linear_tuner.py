@@ -1,7 +1,6 @@
 """Find the fastest backend of a linear layer or an MLP for a shape by measuring all backends."""
 
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -22,12 +21,14 @@ from vil.ops.mlp import (
     pack_weights,
 )
 from vil.ops.native import library
-from vil.ops.tuning.tuner import LIMITS, ROUNDS, Trial
+from vil.ops.testing import describe_mismatch
+from vil.ops.tuning.tuner import ROUNDS, Trial, time_candidates
 from vil.utils.errors import one_line
-from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
+from vil.utils.interleaved_timer import Candidate
 
 EPS = 1e-6
 PACKED_FACTOR = 0.95
+ALLOWED = 8 * torch.finfo(torch.float32).eps  # see `describe_mismatch`
 CHECKED_TOKENS = 257  # so that the last block of tokens is incomplete in every backend
 
 
@@ -125,13 +126,8 @@ def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
         for name, compute in computes.items()
         if not reasons[name]
     }
-    device = torch.device(case.device)
-    times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
-    trials = []
-    for name, measured in times.items():
-        passes = (statistics.median(column) for column in (measured.forward, measured.backward))
-        trials.append(Trial(name, "", *passes, peak_bytes(candidates[name], device)[0]))
-    reasons |= {name: f"failed: {reason}" for name, reason in failed.items()}
+    trials, failed = time_candidates(candidates, case.device, rounds)
+    reasons |= failed
     # queries, keys and values by `native` also save copies in attention and the output projection
     factor = PACKED_FACTOR if case.packed and case.kind == NORM_LINEAR else 1.0
     trials.sort(key=lambda trial: trial.seconds * (factor if trial.name == "native" else 1.0))
@@ -149,7 +145,8 @@ def reason_against_native(case: LinearCase) -> str:
         return "; ".join(reasons)
     try:
         case = replace(case, tokens=min(case.tokens, CHECKED_TOKENS))
-        return _find_packed_mismatch(case) if case.packed else _find_mismatch(case)
+        text = _find_packed_mismatch(case) if case.packed else _find_mismatch(case)
+        return text and f"wrong: {text}"
     except RuntimeError as error:
         return f"failed: {one_line(error)}"
 
@@ -217,7 +214,7 @@ def _find_mismatch(case: LinearCase) -> str:
     wanted = results(backends(case)["torch"], x_exact, dict(zip(weights, others)))
     with _autocast(case):
         plain, found = (results(compute, x, weights) for compute in backends(case).values())
-    return _describe_mismatch(zip(names, wanted, plain, found), case.dtype)
+    return describe_mismatch(zip(names, wanted, plain, found), case.dtype, ALLOWED)
 
 
 def _find_packed_mismatch(case: LinearCase) -> str:
@@ -226,21 +223,4 @@ def _find_packed_mismatch(case: LinearCase) -> str:
     doubles = {name: weight.double() for name, weight in weights.items()}
     wanted = backends(case)["torch"](x.double(), doubles)
     plain, found = (compute(x, weights) for compute in packed_backends(case, weights).values())
-    return _describe_mismatch([("out", wanted, plain, found)], case.dtype)
-
-
-def _describe_mismatch(
-    results: Iterable[tuple[str, Tensor, Tensor, Tensor]], dtype: torch.dtype
-) -> str:
-    """Describe the first wrong tensor, or return "" if none is wrong.
-
-    results: for each tensor, its name, its exact value, and the values that PyTorch's operators and
-    the C++ backend computed.
-    """
-    for name, right, near, value in results:
-        error = float((value.detach() - right.detach()).abs().max())
-        bound = 4 * float((near.detach() - right.detach()).abs().max())
-        bound += 8 * torch.finfo(torch.float32).eps * float(right.detach().abs().max())
-        if not error <= bound:
-            return f"wrong: {name} is off by {error:.1e} (bound {bound:.1e}, {dtype})"
-    return ""
+    return describe_mismatch([("out", wanted, plain, found)], case.dtype, ALLOWED)

@@ -19,6 +19,7 @@ from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS
 from vil.ops.qkv_attention import NATIVE, attend_qkv
+from vil.ops.testing import describe_mismatch
 from vil.ops.window import SELF_CHUNK, Mask, Window
 from vil.utils.interleaved_timer import Candidate
 
@@ -106,13 +107,8 @@ def find_joined_mismatch(case: Case) -> str:
     separately = partial(attend_separately, "masked")
     wanted, plain = results(separately, exact), results(separately, leaves)
     found = results(attend_jointly, leaves)
-    for name, right, near, value in zip(("out", *leaves), wanted, plain, found):
-        error = float((value - right).detach().abs().max())
-        bound = 4 * float((near - right).detach().abs().max())
-        bound += 16 * torch.finfo(case.dtype).eps * float(right.detach().abs().max())
-        if not error <= bound:
-            return f"wrong with global tokens: {name} is off by {error:.1e} (bound {bound:.1e})"
-    return ""
+    tensors = zip(("out", *leaves), wanted, plain, found)
+    return describe_mismatch(tensors, case.dtype, 16 * torch.finfo(case.dtype).eps)
 
 
 def qkv_candidate(name: str, case: Case, leaves: Leaves, cotangent: Tensor) -> Candidate:

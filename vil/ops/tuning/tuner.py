@@ -85,7 +85,8 @@ def tune(
     with full_precision_matmuls():
         reasons = {name: reason_against(name, case, trial_case, max_bytes) for name in names}
     usable = [name for name in names if not reasons[name]]
-    trials, failed = time_candidates(usable, trial_case, rounds)
+    candidates = make_candidates(usable, trial_case)
+    trials, failed = time_candidates(candidates, case.device, rounds)
     reasons |= failed
     trials.sort(key=lambda trial: trial.seconds)
     if trials:
@@ -188,8 +189,8 @@ def find_mismatch(name: str, case: Case) -> str:
             if not error <= bound:
                 key = key.removeprefix(f"{name}, ")
                 return f"wrong: {key} is off by {error:.1e} (bound {bound:.1e}, {few.dtype})"
-        if name == NATIVE and is_joined(few) and (reason := find_joined_mismatch(few)):
-            return reason
+        if name == NATIVE and is_joined(few) and (text := find_joined_mismatch(few)):
+            return f"wrong with global tokens: {text}"
     full = replace(case, batch=min(case.batch, CHECKED_IMAGES))
     plains = [plain for plain in PLAIN if not BACKENDS[plain].unsupported(full)]
     plain = next((p for p in plains if expected_bytes(p, full) <= spare_bytes(full)), None)
@@ -219,16 +220,15 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
 
 
 def time_candidates(
-    names: list[str], case: Case, rounds: int
+    candidates: dict[str, Candidate], device: str, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
     """Time backends in turn, and return their results and the reasons for failures.
 
-    names: keys of BACKENDS. rounds: how often a backend is timed (a slow one only once, see
-    LIMITS). The results are Trials with median times. The reasons are {name: reason} for the
-    backends that failed.
+    candidates: {backend: passes to time}. rounds: how often a backend is timed (a slow one only
+    once, see LIMITS). The results are Trials with median times. The reasons are {name: reason} for
+    the backends that failed.
     """
-    device = torch.device(case.device)
-    candidates = make_candidates(names, case)
+    device = torch.device(device)
     times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
     trials = []
     for name, measured in times.items():
