@@ -14,8 +14,6 @@ from vil.ops.native import library
 from vil.ops.onednn import apply_in_parts, linear_packed, pack
 from vil.utils.transforms import is_exporting, is_transformed
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 class PackedLinear(nn.Module):
     """A linear layer for inference, optionally followed by an activation. It has no gradients.
@@ -133,6 +131,6 @@ def can_pack(linear: nn.Module) -> bool:
         type(linear) is nn.Linear
         and not has_hooks(linear)
         and linear.weight.device.type == "cpu"
-        and linear.weight.dtype in DTYPES
+        and linear.weight.dtype in library.DTYPES
         and torch.backends.mkldnn.is_available()
     )

@@ -15,7 +15,6 @@ from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
-DTYPES = (torch.float32, torch.bfloat16)
 CHANNELS_UNIT = 16  # the C++ code needs numbers of channels that are multiples of this
 LINEAR, NORM_LINEAR, LINEAR_RESIDUAL = "linear", "norm linear", "linear residual"
 MLP = "mlp"
@@ -76,17 +75,10 @@ class LinearCase:
 
         Returns an empty list if the backend supports it.
         """
-        half = self.dtype == torch.bfloat16
-        checks = {
-            f"it needs a CPU, not {self.device}": self.device != "cpu",
-            f"it computes in float32 and bfloat16, not in {str(self.dtype)[6:]}": self.dtype
-            not in DTYPES,
-            "bfloat16 needs a CPU with AVX512-BF16": half and not library.has_bfloat16(),
-            f"channels must be multiples of {CHANNELS_UNIT}": self.dim % CHANNELS_UNIT > 0
-            or self.features % CHANNELS_UNIT > 0,
-            library.obstacle(): library.obstacle() != "",
-        }
-        return [text for text, applies in checks.items() if applies]
+        reasons = library.unsupported(self.device, self.dtype)
+        if self.dim % CHANNELS_UNIT or self.features % CHANNELS_UNIT:
+            reasons.append(f"channels must be multiples of {CHANNELS_UNIT}")
+        return reasons
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -109,7 +101,7 @@ def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> b
     kind, features: as in `LinearCase`. weights: the parameters of the layers. Returns False under
     torch.compile, which fuses PyTorch's operators itself.
     """
-    if not CHOICES or not x.is_cpu or x.dtype not in DTYPES:
+    if not CHOICES or not x.is_cpu or x.dtype not in library.DTYPES:
         return False
     if torch.compiler.is_compiling() or is_exporting():
         return False

@@ -25,7 +25,6 @@ from vil.ops.native import library
 from vil.ops.window import Mask, Window
 from vil.utils.transforms import untraced
 
-DTYPES = (torch.float32, torch.bfloat16)
 prepare = library.prepare
 
 
@@ -34,16 +33,8 @@ def unsupported(case: Case) -> list[str]:
 
     Returns an empty list if the backend supports the call.
     """
-    no_bfloat16 = case.dtype == torch.bfloat16 and not library.has_bfloat16()
-    checks = {
-        f"it needs a CPU, not {case.device}": case.device != "cpu",
-        f"it computes in float32 and bfloat16, not in {str(case.dtype)[6:]}": case.dtype
-        not in DTYPES,
-        "bfloat16 needs a CPU with AVX512-BF16": no_bfloat16,
-        library.obstacle(): library.obstacle() != "",
-    }
     # recomputing the scores of chunks has the limits of the blocked backend
-    return [text for text, applies in checks.items() if applies] + blocked.unsupported(case)
+    return library.unsupported(case.device, case.dtype) + blocked.unsupported(case)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

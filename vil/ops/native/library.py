@@ -26,6 +26,7 @@ from vil.utils.machine import search_file
 log = logging.getLogger(__name__)
 
 SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("library.cpp")]
+DTYPES = (torch.float32, torch.bfloat16)
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w"]
 INSTRUCTIONS = {  # {capability: compiler options, which torch's kernels use as well}
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
@@ -100,6 +101,21 @@ def _obstacle() -> str:
         names = os.environ.get("CXX") or ", ".join(COMPILERS)
         return f"no C++ compiler ({names}) was found: install one, or set CXX to its path"
     return ""
+
+
+def unsupported(device: str, dtype: torch.dtype) -> list[str]:
+    """Return the reasons why the library cannot compute in a dtype on a device type such as "cpu".
+
+    Returns an empty list if it can, unless its compilation fails.
+    """
+    no_bfloat16 = dtype == torch.bfloat16 and not has_bfloat16()
+    checks = {
+        f"it needs a CPU, not {device}": device != "cpu",
+        f"it computes in float32 and bfloat16, not in {str(dtype)[6:]}": dtype not in DTYPES,
+        "bfloat16 needs a CPU with AVX512-BF16": no_bfloat16,
+        obstacle(): obstacle() != "",
+    }
+    return [text for text, applies in checks.items() if applies]
 
 
 @torch.compiler.assume_constant_result
