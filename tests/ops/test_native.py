@@ -14,11 +14,12 @@ from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
 from tests.common.marks import cases
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
+from vil.ops.call import to_numbers
 from vil.ops.dispatch import CHOICES
 from vil.ops.layout import Layout
 from vil.ops.native import library
 from vil.ops.patterns import parse_pattern
-from vil.ops.testing import differences, errors, make_inputs, run
+from vil.ops.testing import differences, errors, leaves_of, make_inputs, run
 
 needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 BIAS = dict(table_bias=True, global_bias=True)
@@ -128,6 +129,20 @@ def test_compiling_with_torch_changes_nothing():
     assert torch.equal(compiled(q), attend(q))
     first, second = (torch.autograd.grad(f(q).sum(), q)[0] for f in (compiled, attend))
     assert torch.equal(first, second)
+
+
+@needs_compiler
+def test_an_empty_batch_has_empty_outputs_and_no_bias_gradients(threads):
+    case = replace(CASES[0], batch=0)
+    inputs, numbers = make_inputs(case), to_numbers(case.window, case.num_global)
+    leaves = leaves_of(inputs)
+    BACKENDS["native"].resolve()  # declares the operator
+    out, _ = torch.ops.vil.native_native(*leaves.values(), None, numbers, 1.0)
+    assert out.shape == inputs.q.shape
+    *grads, dtable, dto_global = torch.autograd.grad(out.sum(), list(leaves.values()))
+    assert [x.shape for x in grads] == [x.shape for x in (inputs.q, inputs.k, inputs.v)]
+    assert not dtable.any()
+    assert not dto_global.any()
 
 
 @needs_compiler

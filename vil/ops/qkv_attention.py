@@ -61,8 +61,6 @@ def _attend(
     _check(qkv, (table, to_global, from_globals), numbers, num_heads)
     qkv = qkv.contiguous()
     out = qkv.new_empty(_output_shape(qkv))
-    if not len(qkv):
-        return out
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
     out_global, local = _split_queries(out, call.num_global, num_heads, call.q.shape[3])
     tokens = {"out": local}
@@ -160,8 +158,6 @@ def _gradient(
     qkv, dout = qkv.contiguous(), dout.contiguous()
     dqkv = torch.empty_like(qkv)
     biases = (table, to_global, from_globals)
-    if not len(qkv):
-        return [dqkv, *(qkv.new_empty(0) if b is None else torch.zeros_like(b) for b in biases)]
     call, q_global = _split(qkv, table, to_global, numbers, num_heads, scale)
     grads, dq_global = _split(dqkv, None, None, numbers, num_heads, scale)
     dout_global, dout = _split_queries(dout, call.num_global, num_heads, call.q.shape[3])

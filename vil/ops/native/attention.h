@@ -31,6 +31,7 @@ std::vector<Band> bands_of(const Call& call) {
 
 template <class Type>
 void forward(const Call& call) {
+  if (!(call.images * call.heads)) return;
   const Bias bias(call);
   const Sizes sizes = sizes_of<Type>(call);
   const auto bands = bands_of(call);
@@ -72,6 +73,7 @@ void sum_partial(
 
 template <class Type>
 void backward(const Call& call) {
+  if (!(call.images * call.heads)) return;
   const Bias bias(call);
   const Sizes sizes = sizes_of<Type>(call);
   const auto bands = bands_of(call);
