@@ -32,10 +32,6 @@ INSTRUCTIONS = {  # {capability: compiler options, which torch's kernels use as 
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
-FUNCTIONS = (
-    "vil_attention", "vil_embed_patches", "vil_linear", "vil_mlp", "vil_pack_linear",
-    "vil_pack_mlp",
-)  # fmt: skip
 AMX = ("-mamx-tile", "-mamx-bf16")
 COMPILERS = ("g++", "c++", "clang++")
 MAX_SECONDS = 300  # of the compiler
@@ -154,20 +150,19 @@ def load() -> ctypes.CDLL:
     if reason := obstacle():
         raise RuntimeError(reason)
     with _built() as file:
-        library = ctypes.CDLL(str(file))
-    for name in FUNCTIONS:
-        getattr(library, name).restype = ctypes.c_char_p
-    return library
+        return ctypes.CDLL(str(file))
 
 
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
     """Call a function of the library.
 
-    name: one of FUNCTIONS. numbers: the C structure that holds the arguments of the function.
-    is_backward: whether to run the backward pass.
+    name: an `extern "C"` function of library.cpp. numbers: the C structure that holds its
+    arguments. is_backward: whether to run the backward pass.
     Raises RuntimeError if the function fails, for example because memory cannot be allocated.
     """
-    if error := getattr(load(), name)(ctypes.byref(numbers), int(is_backward)):
+    function = getattr(load(), name)
+    function.restype = ctypes.c_char_p
+    if error := function(ctypes.byref(numbers), int(is_backward)):
         raise RuntimeError(f"the native library failed: {error.decode()}")
 
 
