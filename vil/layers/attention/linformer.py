@@ -48,13 +48,13 @@ class LinformerAttention(Attention):
         self.num_features, self.share_kv = num_features, share_kv
         self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
-        for name in self.projections:
+        for name in self.token_projections:
             table = torch.empty(self.num_global + math.prod(self.grid), num_features)
             nn.init.uniform_(table, -(num_features**-0.5), num_features**-0.5)
             self.register_parameter(name, nn.Parameter(table))
 
     @property
-    def projections(self) -> tuple[str, ...]:
+    def token_projections(self) -> tuple[str, ...]:
         """Names of the parameters that project along the token axis."""
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
@@ -101,7 +101,7 @@ class LinformerAttention(Attention):
 
         rule: the interpolation, a key of `pos_embed.RULES`.
         """
-        for leaf in self.projections:
+        for leaf in self.token_projections:
             table = getattr(self, leaf).detach()
             table = resize_projection(table, self.grid, grid, self.num_global, rule)
             replace_parameter(self, leaf, table)
@@ -115,7 +115,7 @@ class LinformerAttention(Attention):
         leaf, shape: name and shape of the parameter in this module. value: the checkpoint's weight,
         whose grid is assumed to be square. rule: the interpolation, a key of `pos_embed.RULES`.
         """
-        if leaf not in self.projections or value.ndim != 2 or value.shape[1:] != shape[1:]:
+        if leaf not in self.token_projections or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
         side = square_side(len(value) - self.num_global)
         if not side:
