@@ -160,8 +160,8 @@ class Attention(nn.Module):
         real = self.real_tokens(valid_hw, grid)
         return x if real is None else x.masked_fill(~real[..., None], 0.0)
 
-    def padding_mask(self, valid_hw: Valid, grid: Grid, dtype: torch.dtype) -> Tensor | None:
-        """Return an additive mask (B, 1, 1, G+L): -inf for keys in the padding, 0 for others.
+    def padding_mask(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
+        """Return an additive float32 mask (B, 1, 1, G+L): -inf for padding keys, 0 for others.
 
         The keys are G global, then L local tokens. valid_hw (B, 2): unpadded rows and columns of
         each image. If it is None, returns None.
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         real = self.real_tokens(valid_hw, grid)
         if real is None:
             return None
-        mask = torch.zeros(real.shape, dtype=dtype, device=real.device)
+        mask = torch.zeros(real.shape, dtype=torch.float32, device=real.device)
         return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
     def macs(self, grid: Grid) -> int:
@@ -374,7 +374,7 @@ class GlobalLocalAttention(Attention):
         have N heads of D channels.
         """
         bias = self.global_bias(grid)[None] if self.rel_pos else None
-        return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
+        return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid), bias)
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
@@ -400,8 +400,7 @@ class GlobalLocalAttention(Attention):
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
         bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
-        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
-        return self.scores(q, k, bias, mask).softmax(-1)
+        return self.scores(q, k, bias, self.padding_mask(valid_hw, grid)).softmax(-1)
 
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid

@@ -76,9 +76,7 @@ class FullAttention(Attention):
             return attend_qkv(qkv, window, num_heads=self.num_heads, scale=self.scale)
         q, k, v = self.split_parts(qkv, 3)  # (B, N, G+L, D) each
         bias = self.bias(grid, valid_hw) if self.rel_pos else None
-        return self.merge_heads(
-            self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
-        )
+        return self.merge_heads(self.sdpa(q, k, v, self.padding_mask(valid_hw, grid), bias))
 
     def is_native(self, qkv: Tensor, grid: Grid, valid_hw: Valid) -> bool:
         """Return whether `attend_qkv` should use the compiled backend for these arguments.
@@ -175,8 +173,7 @@ class FullAttention(Attention):
         """Return the attention weights of the given queries. See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
-        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
-        scores = self.scores(q[:, :, queries], k, bias, mask)
+        scores = self.scores(q[:, :, queries], k, bias, self.padding_mask(valid_hw, grid))
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
     def macs(self, grid: Grid) -> int:

@@ -91,8 +91,7 @@ class SRAttention(Attention):
         limit = torch.tensor((rows, cols), device=valid_hw.device)
         valid_hw = torch.minimum(-(-valid_hw // self.ratio), limit)
         real = real_cells(valid_hw, (rows, cols)).flatten(1)[..., None]
-        mask = self.padding_mask(valid_hw, (rows, cols), reduced.dtype)
-        return spatial_norm(reduced, real), mask
+        return spatial_norm(reduced, real), self.padding_mask(valid_hw, (rows, cols))
 
     def cells(self, grid: Grid) -> Grid:
         """Return the (rows, columns) to which a grid is downsampled."""
