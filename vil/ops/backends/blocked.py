@@ -42,8 +42,6 @@ from vil.ops.call import Call, Gradients
 from vil.ops.layout import Layout
 from vil.ops.window import Mask, Window, real_cells
 
-softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
-
 
 def unsupported(case: Case) -> list[str]:
     """Return the reasons why this backend does not support the call that `case` describes.
@@ -120,7 +118,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         # not exp(scores - lse), which would scale all weights by the rounding error of lse
         weights = torch.softmax(weights, -1, out=weights)
         dscores = other.matmul(grad, all_values.gather(batch).mT)
-        softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
+        block_sparse.softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
         bias.add(dscores, batch)
         weights, dscores = scratch.cast(weights, q.dtype), other.cast(dscores, q.dtype)
         dq.put(torch.bmm(dscores, keys).mul_(call.scale), batch)
