@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native
 from vil.ops.native import library
-from vil.ops.operator_call import call_operator
+from vil.ops.operator_call import call_operator, differentiable_gradients
 from vil.utils.precision import autocast_off
 
 
@@ -93,7 +93,7 @@ def pack_weight(weight: Tensor, *, half: bool) -> Tensor:
     """
     outputs, inputs = weight.shape
     packed = weight.new_empty(outputs, inputs // 2 if half else inputs, dtype=torch.float32)
-    _call("vil_pack_linear", {"y": packed, **_full(weight=weight)}, inputs, half=half)
+    _call("vil_pack_linear", {"y": packed, **library.as_float32(weight=weight)}, inputs, half=half)
     return packed
 
 
@@ -116,7 +116,7 @@ def _linear(
             shape = tuple(residual.shape)
             raise ValueError(f"vil::linear expected a residual of {tuple(y.shape)}, got {shape}")
         tensors["residual"] = residual.contiguous()
-    tensors |= _full(gain=gain, shift=shift, weight=weight, bias=bias)
+    tensors |= library.as_float32(gain=gain, shift=shift, weight=weight, bias=bias)
     _call("vil_linear", tensors, x.shape[-1], half=half, eps=eps, packed=packed)
     return y
 
@@ -148,7 +148,7 @@ def _linear_gradient(
     names = ("dx", "dgain", "dshift", "dweight", "dbias")
     tensors = {name: grad for name, grad in zip(names, grads) if grad.numel()}
     tensors |= {"x": x.contiguous(), "dy": dy.contiguous()}
-    tensors |= _full(gain=gain, shift=shift, weight=weight)
+    tensors |= library.as_float32(gain=gain, shift=shift, weight=weight)
     _call("vil_linear", tensors, x.shape[-1], is_backward=True, half=half, eps=eps)
     return _as_parameters(grads, gain, weight)
 
@@ -199,7 +199,11 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
             "original model, which is not optimized for inference"
         )
     if torch.is_grad_enabled():  # a second derivative may follow
-        grads = _differentiable_gradients(saved, ctx.eps, ctx.half, dy, needs)
+        x, gain, shift, weight, bias = saved
+        norm = None if gain is None else Norm(gain, shift, ctx.eps)
+        with torch.autocast("cpu", torch.bfloat16, enabled=ctx.half):
+            y = linear_torch(x, weight, bias, norm=norm)
+        grads = differentiable_gradients(y, saved, dy, needs)
     else:
         with autocast_off("cpu"):
             dy = dy.to(ctx.dtype)
@@ -207,21 +211,6 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
     of_residual = None if ctx.residual is None else dy.to(ctx.residual)
     grads = (grad if needed else None for grad, needed in zip(grads, needs))
     return *grads, of_residual, None, None, None
-
-
-def _differentiable_gradients(
-    saved: Sequence[Tensor | None], eps: float, half: bool, dy: Tensor, needs: Sequence[bool]
-) -> list[Tensor | None]:
-    """Compute the gradients of x, gain, shift, weight and bias with PyTorch's operators."""
-    x, gain, shift, weight, bias = saved
-    norm = None if gain is None else Norm(gain, shift, eps)
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        y = linear_torch(x, weight, bias, norm=norm)
-    inputs = [t for t, needed in zip(saved, needs) if needed]
-    if not inputs:
-        return [None] * len(saved)
-    found = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
-    return [next(found) if needed else None for needed in needs]
 
 
 _linear.register_autograd(_differentiate, setup_context=_setup_context)
@@ -238,14 +227,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("compute_bfloat16", "x_bfloat16", "y_bfloat16")),
         ("eps", ctypes.c_double),
     ]
-
-
-def _full(**parameters: Tensor | None) -> dict[str, Tensor]:
-    """Return the given parameters of a layer as {name: contiguous float32 tensor}, without those
-    that are None. The names are field names of `_Call`.
-    """
-    given = {name: w for name, w in parameters.items() if w is not None}
-    return {name: w.detach().float().contiguous() for name, w in given.items()}
 
 
 def _call(

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import MLP, compute_dtype, is_native
 from vil.ops.native import library
-from vil.ops.operator_call import call_operator
+from vil.ops.operator_call import call_operator, differentiable_gradients
 from vil.utils.precision import autocast_off
 
 SAVED_DIM = 192  # channels from which on hidden activations in float32 are saved in training
@@ -97,7 +97,7 @@ def pack_weights(weights: MlpWeights, *, half: bool) -> PackedWeights:
     half: whether to multiply in bfloat16. The numbers of channels C and F must be multiples of
     CHANNELS_UNIT.
     """
-    full = _full(weights)
+    full = library.as_float32(**weights._asdict())
     packed = full["weight1"].new_empty(2 * full["weight1"].numel() // (2 if half else 1))
     _call("vil_pack_mlp", {**full, "packed": packed}, half=half)
     kept = (full[name] for name in ("gain", "shift", "bias1", "bias2"))
@@ -126,7 +126,7 @@ def _norm_mlp(
     weights = MlpWeights(gain, shift, weight1, bias1, weight2, bias2)
     x = x.contiguous()
     y, hidden = torch.empty_like(x), _empty_hidden(x, bias1, saves)
-    tensors = {"x": x, "y": y, "saved": hidden, **_full(weights)}
+    tensors = {"x": x, "y": y, "saved": hidden, **library.as_float32(**weights._asdict())}
     _call("vil_mlp", tensors, half=half, eps=eps, residual=residual)
     return y, hidden
 
@@ -174,7 +174,8 @@ def _norm_mlp_gradient(
     make = x.new_empty if x.numel() else x.new_zeros  # without tokens nothing is written
     grads = [make(w.shape, dtype=torch.float32) for w in weights]
     names = [f"d{name}" for name in MlpWeights._fields]
-    tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, saved=hidden, **_full(weights))
+    tensors = dict(zip(names, grads), x=x, dy=dy, dx=dx, saved=hidden)
+    tensors |= library.as_float32(**weights._asdict())
     _call("vil_mlp", tensors, half=half, is_backward=True, eps=eps, residual=residual)
     return [dx, *(grad.to(w.dtype) for grad, w in zip(grads, weights))]
 
@@ -199,9 +200,7 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor | None, dhidden: Tensor | None) 
     if torch.is_grad_enabled():  # a second derivative may follow
         with torch.autocast("cpu", torch.bfloat16, enabled=ctx.half):
             y = norm_mlp_torch(saved[0], MlpWeights(*saved[1:]), eps=ctx.eps, residual=ctx.residual)
-        inputs = [x for x, needed in zip(saved, ctx.needs_input_grad) if needed]
-        grads = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
-        grads = [next(grads) if needed else None for needed in ctx.needs_input_grad[:7]]
+        grads = differentiable_gradients(y, saved, dy, ctx.needs_input_grad[:7])
     else:
         with autocast_off("cpu"):
             numbers = (ctx.eps, ctx.half, ctx.residual)
@@ -224,11 +223,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("compute_bfloat16", "tokens_bfloat16")),
         ("eps", ctypes.c_double),
     ]
-
-
-def _full(weights: MlpWeights) -> dict[str, Tensor]:
-    """Return `weights` as {field name of `_Call`: contiguous float32 tensor}."""
-    return {name: w.detach().float().contiguous() for name, w in weights._asdict().items()}
 
 
 def _call(

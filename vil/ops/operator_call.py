@@ -5,7 +5,7 @@ call. In a small model or on a single image, the computation of some operators t
 that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -55,3 +55,18 @@ def _differentiable(operator: CustomOpDef) -> Callable:
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(operator._backward_fn)}
     return type(operator._name, (Function,), methods).apply
+
+
+def differentiable_gradients(
+    y: Tensor, inputs: Sequence[Tensor | None], dy: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of the inputs that `needs` selects, None for the others.
+
+    The gradients can be differentiated. y: a function of the inputs, computed with PyTorch's
+    operators. dy: the gradient of y.
+    """
+    needed = [x for x, need in zip(inputs, needs) if need]
+    if not needed:
+        return [None] * len(inputs)
+    grads = iter(torch.autograd.grad(y, needed, dy.to(y.dtype), create_graph=True))
+    return [next(grads) if need else None for need in needs]

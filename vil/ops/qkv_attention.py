@@ -21,6 +21,7 @@ from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.custom_op import no_second_derivative, num_pairs
 from vil.ops.layout import Layout
+from vil.ops.native import library
 from vil.ops.operator_call import call_operator
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
@@ -66,7 +67,7 @@ def _attend(
     tokens = {"out": local}
     if call.num_global:
         tokens |= {"q_global": q_global, "out_global": out_global}
-    native.run(call, False, tokens, {"from_globals": native.as_float32(from_globals)})
+    native.run(call, False, tokens, library.as_float32(from_globals=from_globals))
     return out
 
 
@@ -170,7 +171,7 @@ def _gradient(
         name: None if bias is None else bias.new_zeros(bias.shape, dtype=torch.float32)
         for name, bias in given.items()
     }
-    native.run(call, True, tokens, sums | {"from_globals": native.as_float32(from_globals)})
+    native.run(call, True, tokens, sums | library.as_float32(from_globals=from_globals))
     return [dqkv, *(_like_parameter(sums[name], bias, qkv) for name, bias in given.items())]
 
 

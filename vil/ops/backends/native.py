@@ -113,7 +113,7 @@ def run(
         **{name: _with_adjacent_channels(x) for name, x in zip("qkv", call[:3])},
         **tokens,
     }
-    biases = {name: as_float32(x) for name, x in call.bias._asdict().items()}
+    biases = library.as_float32(**call.bias._asdict())
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
     # keep references to the copies until the pass ends
     others = {**others, **biases, **lists, "valid_hw": valid_hw}
@@ -165,8 +165,3 @@ def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
         span=tuple((largest * layout.size + layout.size - 1).tolist()),
         layout_heads=layout.heads, mask_bytes=masks.shape[2],
     ), tensors  # fmt: skip
-
-
-def as_float32(x: Tensor | None) -> Tensor | None:
-    """Convert a bias to a contiguous float32 tensor; None stays None."""
-    return None if x is None else x.float().contiguous()

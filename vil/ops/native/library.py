@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vil.utils.cache_dir import cache_dir, hold_lock
 from vil.utils.machine import search_file
@@ -151,6 +152,12 @@ def load() -> ctypes.CDLL:
         raise RuntimeError(reason)
     with _built() as file:
         return ctypes.CDLL(str(file))
+
+
+def as_float32(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """Return {name: contiguous float32 tensor} for the tensors that are not None."""
+    given = {name: x for name, x in tensors.items() if x is not None}
+    return {name: x.detach().float().contiguous() for name, x in given.items()}
 
 
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
