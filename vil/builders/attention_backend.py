@@ -9,27 +9,28 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
 from vil.builders.device import amp_dtype
-from vil.builders.linear_backend import compiled_linears, linear_requests, tune_missing_linears
+from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
 from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.qkv_attention import NATIVE
 from vil.ops.tuning import tuner, tuning_cache
+from vil.ops.tuning.linear_tuner import tune_linear
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
-COMPILED = ("native",)  # fast CPU backends that are selected only after tuning
 LARGE = 1024  # tokens along a side of a large grid, as in stage 1 for an image of 4096 pixels
 
 
@@ -144,11 +145,12 @@ def select_attention_backends(
             kept = {bucket: name for bucket, name in CHOICES.items() if bucket in buckets}
         CHOICES.update(kept or {})
         if tune_all:
-            _tune_missing(automatic, say)
+            _tune_missing(automatic, tuner.tune, say)
         elif tune and device.type == "cpu":
-            _tune_missing(automatic, say, COMPILED)
+            usable = [r for r in automatic if not BACKENDS[NATIVE].reasons_against(r.case)]
+            _tune_missing(usable, _tune_native, say)
         if (tune_all or tune) and stored is None:  # a resumed run keeps its backends
-            tune_missing_linears(linears, say)
+            _tune_missing([r for r in linears if not r.case.unsupported()], tune_linear, say)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(selected)
@@ -226,23 +228,28 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
 
 
 def _tune_missing(
-    requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
+    requests: Sequence[BackendRequest | LinearRequest],
+    tune: Callable[[Any], list[tuner.Trial]],
+    say: Callable[[str], None],
 ) -> None:
-    """Time backends for each attention call without an entry in CHOICES, the selected backends.
-    Store the fastest in CHOICES and in the user's tuning cache.
+    """Time backends for each call without an entry in CHOICES, the selected backends. Store the
+    fastest in the user's tuning cache too.
 
-    names: backends to time besides the default backend; empty for all. Calls that none of them
-    supports are skipped.
+    tune: function that measures the backends for a case, and stores the fastest in CHOICES. say:
+    function that logs a line.
     """
     found = {}
     for request in requests:
         bucket = request.case.bucket()
-        usable = [name for name in names if not BACKENDS[name].reasons_against(request.case)]
-        if bucket not in CHOICES and (usable or not names):
+        if bucket not in CHOICES:
             say(f"{request}: timing the backends")
-            few = [choose(request.case), *usable] if usable else None
-            found[bucket] = trials = tuner.tune(request.case, few)
+            found[bucket] = trials = tune(request.case)
             for line in tuner.listing(trials):
                 say(line)
     if found:
         tuning_cache.save(requests[0].case.device, found)
+
+
+def _tune_native(case: Case) -> list[tuner.Trial]:
+    """Time the default backend and the compiled one, see `tuner.tune`."""
+    return tuner.tune(case, [choose(case), NATIVE])

@@ -4,7 +4,7 @@
 with those of attention.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from vil.layers.block import Block, mlp_weights
 from vil.layers.fused_attention import can_fuse
 from vil.layers.linear import is_plain
 from vil.models.vision_longformer import MsViT
-from vil.ops.dispatch import CHOICES
 from vil.ops.linear_case import (
     LINEAR,
     LINEAR_RESIDUAL,
@@ -27,8 +26,6 @@ from vil.ops.linear_case import (
     LinearCase,
     choose,
 )
-from vil.ops.tuning import tuner, tuning_cache
-from vil.ops.tuning.linear_tuner import tune_linear
 
 
 class LinearRequest(NamedTuple):
@@ -105,24 +102,6 @@ def _operations(
             yield LINEAR, layer.in_features, layer.out_features
     if weights := mlp_weights(block.norm2, block.mlp, training):
         yield MLP, *weights.weight1.shape[::-1]
-
-
-def tune_missing_linears(requests: list[LinearRequest], say: Callable[[str], None]) -> None:
-    """Time PyTorch and the compiled backend `native` for calls of linear layers and MLPs.
-
-    The faster backend is stored in CHOICES and in this user's tuning cache. Calls that are already
-    in CHOICES are skipped. say: function that logs a line.
-    """
-    found = {}
-    for request in requests:
-        bucket = request.case.bucket()
-        if bucket not in CHOICES and not request.case.unsupported():
-            say(f"{request}: timing the backends")
-            found[bucket] = trials = tune_linear(request.case)
-            for line in tuner.listing(trials):
-                say(line)
-    if found:
-        tuning_cache.save("cpu", found)
 
 
 def compiled_linears(requests: list[LinearRequest]) -> list[str]:
