@@ -77,14 +77,7 @@ def train_transform(
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
-    if channels not in PIL_CHANNELS:
-        crop = v2.RandomResizedCrop(image_size, scale, ratio, mode)
-        if finetune and not use_timm:
-            crop = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
-        flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
-        erase = [erasing(re_prob, re_mode, re_count)] if use_timm and re_prob else []
-        return v2.Compose([crop, *flips, *normalize(mean, std, channels), *erase])
-    if use_timm:
+    if use_timm and channels in PIL_CHANNELS:
         settings = dict(
             scale=scale,
             ratio=ratio,
@@ -108,17 +101,21 @@ def train_transform(
         crop, policy, _ = timm_transform(image_size, mean=rgb_mean, separate=True, **settings)
         *_, last = timm_transform(image_size, mean=tuple(mean), separate=True, **settings)
         return v2.Compose([crop, policy, v2.Grayscale(1), last])
-    flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
-    if finetune:
-        crop = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
-        return v2.Compose([*crop.transforms, *flips, *normalize(mean, std, channels)])
-    crop = v2.RandomResizedCrop(image_size, scale, ratio, mode)
-    colors = [
-        v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
-        v2.RandomGrayscale(gray_scale),
-        v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
-    ]
-    return v2.Compose([crop, *flips, *colors, *normalize(mean, std, channels)])
+    steps = [v2.RandomResizedCrop(image_size, scale, ratio, mode)]
+    if finetune and not use_timm:
+        steps = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
+    steps += [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
+    if channels in PIL_CHANNELS and not finetune:
+        steps += [
+            v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
+            v2.RandomGrayscale(gray_scale),
+            v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
+        ]
+    steps += normalize(mean, std, channels)
+    if use_timm and re_prob:
+        erasing = dict(mode=re_mode, max_count=re_count, num_splits=0, device="cpu")
+        steps.append(RandomErasing(re_prob, **erasing))
+    return v2.Compose(steps)
 
 
 def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any) -> Any:
@@ -145,15 +142,15 @@ def eval_transform(
     resized to image_size / crop_pct, rounded down. channels: see `train_transform`."""
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     crop = resize_and_crop(image_size, crop_pct, mode, v2.CenterCrop)
-    return v2.Compose([*crop.transforms, *normalize(mean, std, channels)])
+    return v2.Compose([*crop, *normalize(mean, std, channels)])
 
 
 def resize_and_crop(
     image_size: int, crop_pct: float, mode: v2.InterpolationMode, crop: Callable
-) -> v2.Compose:
-    """Return a transform that resizes an image's shorter side to image_size / crop_pct and then
-    crops the image to image_size. crop: class of the crop, such as v2.CenterCrop."""
-    return v2.Compose([v2.Resize(int(image_size / crop_pct), mode), crop(image_size)])
+) -> list[Callable]:
+    """Return the transforms that resize an image's shorter side to image_size / crop_pct and then
+    crop the image to image_size. crop: class of the crop, such as v2.CenterCrop."""
+    return [v2.Resize(int(image_size / crop_pct), mode), crop(image_size)]
 
 
 def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) -> list[Callable]:
@@ -163,12 +160,6 @@ def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) ->
     scale = v2.ToDtype(torch.float32, scale=True)
     steps = tensor.get(channels, [v2.ToPureTensor()])
     return [*steps, scale, v2.Normalize(list(mean), list(std))]
-
-
-def erasing(probability: float, mode: str, count: int) -> Callable:
-    """Return timm's random erasing, a transform of a normalized tensor. mode: how to fill the
-    rectangles, "const", "rand" or "pixel". count: maximum number of rectangles."""
-    return RandomErasing(probability, mode=mode, max_count=count, num_splits=0, device="cpu")
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
