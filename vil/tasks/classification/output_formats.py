@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
 from vil.tasks.text_formats import csv_cell as cell
-from vil.tasks.text_formats import line_writer, peek_target
+from vil.tasks.text_formats import format_csv, line_writer, peek_target
 from vil.utils.console import printable
 
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
@@ -90,14 +90,13 @@ def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) ->
     The columns are `file`, one column per class, `target` if ground-truth classes are known, and
     `error`. For an unreadable image, the columns of the classes are empty.
     """
-    format_line = line_writer()
     has_target, predictions = peek_target(predictions)
-    yield format_line(("file", *map(cell, names), *(["target"] if has_target else []), "error"))
-    for file, classes, error, target, _ in predictions:
-        shares = dict(classes)
-        columns = [shares.get(index, "") for index in range(len(names))]
-        last = [cell(target or "")] if has_target else []
-        yield format_line((cell(file), *columns, *last, cell(error)))
+    rows = (
+        (p.file, [shares.get(i, "") for i in range(len(names))], p.error, cell(p.target or ""))
+        for p in predictions
+        for shares in [dict(p.classes)]
+    )
+    return format_csv(rows, names, has_target=has_target)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv, "probabilities": as_probabilities}
