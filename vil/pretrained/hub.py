@@ -21,7 +21,7 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, get_model_args, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import CheckpointError, one_line
+from vil.utils.errors import CheckpointError, one_line, os_error_as
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
 
@@ -48,12 +48,10 @@ def save_pretrained(
     card = make_model_card(model, transform=transform, classes=classes, source=source)
     config = _make_config(model, card)
     write_weights(folder / WEIGHTS, model.state_dict(), card)
-    try:
+    with os_error_as(CheckpointError, f"{folder} cannot be written"):
         replace_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
         if not (folder / README).exists():  # keep one written by hand
             replace_text(folder / README, _make_readme(config))
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
 
 
 def from_pretrained(

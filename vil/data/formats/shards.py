@@ -21,7 +21,7 @@ from vil.data.datasets.table_labels import Location, read_lists, read_weights
 from vil.data.formats.archive import ArchiveDataset, TarArchive
 from vil.data.formats.tsv import read_labelmap
 from vil.data.splits import number_keys
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, os_error_as
 from vil.utils.safe_files import join_roots, path_below, regular_file
 
 logger = logging.getLogger(__name__)
@@ -201,10 +201,8 @@ def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> 
     if labelmap is None and not default.is_file():
         return []
     file = path_below(roots[0], labelmap, "DATA.KWARGS.labelmap", roots) if labelmap else default
-    try:
+    with os_error_as(DataError, f"the labelmap {file} cannot be read"):
         names = {number: name for name, number in read_labelmap(regular_file(file)).items()}
-    except OSError as error:
-        raise DataError(f"the labelmap {file} cannot be read: {error.strerror or error}") from error
     return [names.get(number, str(number)) for number in range(max(names) + 1)]
 
 

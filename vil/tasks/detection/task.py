@@ -26,7 +26,7 @@ from vil.tasks.detection.output_formats import FORMATS, Prediction
 from vil.tasks.detection.tiled_inference import detect, detect_tiled
 from vil.tasks.detection.visualize import draw
 from vil.utils.atomic_write import write_aside
-from vil.utils.errors import SaveError
+from vil.utils.errors import SaveError, os_error_as
 from vil.utils.json_text import to_json
 
 
@@ -128,11 +128,8 @@ class DetectionTask(Task):
             return
         for iou_type in self.iou_types:
             file = self.results_folder / f"{name}_{iou_type}.json"
-            try:
-                with write_aside(file) as aside:
-                    aside.write_text(to_json(coco_eval.select_results(results, iou_type)), "utf-8")
-            except OSError as error:
-                raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error
+            with os_error_as(SaveError, f"{file} cannot be written"), write_aside(file) as aside:
+                aside.write_text(to_json(coco_eval.select_results(results, iou_type)), "utf-8")
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
         """Return the lines of a table of per-class metrics, or [] if `print_classes` is not set.

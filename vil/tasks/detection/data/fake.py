@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from vil.data.dataset import SPLITS
 from vil.utils.atomic_write import write_aside
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, os_error_as
 
 OBJECTS = 8  # per image
 Files = tuple[Path, Path]  # the image folder, the annotation file
@@ -30,11 +30,8 @@ def fake_boxes(
     DataError if a file cannot be written.
     """
     folder = Path(root, "fake_boxes")
-    try:
+    with os_error_as(DataError, f"synthetic images cannot be written to {folder}"):
         return write_fake(folder, split, n, (height or max(1, 3 * size // 4), size), num_classes)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"synthetic images cannot be written to {folder}: {reason}") from error
 
 
 def write_fake(
