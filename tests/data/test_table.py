@@ -190,7 +190,7 @@ def test_a_missing_table_is_named(root):
 def test_parquet_without_pyarrow_names_the_extra(root, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     write(root, "x", "x.parquet")
-    with pytest.raises(DataError, match=r"pip install vil\[tables\]"):
+    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'vil\[tables\]'"):
         build_dataset("x.parquet", root, "train")
 
 

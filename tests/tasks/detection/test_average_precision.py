@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(DataError, match=r"pip install 'vil\[detection\]'"):
+    with pytest.raises(DataError, match=r"detection needs .*: pip install 'vil\[detection\]'"):
         import_faster_coco_eval()
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vil.data import EXTRAS
 from vil.utils.errors import DataError
+from vil.utils.extras import require_extra
 from vil.utils.safe_files import regular_file
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -98,11 +100,10 @@ def _decode(path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path, separator: str) -> Rows:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise DataError(f"{path} needs pyarrow: pip install vil[tables]") from error
+    require_extra(EXTRAS[".parquet"], f"the table {path}")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     try:
         file = ParquetFile(path)
         columns = list(file.schema_arrow.names)

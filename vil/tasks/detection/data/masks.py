@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from vil.data.rle import decompress_runs, runs_to_mask
-from vil.utils.errors import DataError
+from vil.utils.extras import Extra, require_extra
 
 # Limits on coordinates and sizes, so that an invalid file cannot exhaust the memory.
 MAX_COORDINATE = 100_000.0  # pixels
@@ -22,14 +22,10 @@ Piece = tuple[tuple[int, int], bytes]  # (size, runs) of an RLE, (POLYGON, coord
 
 def import_faster_coco_eval() -> ModuleType:
     """Import and return faster_coco_eval. Raises DataError if it is not installed."""
-    try:
-        import faster_coco_eval
-        import faster_coco_eval.core.mask
-    except ImportError as error:
-        raise DataError(
-            "detection needs the package faster-coco-eval: install it with pip install "
-            "'vil[detection]'"
-        ) from error
+    require_extra(Extra("faster_coco_eval", "detection"), "detection")
+    import faster_coco_eval
+    import faster_coco_eval.core.mask
+
     return faster_coco_eval
 
 
