@@ -25,7 +25,6 @@ from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
 from vil.utils.errors import ConfigError
-from vil.utils.json_text import to_json
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
@@ -367,15 +366,6 @@ class Task:
         size: (height, width) of the image in pixels. The model may be on the meta device.
         """
         raise NotImplementedError
-
-
-def format_json_array(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Format dicts as a JSON array with one dict per line, and yield the text in chunks."""
-    separator = "[\n"
-    for record in records:
-        yield separator + to_json(record)
-        separator = ",\n"
-    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss", "measure")

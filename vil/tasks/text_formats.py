@@ -1,12 +1,13 @@
-"""Format predictions as text or CSV, with one line per image. Several tasks use these functions."""
+"""Format predictions as text, CSV or JSON. Several tasks use these functions."""
 
 import csv
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from vil.utils.console import printable
+from vil.utils.json_text import to_json
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 Row = tuple[str, Sequence[Any], str]  # file, values, error
@@ -56,6 +57,15 @@ def format_csv(
     for file, values, error, target in rows:
         last = [target] * has_target + [csv_cell(error)]
         yield format_line((csv_cell(file), *(values or [""] * len(names)), *last))
+
+
+def format_json(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Format dicts as a JSON array with one dict per line, and yield the text in chunks."""
+    separator = "[\n"
+    for record in records:
+        yield separator + to_json(record)
+        separator = ",\n"
+    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 def line_writer() -> Callable[[Iterable[Any]], str]:

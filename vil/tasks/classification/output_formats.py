@@ -8,9 +8,8 @@ first prediction has one.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vil.tasks.base import format_json_array
 from vil.tasks.text_formats import csv_cell as cell
-from vil.tasks.text_formats import format_csv, line_writer, peek_target
+from vil.tasks.text_formats import format_csv, format_json, line_writer, peek_target
 from vil.utils.console import printable
 
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
@@ -48,7 +47,7 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line."""
-    return format_json_array(to_record(prediction, names) for prediction in predictions)
+    return format_json(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ chunks of text. COCO's format is yielded only after the last image.
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from vil.tasks.base import format_json_array
 from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
+from vil.tasks.text_formats import format_json
 from vil.utils.console import printable
 from vil.utils.json_text import to_json
 
@@ -47,7 +47,7 @@ def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line."""
-    return format_json_array(to_record(prediction, names) for prediction in predictions)
+    return format_json(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ yields chunks of text.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vil.tasks.base import format_json_array
-from vil.tasks.text_formats import csv_cell, format_columns, format_csv, peek_target
+from vil.tasks.text_formats import csv_cell, format_columns, format_csv, format_json, peek_target
 
 
 class Prediction(NamedTuple):
@@ -44,7 +43,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     Each element is {file, labels, probabilities: {label: probability}, target, error}. `target` is
     present only if the labels are known, and `error` only if the image could not be read.
     """
-    return format_json_array(
+    return format_json(
         {
             "file": prediction.file,
             "labels": [names[index] for index in prediction.labels],

@@ -7,8 +7,7 @@ yields chunks of text.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vil.tasks.base import format_json_array
-from vil.tasks.text_formats import format_columns, format_csv, peek_target
+from vil.tasks.text_formats import format_columns, format_csv, format_json, peek_target
 
 
 class Prediction(NamedTuple):
@@ -41,7 +40,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     one string, and is present only if they are known. `error` is present only if the image could
     not be read. names: names of the predicted numbers.
     """
-    return format_json_array(
+    return format_json(
         {
             "file": prediction.file,
             "numbers": dict(zip(names, prediction.numbers)),
