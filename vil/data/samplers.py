@@ -53,15 +53,10 @@ class Position(NamedTuple):
     index: int
 
 
-def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
-    """Return the dataset indices (n,) int64 of one epoch in random order.
-
-    If repeats > 1, an epoch has only about n / repeats distinct samples, each `repeats` times in a
-    row (repeated augmentation, Hoffer et al., arXiv:1901.09335). All numpy versions give the same
-    order.
-    """
-    order = order_generator(seed, epoch).permutation(n)
-    return order[: -(-n // repeats)].repeat(repeats)[:n]
+def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the dataset indices (n,) int64 of one epoch in random order. The order is the same
+    in all numpy versions."""
+    return order_generator(seed, epoch).permutation(n)
 
 
 def order_generator(seed: int, epoch: int) -> np.random.RandomState:
@@ -69,13 +64,13 @@ def order_generator(seed: int, epoch: int) -> np.random.RandomState:
     return np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
 
 
-def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
+def balanced_order(classes: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return the dataset indices (n,) int64 of one epoch, in which every class is equally frequent.
 
     A class with more images than its share of the n positions is sampled without replacement. The
     images of a class with fewer are repeated equally often, up to a difference of one.
 
-    classes: (n,) int64, the class of each image. seed, epoch, repeats: see `epoch_order`.
+    classes: (n,) int64, the class of each image.
     """
     generator, parts = order_generator(seed, epoch), []
     present = generator.permutation(np.unique(classes))  # the first classes get one more position
@@ -84,8 +79,7 @@ def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1)
         share = len(classes) // len(present) + (number < len(classes) % len(present))
         rounds = [generator.permutation(members) for _ in range(-(-share // len(members)))]
         parts.append(np.concatenate(rounds)[:share] if rounds else members[:0])
-    order = generator.permutation(np.concatenate(parts))
-    return order[: -(-len(order) // repeats)].repeat(repeats)[: len(order)]
+    return generator.permutation(np.concatenate(parts))
 
 
 def train_batches(
@@ -108,7 +102,9 @@ def train_batches(
 
     Args:
         n: number of samples.
-        repeats: see `epoch_order`. The copies of a sample get different augmentations.
+        repeats: copies of each sample in a row, with different augmentations (repeated
+            augmentation, Hoffer et al., arXiv:1901.09335). An epoch keeps its length, so it has
+            about n / repeats distinct samples.
         groups: (n,) group number of each sample. If given, `group_batches` reorders each epoch.
         balance: (n,) class number of each sample. If given, the order is that of `balanced_order`
             instead of `epoch_order`.
@@ -120,9 +116,10 @@ def train_batches(
         if epoch != order_epoch:
             order_epoch = epoch
             if balance is None:
-                order = epoch_order(n, seed, epoch, repeats)
+                order = epoch_order(n, seed, epoch)
             else:
-                order = balanced_order(balance, seed, epoch, repeats)
+                order = balanced_order(balance, seed, epoch)
+            order = order[: -(-n // repeats)].repeat(repeats)[:n]
             if groups is not None:
                 order = group_batches(order, groups, global_batch)
         first = batch * global_batch + rank * batch_size

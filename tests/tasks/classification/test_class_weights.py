@@ -35,20 +35,26 @@ def test_balanced_labels_are_negatives_per_positive():
     np.testing.assert_allclose(balance_labels(targets, 4), [1 / 3, 3, 1, 1])
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_balanced_order_draws_every_class_equally_often(repeats):
-    order = balanced_order(RARE, seed=1, epoch=2, repeats=repeats)
+def test_balanced_order_draws_every_class_equally_often():
+    order = balanced_order(RARE, seed=1, epoch=2)
     assert len(order) == len(RARE)
     counts = np.bincount(RARE[order], minlength=4)
     assert counts[2] == 0
-    if repeats == 1:
-        assert counts[[0, 1, 3]].max() - counts[[0, 1, 3]].min() <= 1
-        of_rare = np.unique(order[RARE[order] == 1], return_counts=True)[1]
-        assert len(of_rare) == 6
-        assert of_rare.max() - of_rare.min() <= 1
-        assert np.unique(order[RARE[order] == 0]).size == counts[0]  # without replacement
-    assert (order == balanced_order(RARE, 1, 2, repeats)).all()
-    assert (order != balanced_order(RARE, 1, 3, repeats)).any()
+    assert counts[[0, 1, 3]].max() - counts[[0, 1, 3]].min() <= 1
+    of_rare = np.unique(order[RARE[order] == 1], return_counts=True)[1]
+    assert len(of_rare) == 6
+    assert of_rare.max() - of_rare.min() <= 1
+    assert np.unique(order[RARE[order] == 0]).size == counts[0]  # without replacement
+    assert (order == balanced_order(RARE, 1, 2)).all()
+    assert (order != balanced_order(RARE, 1, 3)).any()
+
+
+def test_balanced_batches_repeat_each_sample_in_a_row():
+    order = balanced_order(RARE, seed=1, epoch=2)
+    (batch,) = train_batches(
+        len(RARE), batch_size=len(RARE), start=2, stop=3, seed=1, repeats=3, balance=RARE
+    )
+    assert [p.index for p in batch] == [order[i // 3] for i in range(len(RARE))]
 
 
 def test_balanced_batches_are_the_same_from_any_step_and_for_any_number_of_ranks():
