@@ -210,6 +210,11 @@ class ArchiveDataset(ImageDataset):
         return self.archive.name(index)
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a member is a hidden file, or is in a hidden folder. name: its path."""
+    return any(part.startswith(".") for part in name.split("/") if part != "..")
+
+
 def check_size(size: int) -> None:
     """Raise UnreadableImage if `size`, a member's size in bytes, is above MAX_BYTES (1 GiB)."""
     if size > MAX_BYTES:

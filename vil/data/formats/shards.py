@@ -18,7 +18,7 @@ import numpy as np
 from vil.data.dataset import Root, Transform
 from vil.data.datasets.folder import HELP, extensions
 from vil.data.datasets.table_labels import Location, read_lists, read_weights
-from vil.data.formats.archive import ArchiveDataset, TarArchive
+from vil.data.formats.archive import ArchiveDataset, TarArchive, is_hidden
 from vil.data.formats.tsv import read_labelmap
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError, os_error_as
@@ -257,7 +257,7 @@ def read_samples(
 
     def is_wanted(name: str, size: int) -> bool:
         extension = split_name(name)[1]
-        if any(part.startswith(".") for part in name.split("/") if part != "..") or not extension:
+        if is_hidden(name) or not extension:
             return False
         if not (found := extension in labels or is_image(extension)):
             ignored.append(name)

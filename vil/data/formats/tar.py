@@ -9,7 +9,7 @@ import numpy as np
 from vil.data.classes import classes_of_split
 from vil.data.dataset import Root, Transform
 from vil.data.datasets.folder import extensions, format_layout_error
-from vil.data.formats.archive import ArchiveDataset, TarArchive
+from vil.data.formats.archive import ArchiveDataset, TarArchive, is_hidden
 from vil.utils.errors import DataError
 
 LAYOUT = """{problem}. Expected:
@@ -68,5 +68,4 @@ def class_folders(file: Path, channels: int = 3) -> list[str]:
 def is_image(name: str, size: int, *, channels: int = 3) -> bool:
     """Return whether the name of a tar member is that of an image. Hidden files, and files in
     hidden folders, are not images. size: not used; `Archive` passes it."""
-    hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
-    return name.lower().endswith(extensions(channels)) and not hidden
+    return name.lower().endswith(extensions(channels)) and not is_hidden(name)
