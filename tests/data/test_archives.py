@@ -204,6 +204,8 @@ def test_some_members_of_a_map_may_be_missing_but_not_all(tmp_path, caplog):
     write_map(tmp_path, "val", {"gone/1.png": 1})
     with pytest.raises(DataError, match=r"val_map\.txt names no image of .*val\.zip"):
         build_dataset("imagenet", tmp_path, "val")
+    with pytest.raises(DataError, match=r"end in one of .*\.png \.npy"):
+        build_dataset("imagenet", tmp_path, "val", channels=5)
 
 
 @pytest.mark.parametrize(

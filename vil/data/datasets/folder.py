@@ -126,9 +126,10 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def extensions(channels: int) -> tuple[str, ...]:
-    """Return the file extensions of images with the given number of channels."""
-    return EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
+def extensions(channels: int, known: tuple[str, ...] = EXTENSIONS) -> tuple[str, ...]:
+    """Return the file extensions of images with the given number of channels. known: the extensions
+    of images with 1 or 3 channels."""
+    return known if channels in PIL_CHANNELS else (*known, ".npy")
 
 
 def image_files(folder: Path, channels: int) -> tuple[list[str], list[str]]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.folder import LAYOUT as FOLDERS
-from vil.data.datasets.folder import Folder, format_layout_error
+from vil.data.datasets.folder import Folder, extensions, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, ZipArchive
 from vil.utils.errors import DataError
 
@@ -95,7 +94,7 @@ class ImageNetZip(ArchiveDataset):
         num_classes = num_classes or max(labels.values()) + 1
         self.classes = [str(number) for number in range(num_classes)]
 
-        endings = EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
+        endings = extensions(channels, EXTENSIONS)
 
         def wanted(name: str, size: int) -> bool:
             is_image = name.lower().endswith(endings) and not name.startswith(".")
@@ -107,7 +106,7 @@ class ImageNetZip(ArchiveDataset):
         if not len(self.targets):
             raise DataError(
                 f"{map_file} names no image of {zip_file}: "
-                f"expected file names that end in one of {' '.join(EXTENSIONS)}"
+                f"expected file names that end in one of {' '.join(endings)}"
             )
         if labels:
             text = "%s names %d images that are not in %s, the first: %s"
