@@ -12,6 +12,7 @@ from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
 from vil.report.page import Page, Setting, render
 from vil.report.run_record import RunRecord, metrics
+from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.report import SIDE, Evaluated, sections_of
 from vil.tasks.image_report import encode_thumbnail
@@ -199,7 +200,8 @@ def evaluated(found, classes, data):
 
 
 def page_of(folder, title, settings, shown):
-    record, sections = RunRecord.read(folder), sections_of(shown)
+    metrics = ClassificationMetrics(shown.predictions, len(shown.classes))
+    record, sections = RunRecord.read(folder), sections_of(shown, metrics)
     return Page(title, record, settings, "none", 1.0, "now", "top1", sections=sections)
 
 

@@ -35,11 +35,6 @@ class Evaluated(NamedTuple):
     same: bool  # whether test set and model have the same classes
     thumbnails: Thumbnails
 
-    def metrics(self) -> ClassificationMetrics:
-        """Return the metrics of the predictions."""
-        num_classes = len(self.predicted_names)
-        return ClassificationMetrics(self.predictions, num_classes, is_mapped=not self.same)
-
 
 def report_test_set(
     task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
@@ -56,17 +51,18 @@ def report_test_set(
     predicted_names = classes if same else list(class_names)
     thumbnails = make_thumbnails(loader.dataset, predictions)
     evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
-    metrics = evaluated.metrics().averages()
-    remark = f"of the same checkpoint, on {test_set}, {metrics['count']:,} images"
+    metrics = ClassificationMetrics(predictions, len(predicted_names), is_mapped=not same)
+    averages = metrics.averages()
+    remark = f"of the same checkpoint, on {test_set}, {averages['count']:,} images"
     scaled = f", with temperature {task.temperature:.4f}" if task.temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
-    shown = {title: metrics[key] for key, title in titles.items() if key in metrics}
+    shown = {title: averages[key] for key, title in titles.items() if key in averages}
     cards = [
-        ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", checkpoint),
+        ("Top-1, evaluated for this page", f"{averages['top1']:.2f}%", checkpoint),
         *((title, f"{value:.2f}%", remark) for title, value in shown.items()),
-        ("Loss", f"{metrics['loss']:.4f}", f"cross entropy of the same checkpoint{scaled}"),
+        ("Loss", f"{averages['loss']:.4f}", f"cross entropy of the same checkpoint{scaled}"),
     ]
-    return TaskReport(cards, sections_of(evaluated))
+    return TaskReport(cards, sections_of(evaluated, metrics))
 
 
 def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
@@ -82,15 +78,15 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
     return thumbnails
 
 
-def sections_of(evaluated: Evaluated) -> list[Html]:
+def sections_of(evaluated: Evaluated, metrics: ClassificationMetrics) -> list[Html]:
     """Render the report's sections as HTML: metrics, table of classes, errors, and images.
 
     The table lists the classes that have images, lowest accuracy first. If there are more than
     MOST_CLASSES, it lists only the worst and the best. The confusion matrix is shown if the test
-    set and the model have the same classes, and at most FULL_MATRIX of them.
+    set and the model have the same classes, and at most FULL_MATRIX of them. metrics: of the
+    predictions in `evaluated`.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
-    metrics = evaluated.metrics()
     table = metrics.per_class(len(classes))
     correct, count = map(np.array, (table.pop("right"), table.pop("count")))
     table.pop("recall", None)  # the accuracy
