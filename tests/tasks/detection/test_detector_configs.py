@@ -11,6 +11,8 @@ import torch
 import vil
 from tests.common.marks import cases
 from vil.config import get_config
+from vil.tasks.detection.build import detector_config
+from vil.tasks.detection.models.detectors import DetectorConfig
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "docs"))  # scripts, not part of the package
@@ -41,6 +43,14 @@ def test_the_head_of_a_config_is_true(path):
         assert f"Published: {metrics} on val2017" in head
         assert float(row.drop_path) == cfg.MODEL.VIT.DROP_PATH
         assert ("3x" if cfg.OPTIM.EPOCHS == 36 else "1x") == row.schedule
+
+
+def test_the_defaults_of_a_detector_are_those_of_the_config():
+    cfg = get_config()
+    given, defaults = detector_config(cfg), DetectorConfig(cfg.DATA.NUM_CLASSES)
+    for name, value in vars(defaults).items():
+        expected = list(value) if isinstance(value, tuple) else value
+        assert getattr(given, name) == expected, name
 
 
 def test_every_published_detector_has_its_config():
