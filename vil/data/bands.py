@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torchvision.tv_tensors import Image as TensorImage
 
-from vil.utils.rgb import ValueRangeError, default_range
+from vil.utils.rgb import ValueRangeError, kind_of, scale
 
 PIL_CHANNELS = (1, 3)  # numbers of channels that are read as 8-bit RGB by PIL
 NPY = b"\x93NUMPY"  # the first bytes of an .npy file
@@ -116,28 +116,11 @@ def to_bands(
         )
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
-    if array.dtype.kind not in "uif":
-        raise ValueRangeError(f"an image must have numeric values, not the type {array.dtype}")
+    kind = kind_of(array.dtype)
     if array.dtype != np.uint8:
-        array = scale_to_unit(array, value_range)
+        array = scale(array, kind, value_range).clip(0, 1).astype(np.float32)
     tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
     return tensor.as_subclass(BandImage)
-
-
-def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
-    """Scale the values of an array from value_range (low, high) to float32 in 0..1, and clip them.
-    An empty value_range selects the default range of the dtype, see `to_bands`."""
-    real = np.isfinite(array)
-    if not real.any():
-        raise ValueRangeError("no pixel has a finite value")
-    values = array[real]
-    least, most = float(values.min()), float(values.max())
-    kind = "float" if array.dtype.kind == "f" else f"{8 * array.dtype.itemsize}-bit"
-    if kind == "16-bit" and array.dtype.kind == "i":
-        kind = "signed 16-bit"
-    low, high = value_range or default_range(kind, least, most)
-    scaled = (np.where(real, array, low).astype(np.float64) - low) / (high - low)
-    return scaled.clip(0, 1).astype(np.float32)
 
 
 def make_bands(pixels: np.ndarray) -> BandImage:

@@ -5,13 +5,12 @@ Shapes: c channels, n rows, W columns.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vil.streaming.images import Normalize, Pixels
 from vil.utils.errors import DataError
-from vil.utils.rgb import ValueRangeError, default_range
+from vil.utils.rgb import ValueRangeError, default_range, kind_of
 
 MAX_VALUES = 2**17  # values that are converted to float64 at a time
 
@@ -65,23 +64,13 @@ class ScaleAndNormalize:
         least, most: smallest and largest value of the image. If `value_range` is empty, raises
         DataError for a dtype without a default range, and for values outside of the default range.
         """
+        if self.value_range:
+            return self.value_range
         try:
-            return self.value_range or default_range(kind_of(self.dtype), least, most)
+            kind = "float" if "float" in self.dtype else kind_of(self.dtype)  # also torch.bfloat16
+            return default_range(kind, least, most)
         except ValueRangeError as error:
             raise DataError(f"{self.name}: {error}") from error
 
     def __repr__(self) -> str:
         return f"ScaleAndNormalize({self.dtype}, {self.value_range}, {self.normalize})"
-
-
-def kind_of(dtype: str) -> str:
-    """Return the type of an image's values as text, such as "16-bit". The text is an argument of
-    `vil.utils.rgb.default_range`. dtype: name of a NumPy dtype. Raises ValueRangeError if the dtype
-    is not numeric."""
-    if "float" in dtype:
-        return "float"
-    number = np.dtype(dtype)
-    if number.kind not in "ui":
-        raise ValueRangeError(f"an image must have numeric values, not the type {dtype}")
-    sign = "signed " if dtype == "int16" else ""
-    return f"{sign}{8 * number.itemsize}-bit"

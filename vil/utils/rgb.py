@@ -29,22 +29,38 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
-    pixels = np.asarray(image)
-    real = np.isfinite(pixels)
-    if not real.any():
-        raise ValueRangeError("no pixel has a finite value")
-    least, most = pixels[real].min(), pixels[real].max()
-    low, high = value_range or default_range(_kind_of(image), float(least), float(most))
-    scaled = (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
+    # a PNG has 16 bits at most, also in mode I
+    is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
+    kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
+    scaled = scale(np.asarray(image), kind, value_range)
     # 256 equal steps: 16-bit values keep their upper 8 bits
     return Image.fromarray((scaled * 256).clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _kind_of(image: Image.Image) -> str:
-    """Return the type of the values of an image with more than 8 bits, such as "16-bit"."""
-    # a PNG has 16 bits at most, also in mode I
-    is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
-    return "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
+def kind_of(dtype: str | np.dtype) -> str:
+    """Return the type of an image's values as text, such as "16-bit", for `default_range`. dtype: a
+    NumPy dtype, or its name. Raises ValueRangeError if the dtype is not numeric."""
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "uif":
+        raise ValueRangeError(f"an image must have numeric values, not the type {dtype}")
+    if dtype.kind == "f":
+        return "float"
+    sign = "signed " if dtype.kind == "i" and dtype.itemsize == 2 else ""
+    return f"{sign}{8 * dtype.itemsize}-bit"
+
+
+def scale(pixels: np.ndarray, kind: str, value_range: Sequence[float]) -> np.ndarray:
+    """Scale numbers so that value_range (low, high) becomes 0..1, and return them as float64.
+
+    Numbers outside of the range are not clipped. NaN and Inf become 0. An empty value_range selects
+    the default range of `kind`, see `default_range`. Raises ValueRangeError if no value is finite.
+    """
+    real = np.isfinite(pixels)
+    if not real.any():
+        raise ValueRangeError("no pixel has a finite value")
+    values = pixels[real]
+    low, high = value_range or default_range(kind, float(values.min()), float(values.max()))
+    return (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
 
 
 def default_range(kind: str, least: float, most: float) -> tuple[float, float]:
