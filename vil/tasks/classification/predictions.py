@@ -8,10 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vil.tasks.metrics import confusion_matrix
-
-SHOWN = 12  # images per group of `extremes`
-
 
 class Predictions(NamedTuple):
     """Predictions for N images and their losses, as arrays (N,), in the order of the test set."""
@@ -42,10 +38,6 @@ class Predictions(NamedTuple):
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
         return correct, count
 
-    def confusion(self, num_classes: int) -> np.ndarray:
-        """Return the confusion matrix (C, C): image counts by [true class, predicted class]."""
-        return confusion_matrix(self.targets, self.predicted, num_classes)
-
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
         """Return the most frequent confusions of two classes, most frequent first.
 
@@ -56,7 +48,7 @@ class Predictions(NamedTuple):
         order = np.argsort(-counts, kind="stable")[:most]
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
-    def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
+    def extremes(self, most: int) -> dict[str, np.ndarray]:
         """Select images for the report, in three groups of at most `most` images.
 
         The groups are the most confident wrong predictions, the highest losses of the other images,

@@ -15,8 +15,8 @@ from vil.tasks.classification import METRICS
 from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.task import ClassificationTask
-from vil.tasks.image_report import make_thumbnail
-from vil.tasks.metrics import NUM_BINS, calibration_bins
+from vil.tasks.image_report import SHOWN, make_thumbnail
+from vil.tasks.metrics import NUM_BINS, calibration_bins, confusion_matrix
 
 FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
 MOST_CLASSES, MOST_MISTAKES = 60, 20  # maximum numbers of table rows
@@ -72,7 +72,7 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
     is None if the image can no longer be read.
     """
     thumbnails = {}
-    for i in np.concatenate(list(predictions.extremes().values())).tolist():
+    for i in np.concatenate(list(predictions.extremes(SHOWN).values())).tolist():
         made = make_thumbnail(dataset, int(predictions.indices[i]), side=SIDE)
         thumbnails[i] = made.name, made.jpeg
     return thumbnails
@@ -97,7 +97,9 @@ def sections_of(evaluated: Evaluated, metrics: ClassificationMetrics) -> list[Ht
         half = MOST_CLASSES // 2
         caption = f"Classes of {test_set}: the {half} worst and best of {len(order)} classes"
         order = order[:half] + order[-half:]
-    has_matrix = evaluated.same and len(classes) <= FULL_MATRIX
+    matrix = None
+    if evaluated.same and len(classes) <= FULL_MATRIX:
+        matrix = confusion_matrix(predictions.targets, predictions.predicted, len(classes)).tolist()
     section = render_template(
         "tasks/classification/report.html.j2",
         **evaluated._asdict(),
@@ -105,8 +107,9 @@ def sections_of(evaluated: Evaluated, metrics: ClassificationMetrics) -> list[Ht
         metrics=metric_rows(metrics),
         columns={COLUMNS[name]: column for name, column in table.items()},
         reliability=reliability_bars(predictions) if evaluated.same else None,
-        matrix=predictions.confusion(len(classes)).tolist() if has_matrix else None,
+        matrix=matrix,
         mistakes=predictions.mistakes(MOST_MISTAKES),
+        groups=predictions.extremes(SHOWN),
     )
     return [Html(section)]
 
