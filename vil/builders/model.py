@@ -36,7 +36,6 @@ from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
 
-LINKS = ("best", "last")  # text files in a run's checkpoints/ that name a checkpoint
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ def find_weights(given: str, data_dir: str) -> Path:
     if path is None:
         others = f", nor at {places[1]}" if len(places) > 1 else ""
         raise CheckpointError(f"there are no weights at {given}{others}: check the path")
-    if path.name in LINKS and path.is_file():
+    if path.name in state_dict_io.POINTERS and path.is_file():
         path = resolve_link(path.parent, path.name)
     elif (path / "config.yaml").is_file():
         path = resolve_link(path / "checkpoints", "best")

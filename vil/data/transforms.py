@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data import auto_augment as timm_policies
-from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from vil.data.bands import PIL_CHANNELS
 from vil.utils.lookup import lookup
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = {name: v2.InterpolationMode(name) for name in ("bilinear", "bicubic")}
 BLUR_SIGMA = (0.1, 2.0)
 BLUR_KERNEL = 13  # three times the largest sigma on each side
@@ -42,8 +40,8 @@ def train_transform(
     *,
     use_timm: bool = False,
     finetune: bool = False,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    std: Sequence[float] = IMAGENET_DEFAULT_STD,
     interpolation: str = "bilinear",
     crop_pct: float = 0.875,
     scale: tuple[float, float] = (0.08, 1.0),
@@ -132,8 +130,8 @@ def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any
 def eval_transform(
     image_size: int,
     *,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    std: Sequence[float] = IMAGENET_DEFAULT_STD,
     interpolation: str = "bilinear",
     crop_pct: float = 0.875,
     channels: int = 3,

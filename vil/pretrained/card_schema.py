@@ -122,12 +122,12 @@ def check_size(card: Mapping, file: Path) -> None:
     """Raise CheckpointError if a model card describes more parameters than its weight file has.
 
     Also raises it if the file cannot be read, or if the card has no valid architecture. Reads only
-    the header of the file.
+    the header of the file. card: result of `check_card`.
     """
     model = card["model"]
     try:
         stages = parse_arch(model["arch"], model["attention"])
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"{file}: its model card has no valid architecture: {error}"
         ) from None
@@ -140,7 +140,7 @@ def check_size(card: Mapping, file: Path) -> None:
             f"{file} is missing, damaged or not a weight file ({one_line(error)}): download or "
             "save it again"
         ) from None
-    least = least_parameters(stages, model.get("num_classes", 0), model.get("in_chans", 3))
+    least = least_parameters(stages, model["num_classes"], model["in_chans"])
     if least > held:
         raise CheckpointError(
             f"{file}: its model card describes a model of at least {least} parameters, but "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch import Tensor
 from torchvision.models import ResNet18_Weights, Weights, WeightsEnum
 from torchvision.transforms import Compose
@@ -33,7 +33,7 @@ from vil.utils.rgb import to_rgb
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "weights"
 STORAGE = "https://penzhanwu2.blob.core.windows.net/imagenet/msvit"
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 CLASSES_22K = 21841
 IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 

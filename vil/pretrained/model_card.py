@@ -20,11 +20,10 @@ from vil.utils.lookup import lookup
 
 # settings that `get_model_args` leaves out: `get_model` and timm have their own arguments for the
 # first three, and the others only affect training
-NOT_IN_MODEL_ARGS = {"arch", "in_chans", "num_classes", "grad_checkpoint"} | {
-    "drop_rate",
-    "attn_drop_rate",
-    "drop_path_rate",
-}
+NOT_IN_MODEL_ARGS = {
+    "arch", "in_chans", "num_classes", "grad_checkpoint",
+    "drop_rate", "attn_drop_rate", "drop_path_rate",
+}  # fmt: skip
 
 
 def make_model_card(

@@ -71,7 +71,7 @@ def find_weights(path: Path) -> Path:
     - any other path: the path itself
     """
     if (path / "config.yaml").is_file():
-        path = path / "checkpoints/best"
+        path = path / CHECKPOINTS / "best"
     if path.name in POINTERS and path.is_file():
         path = path.parent / Path(path.read_text(errors="replace").strip()).name
     if not path.is_dir():
