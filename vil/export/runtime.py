@@ -42,8 +42,7 @@ def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """
     path = Path(path)
     if format is None:
-        other = "aoti" if _is_package(path) else "torch"
-        format = "onnx" if path.suffix == ".onnx" else other
+        format = "onnx" if path.suffix == ".onnx" else "aoti" if _is_package(path) else "torch"
     return {"onnx": _load_onnx, "torch": _load_program, "aoti": _load_package}[format](path)
 
 
