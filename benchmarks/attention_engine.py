@@ -26,15 +26,16 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+from shared import CPU, MIB, RESULTS, add_json, make_parser, time_all, write_json
 
 from vil.bench.attention import FLOOR, Row, measure, plain
 from vil.bench.baselines import count_pairs, make_candidate
 from vil.ops import Case, Window, choose
 from vil.ops.backends import chunk_groups
 from vil.ops.testing import make_inputs
-from vil.utils.interleaved_timer import Candidate, Times, peak_bytes, time_interleaved
+from vil.utils.interleaved_timer import Candidate, Times, peak_bytes
 from vil.utils.machine import machine
+from vil.utils.resident_memory import resident_bytes
 
 THREADS, ROUNDS = 2, 9
 OURS, BASE = "blocked", "chunk_handgrad"
@@ -98,15 +99,9 @@ def time_backends(**entries: tuple[str, Case]) -> dict[str, Times]:
         {
             label: make_candidate(name, case, make_inputs(case))
             for label, (name, case) in entries.items()
-        }
+        },
+        ROUNDS,
     )
-
-
-def time_all(candidates: dict[str, Candidate]) -> dict[str, Times]:
-    """Time all candidates in interleaved rounds. None of them may fail."""
-    times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
-    assert not dropped, dropped
-    return times
 
 
 def ours(case: Case) -> list[str]:
@@ -176,17 +171,10 @@ def process_memory(name: str, case: Case) -> tuple[int, int]:
     """Run one forward and backward pass. Returns (growth of the process's peak resident memory,
     peak of the tensors beyond the inputs), in bytes."""
     torch.set_num_threads(THREADS)
-    one, before = make_candidate(name, case, make_inputs(case)), resident("VmRSS")
+    one, before = make_candidate(name, case, make_inputs(case)), resident_bytes("VmRSS")
     one.backward(one.forward())
-    grown = resident("VmHWM") - before
+    grown = resident_bytes("VmHWM") - before
     return grown, peak_bytes(one, CPU)[0]
-
-
-def resident(field: str) -> int:
-    """Return the resident memory of this process in bytes. field: VmRSS for the current memory,
-    VmHWM for the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def choices() -> Iterator[Ratio]:
@@ -270,7 +258,7 @@ def small_calls() -> Iterator[Ratio]:
         case = make_case(side, size, batch=4, heads=heads, head_dim=32, valid=True)
         entries = {name: make_candidate(name, case, make_inputs(case)) for name in ours(case)}
         entries["nine cuts"] = without_border(make_candidate(OURS, case, make_inputs(case)))
-        times = time_all(entries)
+        times = time_all(entries, ROUNDS)
         for name in ours(case):
             gain = times["nine cuts"].total_ms / times[name].total_ms
             text = f"F {side}x{side} w {size} N {heads}, {name}: x faster than nine cuts"

@@ -13,12 +13,12 @@ Each run has its own process, whose time and peak resident memory are measured.
 """
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,23 +26,23 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from shared import CPU, MIB, RESULTS, add_json, make_parser, time_in_turns, write_json
 from torch import Tensor, nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
 
 import vil
 from vil.builders.attention_backend import select_attention_backends
+from vil.builders.cost import num_params
 from vil.config import get_config
 from vil.engine.distributed import DistInfo
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.utils.machine import machine
-from vil.utils.timing import peak_tensor_bytes, seconds
+from vil.utils.timing import peak_tensor_bytes
 
-CPU = torch.device("cpu")
 THREADS, ROUNDS, SIDE = 2, 5, 4096
 CONFIG = "coco/mask_rcnn_vil_tiny_1x.yaml"
 SIZE = (800, 1216)
 OBJECTS = 10
-RESULT = Path(__file__).parent / "results/detection-cpu.json"
 MOST_BYTES = 8 * 2**30  # upper bound on the resident memory of a prediction
 TILES = {"whole": (), "tiles of 1024": ("--tile", "1024", "--overlap", "128")}
 
@@ -109,16 +109,13 @@ def steps(rounds: int) -> dict[str, dict[str, float]]:
         sum(models[name](images, targets).values()).backward()
         optimizers[name].step()
 
-    found = {name: {"MiB": 0.0, "seconds": []} for name in models}
-    for name in models:
-        step(name)  # allocate gradients
-        found[name]["MiB"] = peak_tensor_bytes(lambda name=name: step(name), CPU) / 2**20
-        found[name]["parameters"] = sum(p.numel() for p in models[name].parameters())
-    for _ in range(rounds):
-        for name in models:
-            found[name]["seconds"].append(seconds(lambda name=name: step(name), CPU))
-    for row in found.values():
-        row["seconds"] = statistics.median(row["seconds"])
+    calls, found = {name: partial(step, name) for name in models}, {}
+    for name, call in calls.items():
+        call()  # allocate gradients
+        parameters = num_params(models[name])
+        found[name] = {"MiB": peak_tensor_bytes(call, CPU) / MIB, "parameters": parameters}
+    for name, times in time_in_turns(calls, rounds, CPU).items():
+        found[name]["seconds"] = statistics.median(times)
     return found
 
 
@@ -182,15 +179,12 @@ def run(args: argparse.Namespace) -> None:
         print(f"  {way:28} {row['seconds']:7.1f} s {row['GiB']:7.2f} GiB (wanted <= 8){missed}")
     facts = {"timm": timm.__version__, "command": "python benchmarks/detection.py"}
     written = {"machine": about | facts, "steps": found, "large": images}
-    args.json.write_text(json.dumps(written, indent=1) + "\n")
-    print(f"\n{args.json}")
+    write_json(args.json, written)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
     parser.add_argument("--side", type=int, default=SIDE, help=f"side of the large image ({SIDE})")
-    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="results file")
+    add_json(parser, RESULTS / "detection-cpu.json")
     run(parser.parse_args())

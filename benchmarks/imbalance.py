@@ -11,6 +11,7 @@ test images. With --folder, an interrupted comparison can be resumed.
 """
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -88,7 +89,10 @@ def compare(folder: Path) -> dict:
     """Select the learning rate, train with each setting and seed, and evaluate the test images."""
     images = folder / "images"
     if not images.is_dir():
-        write_images(images)
+        unfinished = folder / "images.new"  # of a run that was interrupted
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write_images(unfinished)
+        unfinished.rename(images)
 
     def train(name: str, fixed: dict, variants: dict, seeds: tuple[int, ...]) -> dict:
         config = "digits/vil_nano.yaml"

@@ -9,17 +9,15 @@ which they compile. Times are medians. For a backend that cannot run, the reason
 """
 
 import argparse
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from shared import add_json, make_parser, write_json
-from torch import Tensor
 
+from vil.bench.baselines import make_candidate, masked_sdpa
 from vil.ops import BACKENDS, Case, patterns
 from vil.ops.layout import Layout
-from vil.ops.testing import Inputs, forward, leaves_of, make_inputs
-from vil.utils.interleaved_timer import Candidate, time_interleaved
+from vil.ops.testing import make_inputs
+from vil.utils.interleaved_timer import time_interleaved
 from vil.utils.machine import machine
 
 PATTERNS = ("local:3", "local:7", "axial", "axial | local:5", "dilated:4", "gaussian:6,0.1")
@@ -27,34 +25,15 @@ NAMES = ("triton", "flex", "flex+triton", "blocked", "masked")
 SDPA = "sdpa"
 
 
-def attend_sdpa(case: Case, leaves: dict[str, Tensor], mask: Tensor) -> Tensor:
-    q, k, v = (leaves[name] for name in "qkv")
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=case.head_dim**-0.5)
-
-
-def attend_backend(name: str, case: Case, inputs: Inputs, leaves: dict[str, Tensor]) -> Tensor:
-    return forward(BACKENDS[name].attend, case, inputs, leaves)
-
-
 def measure(case: Case, names: list[str], rounds: int) -> dict[str, float | str]:
     """Return {backend: milliseconds, or the reason why it does not run}."""
     inputs, device = make_inputs(case), torch.device(case.device)
-    leaves = leaves_of(inputs)
     reasons = {name: "; ".join(BACKENDS[name].unsupported(case)) for name in names}
-    calls = {
-        name: partial(attend_backend, name, case, inputs, leaves)
-        for name in names
-        if not reasons[name]
-    }
-    mask = case.window.mask.to(device)
-    calls[SDPA] = partial(attend_sdpa, case, leaves, mask)
-
-    def backward(out: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, list(leaves.values()), inputs.cotangent)
-
-    candidates = {name: Candidate(call, backward) for name, call in calls.items()}
+    usable = [name for name in names if not reasons[name]]
+    candidates = {name: make_candidate(name, case, inputs) for name in usable}
+    candidates[SDPA] = masked_sdpa(case, inputs)
     times, failed = time_interleaved(candidates, rounds, device, exempt=[SDPA])
-    found = {name: round(times[name].total_ms, 3) for name in calls if name not in failed}
+    found = {name: round(times[name].total_ms, 3) for name in candidates if name not in failed}
     return found | {name: text for name, text in (reasons | failed).items() if text}
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from attention_engine import GIB, Ratio, process_memory
-from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+from shared import CPU, MIB, RESULTS, add_json, make_parser, time_all, write_json
 
 from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
 from vil.ops import BACKENDS, Case, Layout, Window, choose, patterns
@@ -34,7 +34,7 @@ from vil.ops.dispatch import CHOICES
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, make_inputs
 from vil.ops.tuning.tuner import tune
-from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
+from vil.utils.interleaved_timer import Candidate, peak_bytes
 from vil.utils.machine import machine
 
 THREADS, ROUNDS = 2, 9
@@ -79,13 +79,11 @@ def biased_sdpa(case: Case, inputs: Inputs) -> Candidate:
     return differentiate(attend, leaves, inputs.cotangent)
 
 
-def time_all(candidates: dict[str, Candidate]) -> dict[str, float]:
+def measure(candidates: dict[str, Candidate]) -> dict[str, float]:
     """Return {name: median seconds of forward and backward}, measured in interleaved rounds."""
-    times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
-    assert not dropped, dropped
     return {
         name: statistics.median(map(sum, zip(each.forward, each.backward)))
-        for name, each in times.items()
+        for name, each in time_all(candidates, ROUNDS).items()
     }
 
 
@@ -115,7 +113,7 @@ def speed() -> Iterator[Ratio]:
         case = make_case(layout_of(side, pattern))
         inputs = make_inputs(case)
         ours = {name: make_candidate(name, case, inputs) for name in names}
-        times = time_all({**ours, **of_window, "sdpa": masked_sdpa(case, inputs)})
+        times = measure({**ours, **of_window, "sdpa": masked_sdpa(case, inputs)})
         work = computed_pairs(case.window) / computed_pairs(plain.window)
         for backend in names:
             text = f"{side}x{side} {name} (density {case.window.density:.0%}), {backend}: "
@@ -163,7 +161,7 @@ def crossover() -> Iterator[Ratio]:
             layout = layout_of(side, chunk_mask(side, chunk, density), chunk)
             case = make_case(layout, batch, table_bias=bias)
             inputs = make_inputs(case)
-            times = time_all({name: make_candidate(name, case, inputs) for name in names})
+            times = measure({name: make_candidate(name, case, inputs) for name in names})
             share = times[SPARSE] / min(t for name, t in times.items() if name != SPARSE)
             selected = {"untuned": choose(case), "tuned": tune(case, names)[0].name}
             CHOICES.clear()

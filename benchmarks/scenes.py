@@ -11,7 +11,6 @@ also tuned. Metrics, times, machine and number of threads are written to
 benchmarks/results/scenes-cpu.json.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 
 import torch
+from shared import RESULTS, add_json, make_parser
 
 from vil.cli import main
 from vil.report.run_record import metrics
@@ -37,7 +37,6 @@ RUNS = {
     "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=14",), 1, BOTH, 60),
 }
 METRICS = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
-RESULT = Path(__file__).parent / "results/scenes-cpu.json"
 
 
 def select_metrics(row: dict[str, float]) -> dict[str, float]:
@@ -103,11 +102,9 @@ def run(names: list[str], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"runs: {'; '.join(RUNS)} (all)")
-    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="results file")
+    add_json(parser, RESULTS / "scenes-cpu.json")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in RUNS]:
         parser.error(f"unknown run {', '.join(unknown)} (choices: {'; '.join(RUNS)})")

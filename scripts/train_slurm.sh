@@ -12,9 +12,11 @@
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-folder=""
-for ((i = 1; i < $#; i++)); do
-    if [[ ${!i} =~ ^--output([_-]dir)?$ ]]; then next=$((i + 1)) folder=${!next}; fi
+folder="" previous=""
+for word in "$@"; do
+    if [[ $previous =~ ^--output([_-]dir)?$ ]]; then folder=$word; fi
+    if [[ $word =~ ^--output([_-]dir)?=(.*)$ ]]; then folder=${BASH_REMATCH[2]}; fi
+    previous=$word
 done
 if [ -z "${SLURM_JOB_ID:-}" ] || [ -z "$folder" ]; then
     sed -n '/^#SBATCH/q; 2,$ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2

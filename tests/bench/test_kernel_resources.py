@@ -40,12 +40,12 @@ AMD = """
 
 def test_instructions_of_cuda_are_counted():
     found = count_instructions(LOOP, SASS)
-    assert (found.tensor, found.async_copy, found.local, found.loop_local) == (2, 1, 3, 1)
+    assert found == dict(tensor=2, async_copy=1, local=3, loop_local=1)
 
 
 def test_instructions_of_amd_are_counted():
     found = count_instructions(AMD, AMDGCN)
-    assert (found.tensor, found.async_copy, found.local, found.loop_local) == (1, 0, 2, 1)
+    assert found == dict(tensor=1, async_copy=0, local=2, loop_local=1)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,23 @@ def test_fine_tuning_starts_from_the_weights(run, tmp_path):
     assert checkpoint(tmp_path / "tuned")
 
 
+@pytest.mark.parametrize("words", [("--output_dir", "run"), ("--output=run",)])
+def test_a_job_with_a_saved_checkpoint_is_requeued(words, tmp_path):
+    """SLURM's commands are replaced; srun leaves what a preempted run leaves."""
+    code = 'sleep 1; mkdir run; echo "\\"code\\": 75" > run/status.json; exit 1'
+    for name, text in (("scontrol", "echo scontrol $*"), ("srun", code)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    job = dict(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="a", SLURM_JOB_NUM_NODES="1")
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        [SCRIPTS / "train_slurm.sh", *words], cwd=tmp_path, capture_output=True, text=True,
+        env=environment(PATH=path, SLURM_SUBMIT_DIR=str(tmp_path), **job), timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stdout.endswith("scontrol requeue 7\n")
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -7,8 +7,7 @@ Shapes: B batch, c input channels, H W image size, N images, K classes.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -191,7 +190,10 @@ def compare_paths(
     """
     rows: list[Row] = []
     loaded: dict[int, tuple[Subject, Run]] = {}
-    with many_compilations():
+    # By default, torch compiles a function at most eight times, and then runs it uncompiled. All
+    # models of a class share this limit, because they have the same functions.
+    limits = dict(recompile_limit=RECOMPILES, accumulated_recompile_limit=RECOMPILES)
+    with torch._dynamo.config.patch(**limits):
         for subject in subjects:
             expected = None
             for path in paths:
@@ -286,16 +288,3 @@ def time_batch(
         rows[int(name)].speed[batch] = batch * 1e3 / each.forward_ms
     for name, reason in dropped.items():
         rows[int(name)].reason = reason
-
-
-@contextmanager
-def many_compilations() -> Iterator[None]:
-    """Let torch.compile compile any number of models in a `with` block.
-
-    By default, torch compiles a function at most eight times, and then runs it uncompiled. All
-    models of a class share this limit, because they have the same functions.
-    """
-    with torch._dynamo.config.patch(
-        recompile_limit=RECOMPILES, accumulated_recompile_limit=RECOMPILES
-    ):
-        yield

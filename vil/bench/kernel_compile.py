@@ -204,7 +204,7 @@ def read_resources(stages: dict[str, Any], shared: int) -> Resources:
             instructions = count_instructions(_cuobjdump("-sass", file.name), SASS)
     return Resources(
         registers, spilled, shared,
-        **vars(instructions), matmuls=matmuls, scalar_matmuls=scalar,
+        **instructions, matmuls=matmuls, scalar_matmuls=scalar,
     )  # fmt: skip
 
 

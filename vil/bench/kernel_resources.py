@@ -53,16 +53,6 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Instructions:
-    """Number of instructions of each type in a kernel. The fields are explained in `Resources`."""
-
-    tensor: int
-    async_copy: int
-    local: int
-    loop_local: int
-
-
-@dataclass(frozen=True)
 class Syntax:
     """Regular expressions to parse one assembly language."""
 
@@ -103,8 +93,8 @@ AMDGCN = Syntax(
 )
 
 
-def count_instructions(text: str, syntax: Syntax) -> Instructions:
-    """Count the instructions of each type in a disassembly.
+def count_instructions(text: str, syntax: Syntax) -> dict[str, int]:
+    """Count the instructions of each type in a disassembly. Returns {field of `Resources`: number}.
 
     Raises ValueError if the text has no instructions, or if a branch has an unknown target.
     """
@@ -121,7 +111,7 @@ def count_instructions(text: str, syntax: Syntax) -> Instructions:
     opcodes = [opcode for _, _, opcode, _ in lines]
     local = [at for at, opcode in enumerate(opcodes) if syntax.local.match(opcode)]
     looped = _lines_in_loops(_successors(lines, labels, syntax)) if local else set()
-    return Instructions(
+    return dict(
         tensor=sum(bool(syntax.tensor.match(opcode)) for opcode in opcodes),
         async_copy=sum(bool(syntax.async_copy.match(opcode)) for opcode in opcodes),
         local=len(local),

@@ -2,14 +2,15 @@
 
 import ctypes
 import gc
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from vil.utils.machine import search_file
+
 T = TypeVar("T")
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET = Path("/proc/self/clear_refs")
 PEAK = "5"  # written to RESET, it resets the peak VmHWM, see proc(5)
 
 
@@ -23,7 +24,7 @@ def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[
     gc.collect()
     with suppress(OSError, AttributeError):  # freed memory that is kept would hide growth
         ctypes.CDLL(None).malloc_trim(0)
-    before = _read("VmRSS")
+    before = resident_bytes("VmRSS")
     loaded = load()
     use(loaded)
     try:
@@ -31,14 +32,12 @@ def resident_growth(load: Callable[[], T], use: Callable[[T], object]) -> tuple[
     except OSError:
         before = None
     use(loaded)
-    peak = _read("VmHWM")
+    peak = resident_bytes("VmHWM")
     return loaded, None if before is None or peak is None else max(0, peak - before)
 
 
-def _read(field: str) -> int | None:
-    """Return the value in bytes of a field of /proc/self/status, such as "VmRSS", or None if the
-    system has no such file."""
-    with suppress(OSError):
-        found = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text(encoding="utf-8"))
-        return int(found[1]) * 1024 if found else None
-    return None
+def resident_bytes(field: str) -> int | None:
+    """Return the resident memory of this process in bytes, or None if the system has no
+    /proc/self/status. field: VmRSS (now), VmHWM (peak) or RssAnon (now, without mapped files)."""
+    found = search_file(rf"{field}:\s+(\d+) kB", "/proc/self/status")
+    return int(found) * 1024 if found else None
