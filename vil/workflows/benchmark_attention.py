@@ -125,7 +125,7 @@ def draw_again(result: str, out: str | None) -> list[Path]:
         found = json.loads(file.read_text())
         rows, about = found["rows"], found["machine"]
     except OSError as error:
-        raise ConfigError(f"--plot {file}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"--plot {file}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"--plot {file} is not a result of vil benchmark attention: "

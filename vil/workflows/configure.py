@@ -257,7 +257,7 @@ def read_class_file(file: str | Path, num_classes: int) -> list[str]:
         with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     if len(names) != num_classes:
         raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
     return names

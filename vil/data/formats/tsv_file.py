@@ -169,7 +169,7 @@ def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
             cached.parent.mkdir(parents=True, exist_ok=True)
             write_offsets(cached, offsets)
             text = "%s cannot be written (%s): the index was written to %s"
-            logger.warning(text, beside, error.strerror, cached)
+            logger.warning(text, beside, error.strerror or error, cached)
     except OSError as error:
         text = "%s is missing and cannot be written: row offsets are in memory only (%s)"
         logger.warning(text, beside, error)

@@ -91,7 +91,7 @@ def find_corruption(folder: Path) -> str | None:
         try:
             actual = fingerprint(folder / name)
         except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
+            return f"{name} cannot be read: {error.strerror or error}"
         if actual != expected:
             return f"{name} was changed (size or SHA-256 differs)"
     return None

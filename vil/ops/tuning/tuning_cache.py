@@ -102,7 +102,7 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
             text = json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n"
             replace_text(path(), text)
     except OSError as error:
-        log.warning("cannot write the tuned backends to %s: %s", path(), error.strerror)
+        log.warning("cannot write the tuned backends to %s: %s", path(), error.strerror or error)
         return False
     return True
 
