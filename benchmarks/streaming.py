@@ -73,6 +73,8 @@ class Growth:
 
     def __enter__(self) -> "Growth":
         self.first = self.most = resident_bytes("RssAnon")
+        if self.first is None:
+            raise SystemExit("memory cannot be measured here: there is no /proc/self/status")
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._sample)
         self.thread.start()

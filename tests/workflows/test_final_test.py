@@ -75,9 +75,13 @@ def test_resuming_a_finished_run_repeats_nothing_unless_results_are_missing(trai
     file.write_text(file.read_text().replace('"count": 10', '"count": 11'))
     again = vil.train(output_dir=folder, resume=True)
     assert again.test_metrics["folder"]["count"] == 11  # was read
-    file.write_text(file.read_text().replace('"count": 11', '"count": null'))  # stands for NaN
+    text = file.read_text()
+    file.write_text(text.replace('"count": 11', '"count": {"cat": [null]}'))  # stands for NaN
     again = vil.train(output_dir=folder, resume=True)
-    assert math.isnan(again.test_metrics["folder"]["count"])
+    assert math.isnan(again.test_metrics["folder"]["count"]["cat"][0])
+    file.write_text("[3]")
+    again = vil.train(output_dir=folder, resume=True)
+    assert again.test_metrics == trained.test_metrics
     file.unlink()  # as if the run was killed before
     again = vil.train(output_dir=folder, resume=True)
     assert again.test_metrics == trained.test_metrics

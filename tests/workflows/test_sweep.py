@@ -335,14 +335,15 @@ def test_states():
     assert read_state(held).state == "interrupted"
 
 
-def test_a_run_that_cannot_be_read_is_a_row_with_the_reason(monkeypatch):
+@pytest.mark.parametrize("name", ["check_run_folder", "metrics"])
+def test_a_run_that_cannot_be_read_is_a_row_with_the_reason(name, monkeypatch):
     plan = remember("SEED=[0,1]")
     leave(plan.runs[0], "finished", code=0)
 
     def refuse(file):
         raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(run_record, "metrics", refuse)
+    monkeypatch.setattr(run_record, name, refuse)
     first = make_table(plan, {}).runs[0]
     assert (first.state, first.reason) == ("failed", "s/runs/seed_0: Permission denied")
 

@@ -180,7 +180,7 @@ def parse_amd_usage(text: str) -> tuple[int, int]:
     """
     fields = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", text, re.MULTILINE))
     if missing := {"vgpr_count", "private_segment_fixed_size"} - set(fields):
-        raise ValueError(f"the metadata of the assembly lacks {', '.join(sorted(missing))}")
+        raise ValueError(f"the metadata in the AMD assembly lacks {', '.join(sorted(missing))}")
     return int(fields["vgpr_count"]), int(fields["private_segment_fixed_size"])
 
 

@@ -110,8 +110,8 @@ def run_command(words: list[str]) -> int:
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    # a command waits while the native library is compiled; it is not imported here, which is slow
-    logging.getLogger("vil.ops.native.library").setLevel(logging.INFO)
+    if os.environ.get("RANK", "0") == "0":  # a command waits while the native library is compiled
+        logging.getLogger("vil.ops.native.library").setLevel(logging.INFO)
     command, task = SPELLINGS.get(name, (name, None))
     module = importlib.import_module(f"vil.cli.{command.replace(' ', '_')}")
     parser = CommandParser(

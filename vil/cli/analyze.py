@@ -31,10 +31,9 @@ def run(args: argparse.Namespace) -> int:
     if args.layout:
         print_copies(analyze.find_layout_copies(cfg, args.batch))
         return 0
-    try:
-        cost = analyze.analyze_cost(cfg)
-    except NotImplementedError:  # the task of a plug-in
-        raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model") from None
+    if not analyze.counts_cost(cfg):
+        raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model")
+    cost = analyze.analyze_cost(cfg)
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")
     for name, attention, tokens, width, parameters, macs in cost.rows:
         print(f"{name:8} {attention:16} {tokens:>14} {width:>6} {parameters:>12,} {macs:>15,}")

@@ -22,7 +22,13 @@ from vil.cli.arguments import config_arguments, listed, resolve
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--backends", type=listed(), metavar="A,B", help="backends to measure (default: all)")
+    names = listed()
+    add(
+        "--backends",
+        type=lambda text: names(text) if text else None,
+        metavar="A,B",
+        help="backends to measure (default: all)",
+    )
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each backend (7)")
     add("--max-gib", type=float, metavar="X", help="memory limit in GiB (half of the free memory)")
 

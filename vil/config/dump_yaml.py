@@ -20,7 +20,7 @@ def dump(cfg: CfgNode) -> str:
 
 
 def dump_value(value: Any) -> str:
-    """Return the value of a config key as YAML text on one line."""
+    """Return the value of a config key as YAML text."""
     return dump(CfgNode({"KEY": value})).partition(":")[2].strip()
 
 

@@ -93,10 +93,9 @@ class ImageDataset(Dataset, ABC):
         image = self.image(index)
         if self.transform is not None:
             image = self.transform(image)
-        return image, self.target(index)
+        return image, self._target(index)
 
-    def target(self, index: int) -> int | np.ndarray:
-        """Return the target of an item."""
+    def _target(self, index: int) -> int | np.ndarray:
         target = self.targets[index]
         return int(target) if self.target_type == "class" else target
 

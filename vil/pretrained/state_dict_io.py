@@ -8,6 +8,7 @@ file is read.
 import argparse
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ def find_run(path: Path) -> Path | None:
     path: the folder of a run, one of its checkpoints, a file in a checkpoint, or the run's file
     `best` or `last`.
     """
-    path = path.absolute()
+    path = Path(os.path.abspath(path))
     folders = [path]
     for checkpoint in (path, path.parent):
         is_checkpoint = checkpoint.name in POINTERS or re.fullmatch("step-[0-9]+", checkpoint.name)

@@ -39,8 +39,8 @@ class RunRecord:
         Raises RunFolderError if the folder has links to files outside of the folder, or files that
         cannot be read.
         """
-        check_run_folder(folder)
         with os_error_as(RunFolderError, str(folder)):
+            check_run_folder(folder)
             return cls(
                 folder,
                 read_dict(folder / "status.json"),

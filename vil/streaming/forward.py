@@ -174,7 +174,11 @@ class PreparedStream:
             plan,
             self.planner.shapes,
             self.planner.dtypes,
-            writers={stage_of(name): write for name, write in writers.items()},
+            writers={
+                index: write
+                for name, write in writers.items()
+                if (index := stage_of(name)) is not None
+            },
             head=head,
             stores=Stores(folder, device),
             journal=journal or Journal(),

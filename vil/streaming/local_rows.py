@@ -99,6 +99,7 @@ class LocalRows(StripRows):
         shape = (source.rows, source.cols, source.channels, dtype, source.device)
         super().__init__(*shape, height=height)
         self.side = chunk_side(block.attn)
+        assert height % self.side == 0, (height, self.side)
         self.block, self.x_global, self.collect = block, x_global, collect
         self.buffer, self.source = RowBuffer(source), source
         self.window = window_of(block.attn, (source.rows, source.cols))

@@ -58,10 +58,12 @@ def allocate(file: Path, size: int, start: bytes = b"") -> None:
         open(os.open(file, os.O_RDWR | os.O_CREAT, 0o666), "rb+", buffering=0) as opened,
     ):
         opened.write(start)
+        if os.fstat(opened.fileno()).st_size >= size:
+            return
         # a later write to a mapped file on a full disk would kill the process
         if hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(opened.fileno(), 0, size)
-        elif os.fstat(opened.fileno()).st_size < size:
+        else:
             opened.truncate(size)
 
 

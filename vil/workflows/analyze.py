@@ -13,7 +13,8 @@ from vil.builders.cost import CostRow, num_params
 from vil.builders.device import amp_dtype, configure_device, memory_format
 from vil.builders.model import move_to_device
 from vil.layers.attention import set_progress
-from vil.tasks import refuse_without, task_for, with_num_classes
+from vil.tasks import refuse_without, task_entry, task_for, with_num_classes
+from vil.tasks.base import Task
 from vil.utils.train_step import TrainStep
 
 
@@ -31,6 +32,12 @@ class Cost(NamedTuple):
     def macs(self) -> int:
         """Total number of multiply-accumulates of the model for one image."""
         return sum(row.macs for row in self.rows)
+
+
+def counts_cost(cfg: CfgNode) -> bool:
+    """Return whether the config's task can count the cost of a model. The task of a plug-in may
+    lack the method `cost`."""
+    return task_entry(cfg).load().cost is not Task.cost
 
 
 def analyze_cost(cfg: CfgNode) -> Cost:

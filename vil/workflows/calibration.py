@@ -6,6 +6,7 @@ In the run's folder, calibration.json has the name of one checkpoint and the res
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,8 @@ def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
     if not cfg.MODEL.MODEL_PATH:
         return None
     given = Path(cfg.MODEL.MODEL_PATH)
-    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given)).absolute()
+    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given))
+    path = Path(os.path.abspath(path))
     for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
         if is_name(folder.name) and folder.parent.name == "checkpoints":
             return RunCheckpoint(folder.parent.parent, folder.name)

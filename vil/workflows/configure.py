@@ -172,7 +172,7 @@ def run_config(
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
     # the config's FINETUNE.HEAD applies to the run's initial weights, not to its checkpoints
     words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep"]
-    own = Setting("OUTPUT_DIR", str(folder), "--run")
+    own = Setting("OUTPUT_DIR", str(folder), f"run {folder}")
     options = options._replace(words=[*words, own, *options.words])
     cfg, _ = resolve(str(folder / "config.yaml"), options)
     names = select_classes(cfg.FINETUNE.HEAD, read_class_names(folder / "classes.txt"))

@@ -4,10 +4,8 @@ The checkpoint was selected on the validation sets, so its metrics on these sets
 The test sets had no influence on the run.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from yacs.config import CfgNode
@@ -16,7 +14,7 @@ from vil.config import override
 from vil.engine.checkpoint.save_load import TrainState, resolve_link, step_of
 from vil.engine.distributed import broadcast_object
 from vil.engine.run_dir import RunDir
-from vil.utils.json_text import to_json
+from vil.utils.json_text import read_dict, to_json
 from vil.workflows.inference import load_for_evaluation, open_test_sets
 
 RESULTS = "test_results.json"
@@ -59,9 +57,13 @@ def evaluate_best(
     return results
 
 
-def _restore_nan(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Replace None, as which `to_json` stores NaN, by NaN."""
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+def _restore_nan(value: Any) -> Any:
+    """Replace None by NaN in nested dicts and lists, because `to_json` stores NaN as null."""
+    if isinstance(value, dict):
+        return {name: _restore_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_restore_nan(inner) for inner in value]
+    return math.nan if value is None else value
 
 
 def read_results(
@@ -72,9 +74,8 @@ def read_results(
 
     checkpoint: name of the evaluated checkpoint. names: names of the test sets.
     """
-    with suppress(OSError, ValueError, AttributeError, KeyError):
-        saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
-        found = saved["metrics"]
-        if saved["checkpoint"] == checkpoint and found.keys() == set(names):
-            return {name: _restore_nan(found[name]) for name in names}
-    return None
+    saved = read_dict(run.folder / RESULTS)
+    metrics = saved.get("metrics")
+    if saved.get("checkpoint") != checkpoint or not isinstance(metrics, dict):
+        return None
+    return _restore_nan(metrics) if metrics.keys() == set(names) else None

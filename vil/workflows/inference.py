@@ -1,5 +1,6 @@
 """Load a trained model for inference, with its input transform and class names."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,7 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     """
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
         return []
-    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR).absolute()
+    path = Path(os.path.abspath(find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)))
     card = read_metadata(path) or {}
     folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
     runs = [folder.parent for folder in folders if folder.name == "checkpoints"]

@@ -18,10 +18,10 @@ from vil.report.run_record import RunRecord
 from vil.tasks import task_entry, task_for
 from vil.tasks.base import TaskReport
 from vil.utils.atomic_write import TEXT
-from vil.utils.errors import CheckpointError, ConfigError, os_error_as
+from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.machine import now
 from vil.utils.output_paths import replacing
-from vil.workflows.analyze import analyze_cost
+from vil.workflows.analyze import analyze_cost, counts_cost
 from vil.workflows.configure import Options, run_config
 from vil.workflows.inference import load_model
 
@@ -43,8 +43,7 @@ def write_report(
         log.warning("%s", why)
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
-    with os_error_as(ConfigError, f"RUN {folder}"):
-        record = RunRecord.read(folder)
+    record = RunRecord.read(folder)
     page = Page(
         title=folder.resolve().name,
         record=record,
@@ -95,10 +94,10 @@ def model_cost(cfg: CfgNode) -> ModelCost | str:
     reason why they are unknown."""
     if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
         return why.format(cfg=cfg)
+    if not counts_cost(cfg):
+        return f"TASK {cfg.TASK} does not count the cost of a model."
     try:
         cost = analyze_cost(cfg)
-    except NotImplementedError:  # the task of a plug-in
-        return f"TASK {cfg.TASK} does not count the cost of a model."
     except ConfigError as error:
         return f"The model cannot be built here: {error}"
     return ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])

@@ -39,7 +39,7 @@ class ConcatImageDataset(ImageDataset):
 
     def __getitem__(self, index: int) -> tuple:
         number, local = self.locate(index)
-        return self.datasets[number][local][0], self.target(index)
+        return self.datasets[number][local][0], self._target(index)
 
     def image(self, index: int) -> Image.Image:
         number, local = self.locate(index)

@@ -26,7 +26,7 @@ class Subset(ImageDataset):
                 setattr(self, name, values[self.indices])
 
     def __getitem__(self, index: int) -> tuple:
-        return self.dataset[int(self.indices[index])][0], self.target(index)
+        return self.dataset[int(self.indices[index])][0], self._target(index)
 
     def image(self, index: int) -> Image.Image:
         return self.dataset.image(int(self.indices[index]))

@@ -196,8 +196,9 @@ class Attention(nn.Module):
         """
         if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
-        old, new = square_side(len(value)), self.table_size
-        return resize_table(value.double(), (old, old), new, rule) if old and new else None
+        old, side = square_side(len(value)), square_side(shape[0])
+        new = self.table_size or (side, side)
+        return resize_table(value.double(), (old, old), new, rule) if old and all(new) else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Update the module for the training step `progress`. The base class does nothing.

@@ -217,7 +217,7 @@ def put(x: Tensor, values: Tensor, batch: Batch) -> None:
 
 
 class Keys:
-    """The keys or values (b, n, G+L, D) of a `Part`. Each batch copies the chunks that it needs."""
+    """The keys or values (b, n, G+L, D) of a `Part`. `gather` copies those of a batch of chunks."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.num_global, self.scratch = part.call.num_global, scratch

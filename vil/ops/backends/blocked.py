@@ -160,14 +160,14 @@ class OutputTiles:
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """Return the complete output (B, N, L, D). Call this after the last batch."""
+        """Return the complete output (B, N, L, D). Call this after the last batch of chunks."""
         if is_even(self.window):  # the tiles are a view of the result
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
 
 
 class Keys:
-    """The keys or values (B, N, G+L, D) of a call. Each batch copies the chunks that it needs."""
+    """The keys or values (B, N, G+L, D) of a call. `gather` copies those of a batch of chunks."""
 
     def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
         self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
@@ -225,7 +225,7 @@ class KVGrad:
             tile.add_(part)
 
     def close(self) -> Tensor:
-        """Return the complete gradient (B, N, G+L, D). Call this after the last batch."""
+        """Return the complete gradient (B, N, G+L, D). Call this after the last batch of chunks."""
         self.result[:, :, : self.num_global] = self.first
         if not self.in_place:
             tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles

@@ -95,7 +95,7 @@ def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) ->
         for p in predictions
         for shares in [dict(p.classes)]
     )
-    return format_csv(rows, names, has_target=has_target)
+    yield from format_csv(rows, names, has_target=has_target)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv, "probabilities": as_probabilities}

@@ -116,7 +116,8 @@ class Detection(ConfigTask, DetectionTask):
             task = type(self)(few, self.device) if rendered else self
             with ConfigTask.open_data(task) as data:
                 self.class_names = data.train.classes
-                yield data._replace(note=RENDERED if rendered else "")
+                is_reduced = rendered and "scenes" in (*few.DATA.TRAIN, *few.DATA.TEST)
+                yield data._replace(note=RENDERED if is_reduced else "")
 
     def count_classes(self, dataset: CocoDataset) -> dict[str, int]:
         counts = np.bincount(dataset.labels, minlength=len(dataset.classes) + 1)[1:]
