@@ -3,7 +3,9 @@
 defaults    declares the keys             yaml_source  reads YAML files and KEY VALUE pairs
 coercion    converts values to types      load         merges and checks all settings
 rules       allowed values                dump_yaml    writes a config
-presets     sets of keys for a purpose
+presets     sets of keys for a purpose    plugins      runs files that register components
+legacy      the 2021 code's spellings     registries   components that are values of keys
+key_lookup  finds keys by name            access       reads a component's own keys
 
 Importing this package does not import torch, so that a wrong key is reported immediately.
 """

@@ -1,7 +1,8 @@
 """Datasets, transforms and loaders. Nothing here reads the config: all settings are arguments.
 Importing this package does not import torch.
 
-datasets    the datasets registered in DATASETS below, one file each; all subclass ImageDataset
+dataset     ImageDataset, the base class of datasets; DATASETS below lists its subclasses
+datasets    folders, tables, generated images, and datasets made of others
 formats     zip, tar and TSV files, read in place by any number of processes
 synthetic   rendered scenes for object detection
 transforms  PIL image -> normalized tensor

@@ -71,8 +71,7 @@ DECLARED = (
         "POS_RESIZE",
         "interpolate",
         "How absolute position embeddings are adapted to another image size: interpolate "
-        "them, or crop them to the first rows and columns. With full attention, they are "
-        "always interpolated.",
+        "them, or crop them to the first rows and columns.",
         one_of("interpolate", "crop"),
     ),
     Section("MODEL.VIT.MSVIT", "The multi-scale vision transformer."),

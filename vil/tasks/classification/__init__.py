@@ -4,6 +4,7 @@ build.py        task from a config              task.py            loss, evaluat
 losses.py       training losses                 output_formats.py  formats of `vil predict`
 predictions.py  per-image predictions           metrics.py         metrics of predictions
 calibration.py  temperature scaling             report.py          classifier's part of a report
+probe.py        linear and nearest-neighbor classifiers of features
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
