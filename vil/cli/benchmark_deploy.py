@@ -24,7 +24,8 @@ loads the model and runs a batch.
 
 For static int8 quantization, the ranges of activations are calibrated on the images in the folder
 --calibration, or on training images. On first use, the default attention backend and the C++
-backend `native` are timed, as are those of linear layers and MLPs, and the fastest is used. Writes deploy.json, deploy.csv and a plot of accuracy against speed, deploy.png, to --out.
+backend `native` are timed, as are the linear layers and MLPs, and the fastest is used. Writes
+deploy.json, deploy.csv and a plot of accuracy against speed, deploy.png, to --out.
 """
 
 import argparse

@@ -9,6 +9,6 @@ and globals.h the attention of global tokens.
 Other layers: linear.h has a linear layer, mlp.h a layer norm and MLP, patches.h a patch embedding,
 and panels.h packed weights.
 
-Shared code: gemm.h and amx.h for matmuls, softmax.h for exponentials, gelu.h, norm.h, and pack.h for
-copies.
+Shared code: gemm.h and amx.h for matmuls, softmax.h for exponentials, gelu.h, norm.h, and pack.h
+for copies.
 """

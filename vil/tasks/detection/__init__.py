@@ -6,7 +6,7 @@ models/             backbone, feature pyramid, heads, detectors, loading of weig
 coco_eval.py        average precision             error_analysis.py  images with the most errors
 tiled_inference.py  very large images             cost.py            parameters and MACs
 output_formats.py   formats of `vil predict`      visualize.py       drawing of boxes and masks
-keys.py             config keys of detectors      detections.py      detections of an image as arrays
+keys.py             config keys of detectors      detections.py      detections of an image
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
