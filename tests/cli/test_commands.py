@@ -55,19 +55,6 @@ def best_and_last(folder):
     }
 
 
-def test_only_the_native_library_may_report_what_it_does(tmp_path, caplog):
-    """Its compilation takes ten seconds. The commands print no other messages of level INFO."""
-    lines = [
-        "import logging",
-        "from vil.ops.native.library import log",
-        "log.info('compiling')",
-        "logging.getLogger('vil.ops').info('details')",
-    ]
-    (tmp_path / "mine.py").write_text("\n".join(lines))
-    succeeds("config", "--import", "mine.py", "--diff")
-    assert caplog.messages == ["compiling"]
-
-
 # analyze, info, config
 
 

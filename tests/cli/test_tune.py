@@ -11,7 +11,7 @@ import torch
 
 import vil as package
 from tests.common.backends import restored_backends
-from tests.common.small_runs import TINY, torchrun, vil
+from tests.common.small_runs import TINY, succeeds, torchrun, vil
 from vil.builders.attention_backend import backend_requests
 from vil.config import get_config
 from vil.ops import BACKENDS
@@ -237,3 +237,16 @@ def test_all_ranks_take_what_rank_0_chose(tmp_path):
     assert taken[0] == taken[1]
     assert "training" in taken[0]
     assert not (tmp_path / "cache1/attention.json").exists(), "rank 1 measures nothing"
+
+
+def test_only_the_native_library_may_report_what_it_does(tmp_path, caplog):
+    """Its compilation takes ten seconds. The commands print no other messages of level INFO."""
+    lines = [
+        "import logging",
+        "from vil.ops.native.library import log",
+        "log.info('compiling')",
+        "logging.getLogger('vil.ops').info('details')",
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    succeeds("config", "--import", "mine.py", "--diff")
+    assert caplog.messages == ["compiling"]

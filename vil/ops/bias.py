@@ -42,7 +42,7 @@ def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | No
     """Return the bias (N heads, W, G + K*W) of a query chunk toward its global and local keys.
 
     The local keys are those of the K attended chunks, in the order of `window.offsets`. A field of
-    `bias` that is None is treated as 0. Returns None if both fields are None.
+    `bias` that is None means a bias of 0. Returns None if both fields are None.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):
