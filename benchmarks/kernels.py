@@ -1,93 +1,280 @@
-"""Compile the Triton kernels for GPUs that this machine need not have, and print their resources.
+"""Compile the Triton kernels for NVIDIA GPUs that this machine need not have.
 
-  python benchmarks/kernels.py --targets sm_80,sm_90,sm_100,gfx942 --json FILE
-  python benchmarks/kernels.py --targets sm_90 --head-dims 64 --dtypes bfloat16
+  python benchmarks/kernels.py                            for an H100, heads of 32 and 64 channels
+  python benchmarks/kernels.py --targets sm_80 sm_90 --head-dims 128 --json FILE
+  python benchmarks/kernels.py --sweep --head-dims 64     other block sizes, warps and stages
 
-Prints for each kernel, head dim, window and dtype: registers, spilled bytes, shared memory, thread
-blocks that fit on a multiprocessor, and numbers of instructions. Compiling all kernels takes some
-minutes on two cores.
+Prints for each kernel: registers, bytes of spilled registers, shared memory, thread blocks that fit
+on a multiprocessor, and the instructions of its inner loop. `per tile` is the number of
+instructions that a warp scheduler issues for 64 x 64 scores, `tensor` the cycles that the tensor
+cores need for them at the published rate. The larger of both is a lower bound on cycles. No time is
+measured.
 
-Also prints lower bounds on the time for 8 images of 56 x 56 tokens and 6 heads, which are computed
-from published rates of the GPUs, and the same bounds for an ideal fused attention on the same
-query-key pairs. `ratio` is the first bound divided by the second, for both passes together. No time
-is measured.
-
-  python benchmarks/kernels.py --read FILE    print the table in a file without compiling
-  python benchmarks/kernels.py --device       load the kernels on this machine's GPU; compare the
-                                              driver's numbers with those in results/kernels.json
+Compiling takes about a second per kernel. It needs triton, with the assembler in its package.
 """
 
 import argparse
-import time
+import collections
+import dataclasses
+import itertools
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
-from shared import RESULTS, add_json, make_parser
+from shared import add_json, make_parser
 
-from vil.bench.kernel_device import compare, load_kernels
-from vil.bench.kernel_roofline import format_predictions, predict_rows
-from vil.bench.kernel_table import (
-    DTYPES,
-    HEAD_DIMS,
-    TARGETS,
-    KernelRow,
-    compile_rows,
-    format_rows,
-    list_jobs,
-    read_table,
-    write_table,
-)
+from vil.ops import Case, LocalBias, Window, patterns
+from vil.ops.backends.triton import fused, launch, launches
+from vil.ops.call import Call
+from vil.ops.layout import Layout
+from vil.utils.text_table import align
+
+GRID = (56, 56)
+WINDOWS = {
+    "chunks, w 7": (Window(GRID, 7), True),
+    "chunks, w 8": (Window(GRID, 8), True),
+    "chunks, w 8, no bias": (Window(GRID, 8), False),
+    "exact, w 15": (Window(GRID, 15, 1), True),
+    "axial | local:5, w 8": (Layout(GRID, 8, patterns.parse_pattern("axial | local:5")), True),
+}
+MATMULS = {"forward": 2, "query": 3, "key": 4, "tile": 2, "global": 4}  # per block of scores
+FLOPS_PER_CYCLE = {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}  # of a multiprocessor, 16 bits
+SHARED_BYTES = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
+SWEEP = {  # {kernel: block sizes (queries, keys)}
+    "forward": [(64, 64), (64, 32), (128, 64)],
+    "query": [(64, 64), (64, 32)],
+    "key": [(64, 64), (32, 64), (16, 64)],
+    "tile": [(64, 64), (64, 32)],
+}
 
 
-def describe() -> dict[str, str]:
-    """Return the versions on which the results depend."""
+@dataclasses.dataclass
+class Row:
+    """What one compiled kernel takes.
+
+    queries, keys: size of the block of scores that it computes at a time. registers: per thread.
+    spilled: bytes per thread. shared: bytes per thread block. blocks: thread blocks that fit on a
+    multiprocessor. loop: instructions of the inner loop, by opcode. per_tile: instructions that a
+    scheduler issues for 64 x 64 scores. tensor: cycles of the tensor cores for them.
+    scalar_matmuls: matmuls that do not run on tensor cores.
+    """
+
+    target: str
+    window: str
+    dtype: str
+    head_dim: int
+    kernel: str
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int
+    spilled: int
+    shared: int
+    blocks: int
+    per_tile: int
+    tensor: int
+    scalar_matmuls: int
+    loop: dict[str, int]
+
+
+class Driver:
+    """The part of Triton's driver that compiling needs."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", int(self.target[3:]), 32)
+
+    def get_current_device(self) -> str:
+        return self.target  # a kernel has one cache per device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+@contextmanager
+def compiling() -> Iterator[dict[str, tuple[Any, dict]]]:
+    """Compile kernels instead of running them. Yields {kernel: (compiled kernel, its options)}."""
+    from triton.runtime.jit import JITFunction
+
+    run, found = JITFunction.run, {}
+
+    def compile_only(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found.setdefault(self.fn.__name__.removesuffix("_kernel"), (kernel, options))
+        return kernel
+
+    JITFunction.run = compile_only
+    try:
+        yield found
+    finally:
+        JITFunction.run = run
+
+
+def run_on_meta(case: Case) -> None:
+    """Call both passes with tensors without data."""
+    lead, window = (case.batch, case.heads), case.window
+    keys = case.num_global + window.length
+    with torch.device("meta"):
+        # views of one tensor with queries, keys and values of all tokens, as in a model
+        qkv = torch.empty(case.batch, keys, 3, case.heads, case.head_dim, dtype=case.dtype)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+        q = q[:, :, case.num_global :]
+        dout = torch.empty(*lead, window.length, case.head_dim, dtype=case.dtype)
+        bias = LocalBias(
+            torch.empty(case.heads, window.table_entries) if case.table_bias else None,
+            torch.empty(case.heads, case.num_global) if case.global_bias else None,
+        )
+    call = Call(q, k, v, window, case.num_global, bias, None, case.head_dim**-0.5)
+    out, lse = fused.forward(call)
+    fused.backward(call, out, lse, dout)
+
+
+def compile_kernels(
+    target: str, window: str, dtype: str, head_dim: int, changes: dict[str, launches.Launch]
+) -> list[Row]:
+    """Compile the kernels of an attention call. changes: launches to use instead of the table's."""
+    from triton.runtime import driver
+
+    driver.set_active(Driver(target))
+    column = launches.HEAD_DIMS.index(head_dim)
+    for kernel, other in changes.items():
+        row = launches.LAUNCHES[target][kernel]
+        launches.LAUNCHES[target][kernel] = (*row[:column], other, *row[column + 1 :])
+    attended, has_bias = WINDOWS[window]
+    case = Case(attended, 8, 6, head_dim, 1, getattr(torch, dtype), "cuda", has_bias, has_bias)
+    assert not launch.interpreted(), "unset TRITON_INTERPRET"
+    with compiling() as found:
+        run_on_meta(case)
+    return [
+        make_row((target, window, dtype, head_dim), name, *found[name])
+        for name in MATMULS
+        if name in found
+    ]
+
+
+def make_row(case: tuple, name: str, kernel: Any, options: dict[str, Any]) -> Row:
+    queries, keys, warps = options["Q"], options["K"], options["num_warps"]
+    usage = cuobjdump("--dump-resource-usage", kernel.asm["cubin"])
+    registers, stack, local = map(
+        int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage).groups()
+    )
+    loop = inner_loop(cuobjdump("-sass", kernel.asm["cubin"]))
+    target, _, _, head_dim = case
+    shared = kernel.metadata.shared
+    by_registers = 4 * (512 // (-(-registers // 8) * 8)) // warps
+    by_shared = SHARED_BYTES[target] // (shared + 1024)
+    tiles = queries * keys / 64**2
+    flops = MATMULS[name] * 2 * 64 * 64 * head_dim
+    layouts = re.findall(r"= tt\.dot .*-> tensor<[^#>]*#(\w+)>", kernel.asm["ttgir"])
+    return Row(
+        *case, name, queries, keys, warps, options["num_stages"], registers, stack + local, shared,
+        min(by_registers, by_shared, 64 // warps), round(sum(loop.values()) * warps / 4 / tiles),
+        flops // FLOPS_PER_CYCLE[target], sum(not layout.startswith("mma") for layout in layouts),
+        dict(loop.most_common()),
+    )  # fmt: skip
+
+
+def cuobjdump(option: str, cubin: bytes) -> str:
     import triton
 
-    return {"torch": torch.__version__, "triton": triton.__version__}
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def inner_loop(sass: str) -> collections.Counter[str]:
+    """Count the instructions of the innermost loop with tensor core instructions, by opcode."""
+    lines = [match.groups() for raw in sass.splitlines() if (match := INSTRUCTION.match(raw))]
+    at = {int(address, 16): number for number, (address, *_) in enumerate(lines)}
+    loops = []
+    for end, (address, opcode, operands) in enumerate(lines):
+        target = re.search(r"\b0x([0-9a-f]+)\s*$", operands.strip())
+        if opcode.startswith("BRA") and target and int(target[1], 16) < int(address, 16):
+            body = [op.partition(".")[0] for _, op, _ in lines[at[int(target[1], 16)] : end + 1]]
+            if any(op.endswith("MMA") for op in body):
+                loops.append(body)
+    return collections.Counter(min(loops, key=len, default=[]))
+
+
+def compile_all(jobs: list[tuple], processes: int) -> Iterator[Row]:
+    """Compile in processes, because a process has one Triton driver. Yields the rows in order."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for future in [pool.submit(compile_kernels, *job) for job in jobs]:
+            yield from future.result()
+
+
+HEAD = (
+    "window", "dtype", "D", "kernel", "block", "warps", "stages", "registers", "spilled",
+    "shared", "blocks/SM", "per tile", "tensor",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    block = f"{row.queries}x{row.keys}"
+    return [
+        row.window, row.dtype, row.head_dim, row.kernel, block, row.warps, row.stages,
+        row.registers, row.spilled, row.shared, row.blocks, row.per_tile, row.tensor,
+    ]  # fmt: skip
+
+
+def sweep_jobs(args: argparse.Namespace) -> list[tuple]:
+    """List compilations of each kernel with other launches."""
+    jobs = []
+    names = ("chunks, w 7",)
+    for target, window, dim in itertools.product(args.targets, names, args.head_dims):
+        for count in range(max(map(len, SWEEP.values()))):
+            sizes = {kernel: blocks[count % len(blocks)] for kernel, blocks in SWEEP.items()}
+            for stages, registers in itertools.product((1, 2, 3), (0, 168, 128)):
+                changes = {
+                    kernel: launches.Launch(*size, 8 if size[0] > 64 else 4, stages, registers)
+                    for kernel, size in sizes.items()
+                }
+                jobs.append((target, window, "bfloat16", dim, changes))
+    return jobs
 
 
 def run(args: argparse.Namespace) -> None:
-    start = time.perf_counter()
-    if args.device:
-        jobs = [job[1:] for job in list_jobs(["device"], args.head_dims, args.dtypes)]
-        table, _ = read_table(args.read or RESULTS / "kernels.json")
-        print(compare(list(load_kernels(jobs)), table))
-        return
-    if args.read:
-        rows, _ = read_table(args.read)
-        rows = [row for row in rows if is_wanted(row, args)]
-    else:
-        jobs = list_jobs(args.targets, args.head_dims, args.dtypes)
-        rows = list(compile_rows(jobs, args.processes))
-    print(format_rows(rows))
-    print(f"\n{format_predictions(predict_rows(rows))}")
-    print(f"\n{len(rows)} kernels in {time.perf_counter() - start:.0f} s")
+    jobs = [
+        (*case, {})
+        for case in itertools.product(args.targets, WINDOWS, args.dtypes, args.head_dims)
+    ]
+    rows = list(compile_all(sweep_jobs(args) if args.sweep else jobs, args.processes))
+    for target in args.targets:
+        table = [list(map(str, cells(row))) for row in rows if row.target == target]
+        print(f"\n{target}\n{align([list(HEAD), *table])}")
     if args.json:
-        write_table(args.json, rows, describe())
+        import triton
 
-
-def is_wanted(row: KernelRow, args: argparse.Namespace) -> bool:
-    """Return whether the command line selects a row."""
-    selected = row.target in args.targets and row.head_dim in args.head_dims
-    return selected and row.dtype in args.dtypes
-
-
-def parse() -> argparse.Namespace:
-    def words(text: str) -> list[str]:
-        return text.split(",")
-
-    parser = make_parser(__doc__)
-    parser.add_argument("--targets", type=words, default=list(TARGETS), help="comma-separated")
-    parser.add_argument(
-        "--head-dims", type=lambda text: [*map(int, words(text))], default=list(HEAD_DIMS)
-    )
-    parser.add_argument("--dtypes", type=words, default=list(DTYPES))
-    parser.add_argument("--processes", type=int, default=2, help="compiling processes (2)")
-    parser.add_argument("--read", metavar="FILE", type=Path, help="read a table, do not compile")
-    parser.add_argument("--device", action="store_true", help="load the kernels on this GPU")
-    add_json(parser)
-    return parser.parse_args()
+        about = {"torch": torch.__version__, "triton": triton.__version__}
+        lines = ",\n".join(
+            json.dumps({k: v for k, v in vars(row).items() if k != "loop"}) for row in rows
+        )
+        args.json.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":
-    run(parse())
+    parser = make_parser(__doc__)
+    parser.add_argument("--targets", nargs="+", default=["sm_90"], choices=list(FLOPS_PER_CYCLE))
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[32, 64])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
+    parser.add_argument("--processes", type=int, default=2, help="compiling processes (2)")
+    parser.add_argument("--sweep", action="store_true", help="compile other block sizes too")
+    add_json(parser)
+    run(parser.parse_args())

@@ -18,7 +18,7 @@ from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
 from tests.common.marks import cases
 from tests.common.triton_runs import passes, process
 from vil.ops import Case, LocalBias, Window, patterns
-from vil.ops.backends.triton import bias_gradients, fused
+from vil.ops.backends.triton import fused, gradients
 from vil.ops.call import Call
 from vil.ops.layout import Layout
 from vil.ops.testing import errors, make_inputs
@@ -211,9 +211,9 @@ def test_a_row_without_keys_gives_zero_and_no_gradient(interpreter, window):
 def gradient_in_groups(case: Case) -> list[torch.Tensor]:
     """The gradient of the bias table, of all displacements of chunks at once and one by one."""
     found = []
-    for share in (bias_gradients.TILE_SHARE, 1 << 30):  # no room for more than one
+    for share in (gradients.SUMS_SHARE, 1 << 30):  # no room for more than one
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bias_gradients, "TILE_SHARE", share)
+            patch.setattr(gradients, "SUMS_SHARE", share)
             found.append(both_passes(case, rearranged=False)[5])
     return found
 
@@ -276,8 +276,7 @@ def compile_both(case: Case) -> dict[str, tuple[int, int]]:
 def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
     wanted = {"forward_kernel", "query_kernel", "key_kernel"}
     wanted |= {"global_kernel"} if case.num_global else set()
-    tables = ("step", "displacement") if case.is_layout else ("tile", "table")
-    wanted |= {f"{name}_kernel" for name in tables} if case.table_bias else set()
+    wanted |= {"tile_kernel", "bias_kernel"} if case.table_bias else set()
     assert found.keys() == wanted
     for name, (size, shared) in found.items():
         assert size > 0, name

@@ -1,23 +1,22 @@
 """Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file has the limits of the backend, and the forward and backward passes. Windows and layouts
-of patterns use the same kernels. A window finds a query's keys in a few rectangles of tokens. A
-layout finds them in lists of chunks (lists.py, layouts.py).
+This file has the limits of the backend, and the forward and backward passes. Windows and layouts of
+patterns use the same kernels (kernels.py). They differ in their plan (plan.py), which lists the
+tokens that a program reads.
 
-Memory of the backward pass, besides the gradients:
+Memory, besides the output and the gradients:
 
-- delta, the sum of out * dout over the channels: 4 bytes per query and head.
-- Partial sums of the gradient of a bias table. For a window, each takes up to 4 * 64 * 9 * w**2
-  bytes per head. More than one is used only if all of them together take at most 1/TILE_SHARE of
-  the bytes of q, k, v, out and their gradients.
+- biases and masks as tiles, T * R * C values of q's size (see plan.py) for each head with biases of
+  its own. For a window in 16 bits, that is at most 2 MiB up to w = 8 and about 18 * w**4 bytes
+  above.
+- the log-sum-exp, and delta, the sum of out * dout over the channels: 8 bytes per query and head.
+- partial sums of the gradient of the biases: 4 * R * C bytes per head. More are used only if all of
+  them together take at most 1/SUMS_SHARE of the bytes of q, k, v, out and their gradients.
 
-Memory of a layout: up to 28 bytes per pair of chunks for the lists, and 16 * W * ceil(W / 64) bytes
-per mask.
-
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
-w*w tokens of a chunk.
+Shapes: B batch, N heads, L tokens of the grid, G global tokens, D head dim, w chunk side.
 """
 
+import os
 from importlib.util import find_spec
 
 import torch
@@ -25,8 +24,9 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
-from vil.ops.backends.triton.bias_gradients import global_gradients, table_gradient
-from vil.ops.backends.triton.launch import Launcher, Tokens, interpreted
+from vil.ops.backends.triton.gradients import bias_gradients, global_gradients
+from vil.ops.backends.triton.launch import Launcher, Tokens
+from vil.ops.backends.triton.plan import make_plan
 from vil.ops.call import Call, Gradients
 
 HEAD_DIMS = (16, 128)
@@ -34,6 +34,7 @@ WINDOWS = (2, 32)
 MAX_GLOBAL = 64
 MIN_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_TILE_BYTES = 1 << 30  # of the biases and masks of a layout
 
 
 def unsupported(case: Case) -> list[str]:
@@ -41,15 +42,10 @@ def unsupported(case: Case) -> list[str]:
 
     Returns an empty list if the backend supports the call.
     """
-    has_gpu = case.device == "cuda" and torch.cuda.is_available()
-    too_old = has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY
     channels_fit = HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]
     window_fits, size = WINDOWS[0] <= case.window.size <= WINDOWS[1], case.window.size
     word = "chunk size" if case.is_layout else "window size"
     checks = {
-        "triton is not installed": find_spec("triton") is None,
-        f"it needs a CUDA device, not {case.device}": case.device != "cuda" and not interpreted(),
-        "it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY): too_old,
         f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}": case.dtype not in DTYPES,
         "heads must have {} to {} channels, not {}".format(
             *HEAD_DIMS, case.head_dim
@@ -57,8 +53,38 @@ def unsupported(case: Case) -> list[str]:
         "the {} must be {} to {}, not {}".format(word, *WINDOWS, size): not window_fits,
         f"{case.num_global} global tokens are more than {MAX_GLOBAL}": case.num_global > MAX_GLOBAL,
     }
+    reasons = missing(case.device) + [text for text, applies in checks.items() if applies]
     # recomputing the scores of chunks has the limits of the blocked backend
-    return [text for text, applies in checks.items() if applies] + blocked.unsupported(case)
+    return reasons + blocked.unsupported(case) or _too_many_tiles(case)
+
+
+@torch.compiler.assume_constant_result
+def missing(device: str) -> list[str]:
+    """Return what this machine lacks to run the kernels on a device type; mostly nothing.
+
+    torch.compile treats the result as a constant and does not trace this function.
+    """
+    if find_spec("triton") is None:
+        return ["triton is not installed"]
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return []
+    if device != "cuda":
+        return [f"it needs a CUDA device, not {device}"]
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < MIN_CAPABILITY:
+        return ["it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY)]
+    return []
+
+
+def _too_many_tiles(case: Case) -> list[str]:
+    """Return a reason if the biases and masks of a layout would take too much memory."""
+    if not case.is_layout:
+        return []
+    tiles = make_plan(case.window, case.num_global, case.table_bias).bias_index
+    heads = case.heads if case.table_bias or case.global_bias else 1
+    size = heads * tiles.numel() * case.dtype.itemsize
+    if size <= MAX_TILE_BYTES:
+        return []
+    return [f"the biases of the pattern take {size >> 20} MiB, above {MAX_TILE_BYTES >> 20} MiB"]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -67,10 +93,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     with torch.cuda.device_of(q):
-        launcher.by_chunk(
-            "forward", "queries", *map(Tokens.of, (q, call.k, call.v, out)), lse,
-            launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
-        )  # fmt: skip
+        launcher.by_group("forward", *map(Tokens.of, (q, call.k, call.v, out)), lse)
     return out, lse
 
 
@@ -79,24 +102,16 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
     out, lse: the output and log-sum-exp that `forward` returned. dout: the gradient of the output.
     """
-    launcher, (table, to_global) = Launcher(call), call.bias
+    launcher = Launcher(call)
     dq, dk, dv = (torch.empty_like(x) for x in call[:3])
-    lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
+    stats = lse.new_empty(*lse.shape, 2)  # log-sum-exp and delta of each query
     inputs, grads = [Tokens.of(x) for x in call[:3]], Tokens.of(dout)
+    tensors = (*inputs, grads, stats.view(torch.int64))
     with torch.cuda.device_of(dq):
-        launcher.by_chunk(
-            "query", "queries", *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
-            launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
-        )  # fmt: skip
-        launcher.by_chunk(
-            "key", "keys", *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta,
-            launcher.table, launcher.valid_hw,
-        )  # fmt: skip
-        rest = (*inputs, grads, lse, delta)
-        dto_global = global_gradients(launcher, rest, dk, dv) if call.num_global else None
-        dtable = None if table is None else table_gradient(launcher, rest).to(table.dtype)
-    if to_global is not None:  # without global tokens it has no elements
-        dto_global = (
-            torch.empty_like(to_global) if dto_global is None else dto_global.to(to_global.dtype)
-        )
-    return dq, dk, dv, dtable, dto_global
+        outs = Tokens.of(out), grads, Tokens.of(dq)
+        launcher.by_group("query", *inputs, *outs, lse.contiguous(), stats)
+        launcher.by_group("key", *tensors[:4], Tokens.of(dk), Tokens.of(dv), tensors[4])
+        if call.num_global:
+            global_gradients(launcher, tensors, dk, dv)
+        biases = bias_gradients(launcher, tensors)
+    return dq, dk, dv, *biases

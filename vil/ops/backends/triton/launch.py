@@ -1,34 +1,30 @@
-"""Launch the Triton kernels: block sizes, shared arguments, the rectangles of a window.
+"""Launch the Triton kernels: their common arguments, and their block sizes.
 
 The kernels are imported at the first call, so that this file does not need Triton. With
 TRITON_INTERPRET=1 in the environment before Triton is imported, they run on the CPU, slowly.
 
-Shapes: B batch, N heads, L tokens, D head dim.
+Shapes: B batch, N heads, L tokens, G global tokens, D head dim, E entries of a bias table. T, R, C:
+see plan.py.
 """
 
+import math
 import os
+from collections.abc import Sequence
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import next_power_of_2
 from vil.ops.backends.triton.launches import find_launch
-from vil.ops.backends.triton.layouts import make_lists
-from vil.ops.backends.triton.tables import base_2, make_table
+from vil.ops.backends.triton.plan import BLOCK, Plan, make_plan
 from vil.ops.call import Call
-from vil.ops.layout import Layout
-from vil.ops.window import Window
+from vil.ops.window import real_cells
 
-PROGRAMS = 1024  # programs that fill a large GPU, for kernels that can split their sums
-TILE_SHARE = 16  # tiles of scores take at most 1/16 of the bytes of the other tensors
-# bias table entries of a program, and tile rows that it reads at a time, in the kernels that sum
-# tiles
-ENTRIES, LINES = 128, 16
-
-Rectangle = tuple[int, int, int, int]  # first row, end row, first column, end column
+LOG2E = math.log2(math.e)
 
 
 class Tokens(NamedTuple):
@@ -43,6 +39,98 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> "Tokens":
         return cls(x, *x.stride())
+
+
+class Launcher:
+    """Launches the kernels of a call with their common arguments: lists, biases, masks and sizes.
+
+    biases (N, E + G + 1) float32 or None: the table, the bias toward global tokens and -inf, in
+    base 2. valid (B, G+L) float32 or None: 0 for keys, -inf for padding.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.device = call, str(call.q.device)
+        self.images, self.heads, self.length, self.channels = call.q.shape
+        self.padded = max(16, next_power_of_2(self.channels))
+        self.dtype = torch.float16 if call.q.itemsize == 2 else torch.float32  # of biases
+        self.biases, self.valid = join_biases(call), None
+        if call.valid_hw is not None:
+            real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(1)
+            mask = torch.where(real, 0.0, -math.inf)
+            self.valid = F.pad(mask, (call.num_global, 0)).contiguous()
+        may_round = torch.get_float32_matmul_precision() != "highest"
+        self.precision = "tf32" if may_round and call.q.dtype == torch.float32 else "ieee"
+
+    def plan(self, tensors: Sequence[Any], transposed: bool = False) -> Plan:
+        """Return the plan of the call. tensors: those `Tokens` among them are read or written."""
+        call = self.call
+        has_table = call.bias.table is not None
+        plan = make_plan(call.window, call.num_global, has_table, transposed, self.device)
+        tokens = [x for x in tensors if isinstance(x, Tokens)]
+        if all(x.at.shape[2] * abs(x.token) < 2**31 for x in tokens):
+            return plan
+        # token indices in 64 bits, because their offsets in memory do not fit into 32
+        lists, items = plan.lists, plan.items.long()
+        lists = lists._replace(row_base=lists.row_base.long(), pair_base=lists.pair_base.long())
+        return plan._replace(lists=lists, items=items)
+
+    def masks(self, plan: Plan) -> tuple[Tensor | None, Tensor | None, int]:
+        """Return the arguments TILE, EXISTS and tile_head of a kernel."""
+        index = plan.bias_index
+        has_tile = self.biases is not None or plan.has_mask
+        exists = plan.exists if plan.shares_tile or not has_tile else None
+        if not has_tile:
+            return None, exists, 0
+        if self.biases is None:
+            tile = torch.where(index == plan.masked, -math.inf, 0.0)
+            return tile.to(self.dtype), exists, 0
+        biases = self.biases.clamp(max=torch.finfo(self.dtype).max).to(self.dtype)
+        return biases.index_select(1, index.flatten()), exists, index.numel()
+
+    def options(self, name: str, rows: int = BLOCK, columns: int = BLOCK) -> dict[str, Any]:
+        """Return the compile-time constants and launch options of a kernel.
+
+        rows, columns: R and C of its plan.
+        """
+        tf32 = self.precision == "tf32"
+        launch = find_launch(current_target(), name, self.padded, self.call.q.itemsize, tf32)
+        queries, keys = (columns, rows) if name == "key" else (rows, columns)
+        sizes = {"Q": min(launch.queries, queries), "K": min(launch.keys, keys)}
+        constants = {"D": self.channels, "D_PAD": self.padded, "PRECISION": self.precision}
+        return constants | sizes | launch.options()
+
+    def by_group(self, name: str, *tensors: Any) -> None:
+        """Launch a kernel with one program per image, head, and block of queries or keys.
+
+        name: forward, query or key. tensors: the first arguments of the kernel.
+        """
+        transposed = name == "key"
+        plan, call = self.plan(tensors, transposed), self.call
+        tile, exists, tile_head = self.masks(plan)
+        _, rows, columns = plan.bias_index.shape
+        options = self.options(name, rows, columns)
+        blocks = plan.groups * rows // options["K" if transposed else "Q"]
+        getattr(kernels(), f"{name}_kernel")[(self.images * self.heads * blocks,)](
+            *tensors, plan.lists, tile, exists, self.valid,
+            self.heads, self.length, call.num_global, plan.groups, plan.head_stride, rows, columns,
+            tile_head, call.scale,
+            LAYOUT=plan.is_layout, **options,
+        )  # fmt: skip
+
+
+def join_biases(call: Call) -> Tensor | None:
+    """Return the biases of a call in base 2, (N, E + G + 1) float32, or None if it has none.
+
+    They are the table, the bias toward global tokens and -inf.
+    """
+    table, to_global = call.bias
+    if table is None and to_global is None:
+        return None
+    like = to_global if table is None else table
+    table = like.new_zeros(len(like), call.window.table_entries) if table is None else table
+    to_global = like.new_zeros(len(like), call.num_global) if to_global is None else to_global
+    joined = torch.cat([table.float(), to_global.float()], 1)
+    return F.pad(joined * LOG2E, (0, 1), value=-math.inf)
 
 
 def interpreted() -> bool:
@@ -64,115 +152,12 @@ def current_target() -> str:
 
 
 @lru_cache(maxsize=1)
-def kernels() -> SimpleNamespace:
-    """Import the kernels and their helper functions. Returns them as one namespace."""
+def kernels() -> ModuleType:
+    """Import the module of the kernels."""
     if interpreted():
         from vil.ops.backends.triton.interpreter import repair
 
         repair()
-    from vil.ops.backends.triton import backward, forward, layout_bias
+    from vil.ops.backends.triton import kernels as module
 
-    return SimpleNamespace(**(vars(forward) | vars(backward) | vars(layout_bias)))
-
-
-class Launcher:
-    """Launches the kernels of a call with their common arguments: sizes, biases and options."""
-
-    def __init__(self, call: Call) -> None:
-        q, valid_hw = call.q, call.valid_hw
-        self.window, self.scale, self.num_global = call.window, call.scale, call.num_global
-        self.images, self.heads, self.length, self.channels = q.shape
-        self.device, self.bytes = q.device, q.numel() * q.itemsize
-        table, to_global = call.bias
-        self.table, self.reach = make_table(call.window, table)
-        self.to_global = base_2(to_global)
-        self.valid_hw = (
-            None if valid_hw is None else valid_hw.to(q.device, torch.int64).contiguous()
-        )
-        self.padded = max(16, next_power_of_2(self.channels))
-        self.itemsize = q.itemsize
-        self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
-
-    def options(self, kernel: str, owned: str) -> dict[str, int]:
-        """Return the constexpr arguments and launch options of a kernel, as keyword arguments.
-
-        kernel: name of the kernel without the suffix "_kernel". owned: "queries" if each program
-        computes a block of queries and loops over blocks of keys, "keys" for the reverse.
-        """
-        launch = find_launch(current_target(), kernel, self.padded, self.itemsize)
-        window = self.window
-        is_layout = isinstance(window, Layout)
-        cells = window.tile if is_layout else max(map(area, rectangles(window)))
-        own, walked = (max(16, next_power_of_2(n)) for n in (window.tile, cells))
-        owns_queries = owned == "queries"
-        return {
-            "D": self.channels,
-            "D_PAD": self.padded,
-            "Q": min(launch.queries, own if owns_queries else walked),
-            "K": min(launch.keys, walked if owns_queries else own),
-            **launch.options(),
-        }
-
-    def by_chunk(self, name: str, owned: str, *tensors, **constants) -> None:
-        """Launch a kernel with one program per image, head, chunk, and block of queries or keys.
-
-        name: name of the kernel without the suffix "_kernel". owned: "queries" if each program
-        computes a block of queries and loops over blocks of keys, "keys" for the reverse. tensors,
-        constants: further arguments of the kernel.
-        """
-        kernel = getattr(kernels(), f"{name}_kernel")
-        options, window = self.options(name, owned), self.window
-        parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
-        rects, lists, num_rects = self._loop_arguments(mirrored=owned == "keys")
-        kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
-            *tensors, rects, lists,
-            num_rects, self.heads, *window.grid, window.size, self.num_global, parts, *self.reach,
-            self.scale,
-            MASK=0 if rects is None else int(window.mask), **options, **constants,
-        )  # fmt: skip
-
-    def _loop_arguments(self, mirrored: bool) -> tuple:
-        """Return the kernel arguments that define what a program loops over.
-
-        They are (RECTS, lists, num_rects). For a layout, RECTS and num_rects are None. For a
-        window, `lists` is None.
-        mirrored: False if programs compute queries and loop over keys, True for the reverse.
-        """
-        if isinstance(self.window, Layout):
-            lists = make_lists(self.window, self.device, mirrored)
-            return None, lists, None
-        rects = rectangles(self.window, mirrored)
-        return on_device(rects, self.device), None, len(rects)
-
-
-def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """Return rectangles that contain all tokens to which the queries of a chunk attend.
-
-    There is a single rectangle if possible, else one for each chunk offset. Rows and columns are
-    relative to the chunk's first token, and the ends are exclusive.
-    mirrored: return rectangles that contain all tokens whose queries attend to the chunk.
-    """
-    w, offsets = window.size, window.offsets
-    rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
-    if len(offsets) == len(rows) * len(cols):  # without gaps, since (0, 0) is among them
-        edges = [(min(rows), max(rows) + 1, min(cols), max(cols) + 1)]
-    else:
-        edges = [(dx, dx + 1, dy, dy + 1) for dx, dy in offsets]
-    if mirrored:
-        edges = [(1 - b, 1 - a, 1 - d, 1 - c) for a, b, c, d in edges]
-    return tuple(tuple(w * edge for edge in rect) for rect in edges)
-
-
-def area(rect: Rectangle) -> int:
-    """Return the number of tokens in a rectangle."""
-    return (rect[1] - rect[0]) * (rect[3] - rect[2])
-
-
-@lru_cache(maxsize=256)
-def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
-    """Return R rectangles as a tensor on the device, (R, 4) int32.
-
-    The tensor is cached, because a copy to the device synchronizes, and a CUDA graph cannot capture
-    the copy.
-    """
-    return torch.tensor(rects, dtype=torch.int32, device=device)
+    return module

@@ -2,10 +2,9 @@
 
 They are chosen from the table that `benchmarks/kernels.py` prints, not from timings on a GPU. The
 criteria, in order of priority:
-1. Registers do not spill.
+1. The registers of windows do not spill, and two or more thread blocks fit on a multiprocessor.
 2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
-3. Three or more thread blocks fit on a multiprocessor.
-4. Blocks are large, so that each key is read less often.
+3. The inner loop has the fewest instructions per score. So blocks are large.
 """
 
 from functools import partial
@@ -35,44 +34,41 @@ class Launch(NamedTuple):
 
 
 three = partial(Launch, registers=168)  # three thread blocks fit on a multiprocessor
-four = partial(Launch, registers=128)  # four thread blocks fit on a multiprocessor
+single = partial(Launch, stages=1)  # no asynchronous copies, which take shared memory
 
 LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16-bit dtypes
     "sm_80": {
-        "forward": (four(64, 32), three(64, 32), Launch(64, 16)),
-        "query": (three(64, 16), four(32, 32), Launch(32, 32)),
-        "key": (Launch(16, 64), four(32, 32), Launch(32, 32)),
+        "forward": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
+        "query": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
+        "key": (Launch(32, 64), Launch(32, 64), Launch(32, 64)),
+        "tile": (Launch(64, 64), Launch(64, 64), Launch(64, 32)),
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
-        "tile": (three(64, 16), Launch(64, 32), Launch(64, 32)),
-        "step": (three(64, 16), Launch(64, 32), Launch(64, 32)),
     },
     "sm_90": {
-        "forward": (three(64, 32), three(64, 32), Launch(64, 32)),
-        "query": (three(64, 16), Launch(64, 32), Launch(64, 16)),
-        "key": (three(16, 64), Launch(32, 64), Launch(16, 64)),
+        "forward": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
+        "query": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
+        "key": (Launch(64, 64), Launch(64, 64), Launch(32, 64)),
+        "tile": (three(64, 64), three(64, 64), Launch(64, 32)),
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
-        "tile": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
-        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16)),
     },
     "sm_100": {
-        "forward": (three(64, 16), three(64, 16), Launch(64, 32, stages=1)),
-        "query": (three(64, 16), Launch(64, 32, stages=1), Launch(64, 16)),
-        "key": (three(16, 64), Launch(16, 64), Launch(16, 64, stages=1)),
+        "forward": (single(64, 64), single(64, 64), single(64, 64)),
+        "query": (single(64, 64), single(64, 64), single(64, 64)),
+        "key": (single(64, 64), single(64, 64), single(64, 64)),
+        "tile": (single(64, 64), single(64, 64), single(64, 64)),
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
-        "tile": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
-        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16)),
     },
     "gfx942": {
         "forward": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
         "query": (Launch(64, 16), Launch(64, 16), Launch(64, 16)),
-        "key": (Launch(16, 64), Launch(16, 64), Launch(16, 64, stages=1)),
+        "key": (Launch(16, 64), Launch(16, 64), single(16, 64)),
+        "tile": (Launch(64, 32), Launch(64, 32), single(64, 16)),
         "global": (Launch(32, 16), Launch(32, 16), Launch(32, 16)),
-        "tile": (Launch(64, 32), Launch(64, 32), Launch(64, 16, stages=1)),
-        "step": (Launch(64, 32), Launch(64, 32), Launch(64, 16, stages=1)),
     },
 }
-# for all kernels in float32, which do not use tensor cores
+# for all kernels in float32, without and with TF32
 FLOAT32 = (Launch(32, 32), Launch(32, 32), Launch(32, 16))
+TF32 = (Launch(64, 32), Launch(64, 32), Launch(64, 16))
 
 
 def kind_of(target: str) -> str:
@@ -86,13 +82,15 @@ def kind_of(target: str) -> str:
     return {"sm_9": "sm_90", "sm_10": "sm_100"}.get(target[:-1], "sm_80")
 
 
-def find_launch(target: str, kernel: str, padded: int, itemsize: int) -> Launch:
+def find_launch(target: str, kernel: str, padded: int, itemsize: int, tf32: bool) -> Launch:
     """Return the launch parameters of a kernel.
 
     target: architecture of the GPU, such as "sm_90".
     kernel: a name such as "forward", a key of `LAUNCHES["sm_80"]`.
     padded: the head dim, rounded up to a power of two.
-    itemsize: bytes per element of q.
+    itemsize: bytes per element of q. tf32: whether matmuls in float32 may use TF32.
     """
     column = HEAD_DIMS.index(max(HEAD_DIMS[0], padded))
-    return (FLOAT32 if itemsize == 4 else LAUNCHES[kind_of(target)][kernel])[column]
+    if itemsize == 4:
+        return (TF32 if tf32 else FLOAT32)[column]
+    return LAUNCHES[kind_of(target)][kernel][column]
