@@ -1,8 +1,10 @@
-"""torch.compile traces a model as one graph, with the backends that were tuned for it."""
+"""torch.compile traces a model as one graph, also with random shift and other image sizes."""
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from vil.layers.attention import TrainStep, set_progress
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, dispatch
@@ -26,10 +28,40 @@ def tuned(monkeypatch):
     assert set(used) <= set(BACKENDS)
 
 
-def small():
+def small(drop_path_rate: float = 0.0, **attention) -> MsViT:
     """Three stages: 12 x 12 and 6 x 6 tokens in windows of 4 and 3, then full attention."""
     arch = "l1,h1,d16,n1,s1,g1,p4,f4,a0_l2,h2,d32,n1,s1,g1,p2,f3,a1_l3,h2,d32,n1,s0,g1,p2,a0"
-    return MsViT(parse_arch(arch), num_classes=3, img_size=48)
+    torch.manual_seed(0)
+    return MsViT(
+        parse_arch(arch),
+        num_classes=3,
+        img_size=48,
+        drop_path_rate=drop_path_rate,
+        attention_args={"longformer": attention},
+    )
+
+
+def train_compiled(
+    steps: int, sizes: tuple[int, ...] = (48,), fullgraph: bool = True, **settings
+) -> int:
+    """Train a compiled and a plain model alike. Return how many graphs were compiled."""
+    torch.compiler.reset()
+    counters.clear()
+    plain, compiled = small(**settings), small(**settings)
+    compiled.compile(backend="aot_eager", fullgraph=fullgraph)
+    for step in range(steps):
+        for size in sizes:
+            images, losses = torch.randn(2, 3, size, size), []
+            for model in (plain, compiled):
+                set_progress(model, TrainStep(0, step, step // 2, 4, 2))
+                torch.manual_seed(step)  # of stochastic depth
+                model.zero_grad()
+                losses.append(model(images).square().sum())
+                losses[-1].backward()
+            torch.testing.assert_close(*losses)
+            for a, b in zip(plain.parameters(), compiled.parameters()):
+                torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-4)
+    return counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.long
@@ -52,3 +84,27 @@ def test_an_untuned_model_compiles_to_one_graph():
     with torch.no_grad():
         plain = model(images)
         assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(images), plain)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
+def test_random_shift_compiles_to_one_graph_for_all_modes(backend):
+    assert train_compiled(6, mode=1, backend=backend, drop_path_rate=0.2) == 1
+
+
+@pytest.mark.long
+def test_the_end_of_random_shift_compiles_once_more():
+    assert train_compiled(6, mode=1, mode_switch=0.5) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["masked", "chunk_handgrad", "gathered"])
+def test_random_shift_runs_other_backends_uncompiled(backend):
+    graphs = train_compiled(1, mode=1, fullgraph=False, backend=backend)
+    assert train_compiled(5, mode=1, fullgraph=False, backend=backend) == graphs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["auto", "masked", "chunk_autograd"])
+def test_image_sizes_compile_to_few_graphs(backend):
+    assert train_compiled(1, (48, 64, 56, 80, 40, 96), backend=backend) < 6

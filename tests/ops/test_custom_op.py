@@ -98,7 +98,7 @@ def test_inference_gives_the_same_output_and_saves_no_log_sum_exp(window, backen
     with torch.no_grad():
         assert torch.equal(local_attention(q, k, v, **options), trained)
     operator = getattr(torch.ops.vil, f"{backend}_{backend}")
-    arguments = (q, k, v, None, None, valid, to_numbers(window, 0), 0.3)
+    arguments = (q, k, v, None, None, valid, None, to_numbers(window, 0), 0.3)
     assert operator(*arguments)[1].shape == (2, 2, 144), "programs that were exported before"
     assert operator(*arguments, False)[1].numel() == 0
     torch.library.opcheck(operator, (*arguments, False), test_utils="test_faketensor")

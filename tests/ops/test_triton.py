@@ -17,6 +17,9 @@ from tests.common.attention_cases import PAIRWISE, make_case, name_of
 from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
 from tests.common.marks import cases
 from tests.common.triton_runs import passes, process
+from vil.layers.attention import TrainStep, set_progress
+from vil.models.arch import parse_arch
+from vil.models.vision_longformer import MsViT
 from vil.ops import Case, LocalBias, Window, patterns
 from vil.ops.backends.triton import fused, gradients
 from vil.ops.call import Call
@@ -239,6 +242,39 @@ def bias_of_other_type() -> list[torch.dtype]:
 def test_gradients_have_the_dtypes_of_their_inputs(interpreter):
     wanted = [BRAIN, SINGLE, BRAIN, BRAIN, BRAIN, SINGLE, torch.float64]
     assert interpreter(bias_of_other_type) == wanted
+
+
+def train_compiled(mode: int) -> tuple[int, list[torch.Tensor]]:
+    """Gradients of a training step with and without torch.compile, and the number of graphs."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    arch = "l1,h1,d16,n1,s1,g1,p4,f4,a0_l2,h2,d32,n1,s1,g1,p2,f3,a1"
+    options = {"longformer": {"mode": mode, "backend": "triton"}}
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(MsViT(parse_arch(arch), num_classes=3, img_size=24, attention_args=options))
+    torch.use_deterministic_algorithms(False)  # else Inductor's tests of tensors fail
+    models[1].compile(backend="aot_eager", fullgraph=True)
+    for step in range(2):
+        for model in models:
+            set_progress(model, TrainStep(0, step, 0, 1, 2))
+            model(torch.ones(1, 3, 24, 24)).square().sum().backward()
+    torch.use_deterministic_algorithms(True)
+    grads = [[p.grad for p in model.parameters()] for model in models]
+    return counters["stats"]["unique_graphs"], [*zip(*grads)]
+
+
+@needs_triton
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_compiled_training_step_equals_an_eager_one(interpreter, mode):
+    graphs, grads = interpreter(train_compiled, mode)
+    assert graphs == 1
+    assert sum(bool(eager.ne(0).any()) for eager, _ in grads) > len(grads) / 2
+    for eager, compiled in grads:
+        torch.testing.assert_close(compiled, eager)
 
 
 def prepare_compiler() -> None:

@@ -238,7 +238,7 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
             "False"
         )
     for model in models:
-        model.compile()
+        model.compile(mode=cfg.MODEL.COMPILE_MODE)
 
 
 @as_config_error

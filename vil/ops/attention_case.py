@@ -36,7 +36,7 @@ class Case:
     @classmethod
     def of(cls, call: Call) -> Case:
         """Return the `Case` that describes a call of `local_attention`."""
-        q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p, _ = call
+        q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p, *_ = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
         has = (table is not None, to_global is not None, valid_hw is not None, dropout_p > 0)

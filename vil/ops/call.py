@@ -1,6 +1,7 @@
 """The arguments of local attention as one object, which is passed to backends."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.layout import Layout
 from vil.ops.patterns.base import BY_NUMBER, Pattern
-from vil.ops.window import Mask, Window
+from vil.ops.window import Mask, Window, mode_offsets
 
 PATTERN = 2  # stands in `to_numbers` for a layout, where a window has the value of its mask
 
@@ -20,6 +21,8 @@ class Call(NamedTuple):
 
     scale: the factor of q @ k^T, never None.
     needs_lse: whether the backward pass needs the log-sum-exp of the scores.
+    neighbor: scalar int64 on the CPU, or None. The mode 1 to 8 whose offsets replace those of the
+    window when a backend runs.
     """
 
     q: Tensor
@@ -32,6 +35,14 @@ class Call(NamedTuple):
     scale: float = 1.0
     dropout_p: float = 0.0
     needs_lse: bool = True
+    neighbor: Tensor | None = None
+
+    def with_offsets(self) -> "Call":
+        """Return the call with the offsets that `neighbor` selects. Reads its value."""
+        if self.neighbor is None:
+            return self
+        window = replace(self.window, offsets=mode_offsets(int(self.neighbor)))
+        return self._replace(window=window, neighbor=None)
 
 
 def to_numbers(window: Window | Layout, num_global: int) -> list[int]:

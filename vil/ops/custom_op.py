@@ -22,6 +22,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.library import CustomOpDef
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.attention_case import Case
@@ -35,6 +36,8 @@ from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? to_global, Tensor? valid_hw"
+INPUTS += ", Tensor? neighbor"
+NUM_INPUTS = 7
 STATIC = "SymInt[] numbers, float scale"
 FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 
@@ -78,16 +81,17 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
     forward, backward: keys of FORWARDS and BACKWARDS. Call `join_passes` only once for each
     combination of passes, because it declares torch operators.
     """
-    operator = _operator(forward, backward)
+    operator, shifted = (_operator(forward, backward, is_shifted) for is_shifted in (False, True))
 
     def run(call: Call) -> Tensor:
         assert call.dropout_p == 0, "`unsupported` refuses dropout"
-        tensors = (call.q, call.k, call.v, *call.bias, call.valid_hw)
+        tensors = (call.q, call.k, call.v, *call.bias, call.valid_hw, call.neighbor)
         needs_lse = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in tensors
         )
         numbers = to_numbers(call.window, call.num_global)
-        return call_operator(operator, *tensors, numbers, call.scale, needs_lse)[0]
+        chosen = operator if call.neighbor is None else shifted
+        return call_operator(chosen, *tensors, numbers, call.scale, needs_lse)[0]
 
     return run
 
@@ -97,13 +101,14 @@ def _call(
 ) -> Call:
     """Rebuild the `Call` from the arguments of an operator.
 
-    tensors: q, k, v, the two biases and valid_hw. numbers: the list of `to_numbers`, which encodes
-    the window.
+    tensors: q, k, v, the two biases, valid_hw and neighbor. numbers: the list of `to_numbers`,
+    which encodes the window.
     """
-    q, k, v, table, to_global, valid_hw = tensors
+    q, k, v, table, to_global, valid_hw, neighbor = tensors
     window, num_global = from_numbers(numbers)
     bias = LocalBias(table, to_global)
-    return Call(q, k, v, window, num_global, bias, valid_hw, scale, needs_lse=needs_lse)
+    options = dict(needs_lse=needs_lse, neighbor=neighbor)
+    return Call(q, k, v, window, num_global, bias, valid_hw, scale, **options).with_offsets()
 
 
 def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
@@ -111,16 +116,19 @@ def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
     return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
-def _operator(forward: str, backward: str) -> Callable:
+def _operator(forward: str, backward: str, is_shifted: bool) -> Callable:
     """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
 
     If the operator is called with needs_lse=False, the log-sum-exp is an empty tensor.
+    is_shifted: declare vil::<forward>_<backward>_shifted, which reads the value of `neighbor`. So
+    torch.compile must leave it out of CUDA graphs.
     """
-    run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
-    gradient = _gradient(backward)
+    suffix = "_shifted" if is_shifted else ""
+    run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}{suffix}"
+    gradient = _gradient(backward, is_shifted)
 
     def compute(*arguments) -> tuple[Tensor, Tensor]:
-        call = _call(arguments[:6], *arguments[6:])
+        call = _call(arguments[:NUM_INPUTS], *arguments[NUM_INPUTS:])
         out, lse = run(call)
         return out, lse if call.needs_lse else _new_lse(call.q, needs_lse=False)
 
@@ -135,29 +143,36 @@ def _operator(forward: str, backward: str) -> Callable:
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = call_operator(gradient, *saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
-        return *grads[:3], *biases, None, None, None, None
+        return *grads[:3], *biases, None, None, None, None, None
 
     def fake(
-        q, k, v, table, to_global, valid_hw, numbers, scale, needs_lse=True
+        q, k, v, table, to_global, valid_hw, neighbor, numbers, scale, needs_lse=True
     ) -> tuple[Tensor, Tensor]:
         return torch.empty_like(q), _new_lse(q, needs_lse)
 
     schema = f"({INPUTS}, {FORWARD_STATIC}) -> (Tensor, Tensor)"
-    operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
+    operator = _declare(name, compute, schema, is_shifted)
     operator.register_fake(fake)
     operator.register_autograd(differentiate, setup_context=setup_context)
     _register_flops(name, 2, forward)
     return operator
 
 
+def _declare(name: str, compute: Callable, schema: str, is_shifted: bool) -> CustomOpDef:
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None) if is_shifted else None
+    tags = {"tags": (tag,)} if tag else {}  # torch 2.6 has no such tag
+    return torch.library.custom_op(name, compute, mutates_args=(), schema=schema, **tags)
+
+
 @cache
-def _gradient(backward: str) -> Callable:
+def _gradient(backward: str, is_shifted: bool) -> Callable:
     """Declare the operator vil::<backward>_gradient, which runs a backward pass.
 
     The operator returns the gradients of q, k, v, the bias table and the bias toward global tokens.
     The gradient of a missing bias is an empty tensor.
     """
-    run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
+    suffix = "_shifted" if is_shifted else ""
+    run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient{suffix}"
 
     def compute(q: Tensor, *arguments) -> tuple[Tensor, ...]:
         *tensors, out, lse, dout, numbers, scale = arguments
@@ -171,7 +186,7 @@ def _gradient(backward: str) -> Callable:
 
     returns = ", ".join(["Tensor"] * 5)
     schema = f"({INPUTS}, Tensor out, Tensor lse, Tensor dout, {STATIC}) -> ({returns})"
-    operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
+    operator = _declare(name, compute, schema, is_shifted)
     operator.register_fake(fake)
     _register_flops(name, 5, backward)
     return operator

@@ -35,6 +35,7 @@ def local_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
     valid: Tensor | None = None,
+    neighbor: Tensor | None = None,
 ) -> Tensor:
     """Attend from each local token to the global tokens and its window, with a single softmax.
 
@@ -54,6 +55,8 @@ def local_attention(
     `vil.ops.reference` defines. Under torch.func transforms and in forward-mode AD, a built-in
     backend is replaced by `chunk_autograd`, or by `masked` for a layout.
     valid: deprecated name of `valid_hw`.
+    neighbor: scalar int64 on the CPU: the neighbor mode 1 to 8 whose offsets replace those of the
+    window, which must also be those of such a mode. torch.compile then need not compile each mode.
 
     Returns (B, N, L, D) in the dtype of q. The output of a query without any key is 0. The softmax
     statistics are computed in fp32 (fp64 for fp64 inputs). Autocast has no effect.
@@ -69,7 +72,7 @@ def local_attention(
         )
         valid_hw = valid
     bias = NO_BIAS if bias is None else bias
-    call = Call(q, k, v, window, num_global, bias, valid_hw, scale or 1.0, dropout_p)
+    call = Call(q, k, v, window, num_global, bias, valid_hw, 1.0, dropout_p, neighbor=neighbor)
     _check(call)
     call = shrink_call(call._replace(scale=q.shape[-1] ** -0.5 if scale is None else scale))
     if q.shape[0] == 0:
@@ -78,7 +81,10 @@ def local_attention(
     if name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
         name = choose(Case.of(call), "masked" if isinstance(window, Layout) else TRANSFORMABLE)
     with autocast_off(q.device.type):
-        return BACKENDS[name].run(hide_padding(call))
+        call = hide_padding(call)
+        if "passes" not in BACKENDS[name].facts:  # the other backends are operators, which do this
+            call = call.with_offsets()
+        return BACKENDS[name].run(call)
 
 
 def hide_padding(call: Call) -> Call:
@@ -105,7 +111,7 @@ def _no_images(call: Call) -> Tensor:
 
 
 def _check(call: Call) -> None:
-    q, k, v, window, num_global, bias, valid_hw, _, dropout_p, _ = call
+    q, k, v, window, num_global, bias, valid_hw, _, dropout_p, *_ = call
     if q.ndim != 4 or 0 in (q.shape[1], q.shape[3]):
         raise ValueError(
             "q must be (B, N, L, D) with at least one head and one channel, "

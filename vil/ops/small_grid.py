@@ -44,7 +44,7 @@ def shrink_call(call: Call) -> Call:
     """
     window = call.window
     small = shrink_window(window, dropout=call.dropout_p > 0)
-    if small == window:
+    if small == window or call.neighbor is not None:
         return call
     table = call.bias.table
     if window.cyclic and len(window.offsets) > 1:

@@ -40,6 +40,7 @@ FIXED = (
 # Exceptions to FIXED: how the model is computed and regularized, and its initial weights.
 FREE = (
     "MODEL.COMPILE",
+    "MODEL.COMPILE_MODE",
     "MODEL.GRAD_CHECKPOINT",
     "MODEL.MODEL_PATH",
     "MODEL.PRETRAINED",

@@ -39,6 +39,13 @@ DECLARED = (
         "each batch size. Needs Triton on CUDA, a C++ compiler on CPU.",
     ),
     Key(
+        "COMPILE_MODE",
+        "default",
+        "The mode of torch.compile: default, or reduce-overhead, which records CUDA graphs, for "
+        "small batches on a GPU.",
+        one_of("default", "reduce-overhead"),
+    ),
+    Key(
         "GRAD_CHECKPOINT",
         False,
         "Activation checkpointing: recompute blocks in the backward pass, for less memory and "

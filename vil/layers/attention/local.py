@@ -116,6 +116,7 @@ class LocalAttention(GlobalLocalAttention):
         window: Window | Layout,
         bias: LocalBias | None,
         valid_hw: Valid,
+        neighbor: Tensor | None = None,
     ) -> Tensor:
         """Call `vil.ops.local_attention` with the settings of this module.
 
@@ -132,6 +133,7 @@ class LocalAttention(GlobalLocalAttention):
             scale=self.scale,
             dropout_p=self.attn_drop if self.training else 0.0,
             backend=self.backend,
+            neighbor=neighbor,
         )
 
     def bias(self, grid: Grid) -> LocalBias | None:

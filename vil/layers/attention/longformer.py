@@ -16,7 +16,7 @@ from vil.layers.attention import random_shift
 from vil.layers.attention.local import AttendedKeys, LocalAttention
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import register_relative_bias
-from vil.ops import Case, Window
+from vil.ops import BACKENDS, Case, Window, choose
 from vil.ops.reference import attended_keys
 from vil.ops.window import mode_offsets
 from vil.utils.train_step import TrainStep
@@ -55,6 +55,7 @@ class LongformerAttention(LocalAttention):
         self.mode, self.mode_switch = mode, mode_switch
         self.progress: TrainStep | None = None
         self.index = 0
+        self.neighbor: Tensor | None = None  # the current mode as a tensor, during random shift
         if self.rel_pos:
             register_relative_bias(self, (4 * window - 1,) * 2)
 
@@ -69,11 +70,18 @@ class LongformerAttention(LocalAttention):
                 "random shift cannot be exported in training mode, because it samples another "
                 "window at each step: call model.eval() before the export, or use vil export"
             )
-        attend = self._attend_shifted if self.mode > 0 else super().attend_local
-        return attend(q, k, v, grid, valid_hw)
+        if self.neighbor is None or not self.training or not torch.compiler.is_compiling():
+            return super().attend_local(q, k, v, grid, valid_hw)
+        # the window changes at each step, and torch.compile would compile each window: pass the
+        # mode to the backend as a tensor if it is an operator, else do not compile it
+        window = self.window(grid, self.mode)
+        call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
+        case = self.make_case(window, training=True, padded=valid_hw is not None, **call)
+        if case.window != window or "passes" not in BACKENDS[choose(case, self.backend)].facts:
+            return self._attend_uncompiled(q, k, v, grid, valid_hw)
+        return self.attend(q, k, v, window, self.bias(grid), valid_hw, self.neighbor)
 
-    # random shift changes the window at each step: torch.compile would compile every window
-    _attend_shifted = torch.compiler.disable(LocalAttention.attend_local)
+    _attend_uncompiled = torch.compiler.disable(LocalAttention.attend_local)
 
     def window(self, grid: Grid, mode: int | None = None) -> Window:
         """Return the window that queries attend to on a grid.
@@ -113,6 +121,8 @@ class LongformerAttention(LocalAttention):
             return self.mode
         if not self.training:
             return 0
+        if torch.compiler.is_compiling() and self.progress is not None:
+            return 0  # `neighbor` is None, so random shift has ended
         if self.progress is None:
             raise RuntimeError(
                 "random shift needs the current training step to sample a neighbor chunk: call "
@@ -130,7 +140,11 @@ class LongformerAttention(LocalAttention):
         index: position of this module among the attention modules of the model.
         """
         self.progress, self.index = progress, index
-        return random_shift.describe_end(progress, self.mode_switch) if self.mode > 0 else None
+        if self.mode <= 0:
+            return None
+        has_ended = random_shift.has_ended(progress, self.mode_switch)
+        self.neighbor = None if has_ended else torch.tensor(self.current_mode())
+        return random_shift.describe_end(progress, self.mode_switch)
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
         """Return the local keys of one local query. query: its index among the local tokens."""

@@ -38,7 +38,7 @@ def unsupported(case: Case) -> list[str]:
 
 def run(call: Call) -> Tensor:
     """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
-    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, _ = call
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, *_ = call
     visible, index = dense_window(window, q.device)
     if valid_hw is not None:
         real = real_cells(valid_hw.to(q.device), window.grid).flatten(2)

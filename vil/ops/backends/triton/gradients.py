@@ -8,7 +8,6 @@ Shapes: N heads, G global tokens, E entries of a bias table. T, R, C: see plan.p
 k, v, dout, stats), as in fused.py.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +16,9 @@ from torch import Tensor
 
 from vil.ops.attention_case import next_power_of_2
 from vil.ops.backends.triton.launch import LOG2E, Launcher, Tokens, kernels
-from vil.ops.backends.triton.plan import make_plan
+from vil.ops.backends.triton.plan import cache_on_device, make_plan
 from vil.ops.layout import Layout
 from vil.ops.window import Window
-from vil.utils.transforms import untraced
 
 PROGRAMS = 1024  # programs that fill a large GPU, for kernels that can split their sums
 SUMS_SHARE = 16  # partial sums take at most 1/16 of the bytes of the other tensors
@@ -86,8 +84,7 @@ def bias_gradients(launcher: Launcher, tensors: tuple) -> tuple[Tensor | None, T
     )
 
 
-@lru_cache(maxsize=64)
-@untraced
+@cache_on_device
 def sort_pairs(
     window: Window | Layout, num_global: int, has_table: bool, device: str
 ) -> tuple[Tensor, Tensor]:
@@ -115,8 +112,7 @@ class Jobs(NamedTuple):
     most: int
 
 
-@lru_cache(maxsize=64)
-@untraced
+@cache_on_device
 def divide_items(
     window: Window | Layout, num_global: int, has_table: bool, device: str,
     images: int, first: int, count: int, wanted: int,

@@ -22,8 +22,9 @@ E entries of a bias table.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from vil.ops.attention_case import next_power_of_2
 from vil.ops.layout import FULL, Layout
 from vil.ops.window import Mask, Window
 from vil.utils.transforms import untraced
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BLOCK = 64  # the largest number of rows or columns that a program takes at a time
 GLOBAL = 1 << 30  # an offset of GLOBAL + g stands for the global token g, wherever the group is
@@ -94,8 +98,24 @@ class Plan(NamedTuple):
     item_starts: Tensor
 
 
-@lru_cache(maxsize=128)
-@untraced
+def cache_on_device(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function to cache its last results, tensors that kernels read.
+
+    Results that a CUDA graph captures are kept forever, because the graph reads them again.
+    """
+    compute, captured = lru_cache(maxsize=128)(untraced(function)), {}
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        result = compute(*args, **kwargs)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            captured[id(result)] = result
+        return result
+
+    return call
+
+
+@cache_on_device
 def make_plan(
     window: Window | Layout,
     num_global: int,
