@@ -5,7 +5,10 @@ import dataclasses
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import vil
 from tests.common.toy_engine import (
     CLASSES,
     CPU,
@@ -15,6 +18,8 @@ from tests.common.toy_engine import (
     toy_model,
     toy_optimizer,
 )
+from vil.config import get_config
+from vil.data.batch import Batch
 from vil.engine import nonfinite
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState
@@ -22,6 +27,7 @@ from vil.engine.distributed import DistInfo
 from vil.engine.loop import train
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
+from vil.layers.attention import TrainStep, set_progress
 from vil.optim import Ema, Schedule
 from vil.tasks.classification.task import ClassificationTask
 
@@ -131,3 +137,40 @@ def test_no_step_waits_for_the_gpu_unless_it_logs(tmp_path, amp_dtype):
         torch.cuda.set_sync_debug_mode("error" if quiet else "default")
 
     train_toy(tmp_path, torch.device("cuda"), forbid_waiting, amp_dtype)
+
+
+class CopiesFromTheHost(TorchDispatchMode):
+    """Records operators with an output on another device than a tensor argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        inputs = [x for x in args if isinstance(x, Tensor) and x.ndim]
+        if isinstance(out, Tensor) and any(x.device != out.device for x in inputs):
+            self.found.append(operator)
+        return out
+
+
+@pytest.mark.parametrize("backend", ["triton", "masked"])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_forward_pass_on_a_gpu_copies_nothing_from_the_host(backend, mode):
+    """On fake tensors, which need no GPU. Autocast needs one."""
+    options = [f"MODEL.VIT.MSVIT.BACKEND={backend}", f"MODEL.VIT.MSVIT.MODE={mode}"]
+    options.append("DATA.NUM_CLASSES=9")
+    model = vil.build_model(get_config("imagenet/vil_small_rpb.yaml", options))
+    set_progress(model, TrainStep())
+    gpu = torch.device("cuda")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weights = {name: torch.empty(p.shape, device=gpu) for name, p in model.named_parameters()}
+        task = ClassificationTask(
+            device=gpu, test_sets={}, num_classes=9, class_weights=torch.ones(9)
+        )
+        images = torch.empty(2, 3, 224, 224, device=gpu)
+        batch = Batch(images, torch.empty(2, dtype=torch.int64, device=gpu), torch.arange(2))
+        with CopiesFromTheHost() as copies:
+            loss = task.loss(lambda x: torch.func.functional_call(model, weights, (x,)), batch)
+    assert loss.value.device.type == "cuda"
+    assert copies.found == []

@@ -11,7 +11,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.builders.attention_backend import attention_network, backend_requests
-from vil.builders.device import memory_format
+from vil.builders.device import amp_dtype, memory_format
 from vil.builders.limits import check_model_size
 from vil.builders.optim import optimizer_name
 from vil.config import LEGACY_ATTN_BACKENDS
@@ -261,4 +261,4 @@ def _apply_fsdp(
         network = attention_network(model)
         stages = network.stages if isinstance(network, MsViT) else ()
         units = ([stage] if stage.reversible else stage.blocks for stage in stages)
-        shard(model, chain.from_iterable(units), dist, device)
+        shard(model, chain.from_iterable(units), dist, device, amp_dtype(cfg))

@@ -89,7 +89,11 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if backend == "nccl":  # gloo for CPU tensors: these collectives do not wait for the GPU
             backend = "cpu:gloo,cuda:nccl"
-        torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world)
+        # known GPUs let NCCL connect now, instead of at the first collective
+        gpu = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
+        torch_dist.init_process_group(
+            backend, rank=dist.rank, world_size=dist.world, device_id=gpu
+        )
     return dist
 
 

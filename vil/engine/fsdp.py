@@ -11,24 +11,31 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vil.engine.distributed import DistInfo
 
 
 def shard(
-    model: nn.Module, blocks: Iterable[nn.Module], dist: DistInfo, device: torch.device
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    dist: DistInfo,
+    device: torch.device,
+    amp_dtype: torch.dtype | None = None,
 ) -> None:
     """Shard a model in place over all ranks, which must have the same weights.
 
     blocks: submodules whose weights are gathered one at a time. The other weights of the model are
-    gathered together.
+    gathered together. amp_dtype: the dtype of autocast, in which weights are then gathered and used
+    too. Shards, gradients and optimizer states stay in float32.
     """
     mesh = init_device_mesh(device.type, (dist.world,))
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    policy = MixedPrecisionPolicy(
+        param_dtype=amp_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def is_sharded(model: nn.Module) -> bool:

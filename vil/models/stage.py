@@ -83,8 +83,7 @@ class Stage(nn.Module):
         """
         tokens, grid = self.embed(x)
         if valid is not None:
-            limit = torch.tensor(grid, device=valid.device)
-            valid = downsample_valid(valid, self.embed.patch).clamp(max=limit)
+            valid = downsample_valid(valid, self.embed.patch, limit=grid)
         if self.reversible:
             recompute = not self.stores_activations
             tokens = run_reversible(self.blocks, tokens, grid, valid, recompute=recompute)

@@ -16,10 +16,13 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from itertools import product
 
 import torch
 from torch import Tensor
+
+from vil.utils.transforms import is_exporting, untraced
 
 ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
 SELF_CHUNK = (0, 0)
@@ -68,6 +71,19 @@ def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
     rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
     inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]
     return inside[:, None]
+
+
+def make_offsets(offsets: tuple[tuple[int, int], ...], device: torch.device | str) -> Tensor:
+    """Return chunk offsets as a tensor (K, 2) int64. It is cached unless a tracer must see it."""
+    if torch.compiler.is_compiling() or is_exporting():
+        return torch.tensor(offsets, device=device)
+    return _cached_offsets(offsets, str(device))
+
+
+@lru_cache(maxsize=64)  # because a copy to a GPU makes the host wait
+@untraced
+def _cached_offsets(offsets: tuple[tuple[int, int], ...], device: str) -> Tensor:
+    return torch.tensor(offsets, device=device)
 
 
 class ChunkGrid:
@@ -247,7 +263,7 @@ class Window(ChunkGrid):
         """
         inside = torch.arange(self.size, device=device)
         lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
-        shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
+        shifts = make_offsets(self.offsets, device) * self.size  # (K, 2)
         keys = [(shifts[:, axis, None] + line).reshape(1, -1) for axis, line in enumerate(lines)]
         return [line[:, None] for line in lines], keys
 
@@ -275,6 +291,6 @@ class Window(ChunkGrid):
             near = torch.stack([chunk.roll(1), chunk, chunk.roll(-1)], dim=1)
         else:
             near = chunk[:, None] + torch.arange(-1, 2, device=device)
-        steps = torch.tensor([offset[axis] + 1 for offset in self.offsets], device=device)
+        steps = make_offsets(self.offsets, device)[:, axis] + 1
         first = near.index_select(1, steps) * self.size
         return first[..., None] + torch.arange(self.size, device=device)

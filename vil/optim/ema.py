@@ -39,11 +39,10 @@ class Ema:
         """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)
-        for step in steps:
-            step.mul_((1 - bad) * (1 - self.decay))
+        torch._foreach_mul_(steps, (1 - bad) * (1 - self.decay))
         torch._foreach_add_(averages, steps)
-        for target, buffer in zip(self.model.buffers(), self.source.buffers()):
-            target.copy_(buffer)
+        if buffers := list(self.model.buffers()):
+            torch._foreach_copy_(buffers, list(self.source.buffers()))
 
     def restart(self) -> None:
         """Discard the average and start a new one from the current weights."""

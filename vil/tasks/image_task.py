@@ -41,6 +41,7 @@ from vil.tasks.base import Task
 from vil.tasks.config_task import ConfigTask
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
+from vil.utils.memory import copy_to_device
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 # {whether timm's transform is used: keys of augmentations that are applied to RGB images only}
@@ -88,7 +89,15 @@ class ImageTask(Task):
     ):
         super().__init__(**common)
         self.transform, self.crop_transform = transform, crop_transform or transform
-        self.image_weights = image_weights
+        self.image_weights = self.to_device(image_weights)
+
+    def to_device(self, constant: Tensor | None) -> Tensor | None:
+        """Copy a constant of the loss to the device, once, because a copy makes the host wait."""
+        return None if constant is None else constant.to(self.device)
+
+    def weights_of(self, batch: Batch) -> Tensor:
+        """Return the weights (B,) of a batch's images, on the device. `image_weights` is set."""
+        return self.image_weights[copy_to_device(batch.indices, self.device)]
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply the evaluation transform to an image and return a tensor (c, H, W)."""
@@ -162,7 +171,7 @@ class ImageTask(Task):
         """
         if self.image_weights is None:
             return Loss(losses.mean(), metrics=metrics)
-        weights = self.image_weights[batch.indices].to(self.device)
+        weights = self.weights_of(batch)
         return Loss((weights * losses).sum(), weights.sum(), metrics)
 
 
@@ -199,7 +208,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         loader = super().train_loader(dist, **options)
         dataset = loader.samples.dataset
-        self.image_weights = None if dataset.weights is None else torch.tensor(dataset.weights)
+        weights = dataset.weights
+        self.image_weights = None if weights is None else self.to_device(torch.tensor(weights))
         self.read_targets(dataset)
         return loader
 

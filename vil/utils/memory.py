@@ -1,14 +1,20 @@
-"""Count the bytes of the tensors that a function would allocate, without computing anything."""
+"""Copy tensors to a GPU without waiting, and count the bytes that a function would allocate."""
 
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a small tensor from the CPU to a device. The host does not wait for a GPU."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class TensorMemory(TorchDispatchMode):
@@ -39,5 +45,5 @@ class TensorMemory(TorchDispatchMode):
 def fake_memory() -> Iterator[TensorMemory]:
     """Run a `with` block on fake tensors, which have shapes but no values. Yields a TensorMemory,
     whose `peak` is the peak memory in bytes that real tensors would have used."""
-    with FakeTensorMode(), TensorMemory() as memory:
+    with FakeTensorMode(allow_non_fake_inputs=True), TensorMemory() as memory:
         yield memory

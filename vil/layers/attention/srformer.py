@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
 from vil.layers.linear import apply_linear
-from vil.layers.padding import Grid, Valid, real_cells
+from vil.layers.padding import Grid, Valid, downsample_valid, real_cells
 from vil.utils.lookup import lookup
 
 RAGGED = dict.fromkeys(("auto", "pad", "drop"))
@@ -88,8 +88,7 @@ class SRAttention(Attention):
         reduced = image.flatten(2).mT
         if valid_hw is None:
             return spatial_norm(reduced, torch.ones_like(reduced[:1, :, :1], dtype=bool)), None
-        limit = torch.tensor((rows, cols), device=valid_hw.device)
-        valid_hw = torch.minimum(-(-valid_hw // self.ratio), limit)
+        valid_hw = downsample_valid(valid_hw, self.ratio, limit=(rows, cols))
         real = real_cells(valid_hw, (rows, cols)).flatten(1)[..., None]
         return spatial_norm(reduced, real), self.padding_mask(valid_hw, (rows, cols))
 

@@ -57,9 +57,11 @@ class Classification(ConfigImageTask, ClassificationTask):
     @as_config_error
     def read_targets(self, dataset: ImageDataset) -> None:
         loss, names, targets = self.cfg.LOSS, dataset.classes, dataset.targets
-        self.class_weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
+        weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
+        self.class_weights = self.to_device(weights)
         if loss.LOGIT_ADJUSTMENT:
-            self.logit_shifts = logit_shifts(targets, names, loss.LOGIT_ADJUSTMENT)
+            shifts = logit_shifts(targets, names, loss.LOGIT_ADJUSTMENT)
+            self.logit_shifts = self.to_device(shifts)
         self.check_weights()
 
     @as_config_error

@@ -82,7 +82,7 @@ class ClassificationTask(ImageTask):
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
         self.top, self.threshold = top, threshold
-        self.class_weights, self.logit_shifts = class_weights, logit_shifts
+        self.class_weights, self.logit_shifts = map(self.to_device, (class_weights, logit_shifts))
         self.check_weights()
         self.temperature: float | None = None  # see `apply_calibration`
         self.set_class_mapping(class_mapping or {})
@@ -156,10 +156,10 @@ class ClassificationTask(ImageTask):
         """
         parts = []
         if self.class_weights is not None:
-            table, targets = self.class_weights.to(self.device), batch.targets
+            table, targets = self.class_weights, batch.targets
             parts.append(targets @ table if targets.is_floating_point() else table[targets])
         if self.image_weights is not None:
-            parts.append(self.image_weights[batch.indices].to(self.device))
+            parts.append(self.weights_of(batch))
         return math.prod(parts) if parts else None
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
@@ -381,4 +381,11 @@ def top_five(logits: Tensor) -> Tensor:
 
     Classes with equal logits are in the order of their indices, as in the output of `vil predict`.
     """
-    return logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+    if logits.dtype != torch.float32:
+        return logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+    # one topk of integers, whose order is that of the logits and then of the indices
+    logits = torch.where(logits.isnan(), torch.inf, logits + 0.0)  # + 0.0: no negative zero
+    bits = logits.view(torch.int32)
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+    index = torch.arange(logits.shape[-1], device=logits.device)
+    return (order - index).topk(min(5, logits.shape[-1]), dim=-1).indices

@@ -39,4 +39,5 @@ class Multilabel(ConfigImageTask, MultilabelTask):
     @as_config_error
     def read_targets(self, dataset: ImageDataset) -> None:
         setting, count = self.cfg.LOSS.CLASS_WEIGHTS, len(dataset.classes)
-        self.positive_weights = parse_class_weights(setting, dataset.targets, count)
+        weights = parse_class_weights(setting, dataset.targets, count)
+        self.positive_weights = self.to_device(weights)

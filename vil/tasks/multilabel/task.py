@@ -54,7 +54,8 @@ class MultilabelTask(ImageTask):
     ):
         super().__init__(**common)
         self.criterion = partial(LOSSES[loss], **(loss_options or {}))
-        self.label_smoothing, self.positive_weights = label_smoothing, positive_weights
+        self.label_smoothing = label_smoothing
+        self.positive_weights = self.to_device(positive_weights)
         self.thresholds = np.full(num_labels, 0.5) if thresholds is None else np.array(thresholds)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -65,9 +66,7 @@ class MultilabelTask(ImageTask):
         """
         logits, smoothing = model(batch.images), self.label_smoothing
         targets = batch.targets * (1 - smoothing) + smoothing / 2
-        weights = self.positive_weights
-        weights = None if weights is None else weights.to(self.device)
-        losses = self.criterion(logits, targets, weights).mean(dim=-1)
+        losses = self.criterion(logits, targets, self.positive_weights).mean(dim=-1)
         correct = (logits.detach() > 0) == (batch.targets > 0.5)
         metrics = {"label_accuracy": 100 * correct.float().mean()}
         return self.average_losses(losses, batch, metrics)

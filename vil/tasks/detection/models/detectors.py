@@ -25,6 +25,7 @@ from vil.layers.padding import downsample_valid
 from vil.tasks.detection.models import heads
 from vil.tasks.detection.models.fpn import Backbone
 from vil.utils.lookup import lookup
+from vil.utils.memory import copy_to_device
 
 BODY = "backbone.body."  # prefix of the names of the body's parameters
 Tensors = dict[str, Tensor]
@@ -71,8 +72,9 @@ class PerImageDetector:
         if self.training:
             check_targets(images, targets)
         batch, targets = self.transform(list(images), targets)
-        sizes = torch.tensor(batch.image_sizes, device=batch.tensors.device)
-        levels = crop_levels(self.backbone(batch.tensors, sizes), sizes, self.backbone.strides)
+        sizes = torch.tensor(batch.image_sizes)
+        levels = self.backbone(batch.tensors, copy_to_device(sizes, batch.tensors.device))
+        levels = crop_levels(levels, sizes, self.backbone.strides)
         single = [ImageList(x[None], [size]) for x, size in zip(batch.tensors, batch.image_sizes)]
         return single, levels, targets
 
@@ -168,9 +170,9 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
     """Split the pyramid levels of a padded batch by image, and crop the padding.
 
-    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels. strides:
-    stride of each level. Returns {name: (1, C, x, y)} for each image, with the x rows and y columns
-    that are not padding.
+    levels: {name: (B, C, X, Y)}. sizes (B, 2), on the CPU: height and width of each image in
+    pixels. strides: stride of each level. Returns {name: (1, C, x, y)} for each image, with the x
+    rows and y columns that are not padding.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
