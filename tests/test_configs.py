@@ -112,7 +112,8 @@ def test_the_fine_tuning_recipe_is_the_published_file():
     """tests/legacy holds that file."""
     ours = get_config(ROOT / "configs/_base_/finetune_384.yaml")
     theirs = get_config(ROOT / "tests/legacy/msvit_384finetune.yaml")
-    assert set(diff(theirs, ours)) <= {"AUG.MIXUP"}  # an alpha, while no batch is mixed
+    # an alpha, while no batch is mixed, and what the machine decides
+    assert set(diff(theirs, ours)) <= {"AUG.MIXUP", "DATALOADER.WORKERS"}
 
 
 @pytest.mark.parametrize("path", ATTENTIONS, ids=lambda path: path.stem)

@@ -17,14 +17,14 @@ CPU = torch.device("cpu")
     [
         (0, 1.0, "DATALOADER.WORKERS 1 instead of 0"),
         (2, 8.0, "DATALOADER.WORKERS 7 instead of 2"),
-        (0, 64.0, "DATALOADER.WORKERS 8 instead of 0"),
+        (0, 64.0, "DATALOADER.WORKERS 16 instead of 0"),
         (1, 2.0, "store smaller images"),
-        (12, 64.0, "store smaller images"),
+        (16, 64.0, "store smaller images"),
     ],
 )
 def test_more_workers_are_suggested_while_cores_are_idle(workers, idle, says):
     cfg = get_config(None, [f"DATALOADER.WORKERS={workers}"])
-    assert says in data_advice(cfg, DistInfo(), idle)
+    assert says in data_advice(cfg, CPU, DistInfo(), idle)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_ranks_of_a_machine_share_its_cores(monkeypatch):
     assert "4 processes of 8 threads" in found
     assert "OMP_NUM_THREADS=2" in found
     cfg = get_config(None, ["DATALOADER.WORKERS=0"])
-    assert "DATALOADER.WORKERS 1 instead" in data_advice(cfg, DistInfo(0, 4, 0), 8.0)
+    assert "DATALOADER.WORKERS 1 instead" in data_advice(cfg, CPU, DistInfo(0, 4, 0), 8.0)
 
 
 def test_idle_cores_leave_out_what_others_use():

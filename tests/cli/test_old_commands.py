@@ -223,7 +223,7 @@ def mean_loss(model: torch.nn.Module, cfg) -> float:
     losses = []
     for batch in task_of(cfg).test_loaders(DistInfo())["imagenet"]:
         with torch.autocast("cpu", torch.bfloat16, enabled=cfg.AMP.ENABLED):
-            logits = model.eval()(batch.images)
+            logits = model.eval()(batch.to("cpu").images)
         losses.append(F.cross_entropy(logits.float(), batch.targets, reduction="none"))
     return torch.cat(losses).mean().item()
 

@@ -120,5 +120,6 @@ def test_policies_fill_with_the_mean_in_all_channels(channels):
 
 
 def find_steps(transform):
+    transform = getattr(transform, "steps", transform)
     steps = getattr(transform, "transforms", None)
     return [transform] if steps is None else [part for step in steps for part in find_steps(step)]

@@ -53,7 +53,7 @@ def test_a_registered_dataset_is_trained_and_evaluated_by_its_name():
     )
     loader = task_of(cfg).train_loader(DistInfo())
     assert (loader.steps_per_epoch, len(loader.classes)) == (3, 6)
-    assert next(loader.batches(0, 1)).images.shape == (10, 3, 32, 32)
+    assert next(loader.batches(0, 1)).to("cpu").images.shape == (10, 3, 32, 32)
     (test,) = task_of(cfg).test_loaders(DistInfo()).values()
     assert sum(len(batch) for batch in test) == 30
 

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from vil.data import build_dataset
+from vil.data import build_dataset, workers
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
 from vil.data.workers import worker_errors
@@ -145,3 +145,18 @@ def test_other_errors_keep_their_traceback():
     with pytest.raises(RuntimeError) as caught, worker_errors():
         raise RuntimeError("DataLoader timed out after 3 seconds")
     assert not isinstance(caught.value, DataError)
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "processes", "count"),
+    [
+        (3, "cuda", 1, 3),
+        (0, "cpu", 1, 0),
+        (-1, "cuda", 1, 15),
+        (-1, "cuda", 4, 3),
+        (-1, "cpu", 1, 2),
+    ],
+)
+def test_minus_one_counts_workers_from_cores(monkeypatch, setting, device, processes, count):
+    monkeypatch.setattr(workers, "usable_cores", lambda: 16)
+    assert workers.count_workers(setting, torch.device(device), processes) == count

@@ -123,7 +123,7 @@ def test_a_saved_folder_with_an_invalid_card_is_refused(saved, tmp_path):
 
 ASKS = {
     "INPUT.IMAGE_SIZE=1000000": "IMAGE_SIZE: expected between 1 and 16384",
-    "DATALOADER.WORKERS=100000": "WORKERS: expected between 0 and 4096",
+    "DATALOADER.WORKERS=100000": "WORKERS: expected between -1 and 4096",
     "DATALOADER.BSZ=100000000": "DATALOADER.BSZ",
     f"MODEL.VIT.MSVIT.ARCH={HUGE}": "MODEL.VIT.MSVIT.ARCH: .* parameters, which take .* GB, more",
     "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n9999999999,s0,g1,p4,f3,a0": "at most 10000",

@@ -1,22 +1,20 @@
 """Suggest other numbers of data loader workers and CPU threads for a slow run."""
 
-import os
-
 import torch
 from yacs.config import CfgNode
 
-from vil.engine.distributed import DistInfo
+from vil.data.workers import MAX_WORKERS, count_workers
+from vil.engine.distributed import DistInfo, local_ranks
 from vil.utils.machine import CpuTime, idle_cores, read_cpu_time, usable_cores
 
-MAX_WORKERS = 8  # largest number of workers that is suggested
 MARGIN = 0.75  # cores by which threads may exceed the idle cores
 
 
-def data_advice(cfg: CfgNode, dist: DistInfo, idle: float) -> str:
+def data_advice(cfg: CfgNode, device: torch.device, dist: DistInfo, idle: float) -> str:
     """Return a sentence that advises how to load data faster, for a run whose training steps wait
     for data. idle: number of idle CPU cores."""
-    workers = cfg.DATALOADER.WORKERS
-    more = min(max(int(idle) // _local_ranks(dist) - 1, 1), MAX_WORKERS)
+    workers = count_workers(cfg.DATALOADER.WORKERS, device, local_ranks(dist))
+    more = min(max(int(idle) // local_ranks(dist) - 1, 1), MAX_WORKERS)
     if more > workers:
         return f"try DATALOADER.WORKERS {more} instead of {workers}"
     return (
@@ -31,7 +29,7 @@ def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
 
     idle: number of idle CPU cores.
     """
-    threads, ranks = torch.get_num_threads(), _local_ranks(dist)
+    threads, ranks = torch.get_num_threads(), local_ranks(dist)
     better = max(round(idle) // ranks, 1)
     if device.type != "cpu" or better >= threads or threads * ranks <= idle + MARGIN:
         return ""
@@ -49,8 +47,3 @@ def count_idle_cores(dist: DistInfo, since: CpuTime | None) -> float:
     as other programs. since: `read_cpu_time()` at the start of the run.
     """
     return idle_cores(since, read_cpu_time()) if dist.world == 1 else float(usable_cores())
-
-
-def _local_ranks(dist: DistInfo) -> int:
-    """Return the number of processes of this run on this machine."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if dist.world > 1 else 1

@@ -16,7 +16,8 @@ from vil.builders.limits import check_batch_size, check_open_files
 from vil.data import EXTRAS, file_suffix
 from vil.data.dataset import LoadableDataset
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.engine.distributed import DistInfo
+from vil.data.workers import count_workers
+from vil.engine.distributed import DistInfo, local_ranks
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
@@ -108,12 +109,13 @@ def _loader_options(
     cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
 ) -> dict[str, Any]:
     check_batch_size(cfg, -(-cfg.DATALOADER.BSZ // dist.world))
-    check_open_files(cfg.DATALOADER.WORKERS, len(cfg.DATA.VAL) + len(cfg.DATA.TEST))
+    workers = count_workers(cfg.DATALOADER.WORKERS, device, local_ranks(dist))
+    check_open_files(workers, len(cfg.DATA.VAL) + len(cfg.DATA.TEST))
     return dict(
         rank=dist.rank,
         world=dist.world,
         bad_file=bad_file,
-        workers=cfg.DATALOADER.WORKERS,
+        workers=workers,
         pin_memory=device.type == "cuda",
         max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
     )

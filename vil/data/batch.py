@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from vil.data.pixels import PixelBatch, Pixels
+
 
 class BadSample(NamedTuple):
     """An image that cannot be read: its index and name in the dataset, and the reason."""
@@ -21,7 +23,7 @@ class Batch:
     """A batch of B samples. `indices` are the dataset indices of the samples, for looking up their
     names. The indices stay on the CPU when the batch is moved to a device."""
 
-    images: Tensor  # (B, c, H, W) float32, c channels
+    images: Tensor | PixelBatch  # (B, c, H, W) float32, c channels; a PixelBatch before `to`
     targets: Tensor  # (B,) int64; (B, K) float32 for labels, numbers and mixed classes
     indices: Tensor  # (B,) int64: dataset indices, also of substitutes for bad samples
     epoch: int = 0
@@ -40,9 +42,12 @@ class Batch:
         device: torch.device | str,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> "Batch":
-        """Return a copy with images and targets copied to the device asynchronously. memory_format
-        applies to the images only."""
-        images = self.images.to(device, non_blocking=True, memory_format=memory_format)
+        """Return a copy with images and targets copied to the device asynchronously. Images that
+        are not normalized yet are normalized there. memory_format applies to the images only."""
+        if isinstance(self.images, PixelBatch):
+            images = self.images.to_float(device, memory_format)
+        else:
+            images = self.images.to(device, non_blocking=True, memory_format=memory_format)
         return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
 
 
@@ -54,4 +59,8 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)
-    return Batch(*default_collate(samples), bad_samples=bad_samples)
+    if not isinstance(samples[0][0], Pixels):
+        return Batch(*default_collate(samples), bad_samples=bad_samples)
+    images, *others = zip(*samples)
+    images = PixelBatch.collate(images)
+    return Batch(images, *map(default_collate, others), bad_samples=bad_samples)

@@ -1,5 +1,8 @@
 """Build transforms that convert an image to a normalized float32 tensor (c, S, S).
 
+Transforms of gray and RGB images are `ImageTransform`s, whose normalization can be left to the
+device.
+
 Shapes: c channels, S image size. The input is a PIL image if c is 1 or 3, otherwise a BandImage
 (`vil.data.bands`).
 """
@@ -15,6 +18,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from vil.data.bands import PIL_CHANNELS
+from vil.data.pixels import ImageTransform, Normalization
 from vil.utils.lookup import lookup
 
 INTERPOLATIONS = {name: v2.InterpolationMode(name) for name in ("bilinear", "bicubic")}
@@ -94,11 +98,11 @@ def train_transform(
         )
         # policies fill with the mean as a color, which needs three values
         rgb_mean = tuple(mean) * 3 if len(mean) == 1 else tuple(mean)
-        if channels == 3:
-            return timm_transform(image_size, mean=rgb_mean, **settings)
-        crop, policy, _ = timm_transform(image_size, mean=rgb_mean, separate=True, **settings)
-        *_, last = timm_transform(image_size, mean=tuple(mean), separate=True, **settings)
-        return v2.Compose([crop, policy, v2.Grayscale(1), last])
+        crop, policy, last = timm_transform(image_size, mean=rgb_mean, separate=True, **settings)
+        gray = [v2.Grayscale(1)] if channels == 1 else []
+        normalization = Normalization(tuple(mean), tuple(std), divide=True)
+        erase = last.transforms[-1] if re_prob else None
+        return ImageTransform([crop, policy, *gray], normalization, erase)
     steps = [v2.RandomResizedCrop(image_size, scale, ratio, mode)]
     if finetune and not use_timm:
         steps = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
@@ -109,11 +113,11 @@ def train_transform(
             v2.RandomGrayscale(gray_scale),
             v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
         ]
-    steps += normalize(mean, std, channels)
-    if use_timm and re_prob:
+    if use_timm and re_prob:  # of more or fewer channels
         erasing = dict(mode=re_mode, max_count=re_count, num_splits=0, device="cpu")
-        steps.append(RandomErasing(re_prob, **erasing))
-    return v2.Compose(steps)
+        erase = RandomErasing(re_prob, **erasing)
+        return v2.Compose([normalize(steps, mean, std, channels), erase])
+    return normalize(steps, mean, std, channels)
 
 
 def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any) -> Any:
@@ -140,7 +144,7 @@ def eval_transform(
     resized to image_size / crop_pct, rounded down. channels: see `train_transform`."""
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     crop = resize_and_crop(image_size, crop_pct, mode, v2.CenterCrop)
-    return v2.Compose([*crop, *normalize(mean, std, channels)])
+    return normalize(crop, mean, std, channels)
 
 
 def resize_and_crop(
@@ -151,13 +155,16 @@ def resize_and_crop(
     return [v2.Resize(int(image_size / crop_pct), mode), crop(image_size)]
 
 
-def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) -> list[Callable]:
-    """Return the transforms that convert an image to a float32 tensor in 0..1 and then normalize
-    each channel by mean and std."""
-    tensor = {1: [v2.Grayscale(1), v2.PILToTensor()], 3: [v2.PILToTensor()]}
+def normalize(
+    steps: Sequence[Callable], mean: Sequence[float], std: Sequence[float], channels: int = 3
+) -> ImageTransform | v2.Compose:
+    """Return the transform that applies `steps`, converts an image to a float32 tensor in 0..1 and
+    then normalizes each channel by mean and std."""
+    if channels in PIL_CHANNELS:
+        gray = [v2.Grayscale(1)] if channels == 1 else []
+        return ImageTransform([*steps, *gray], Normalization(tuple(mean), tuple(std)))
     scale = v2.ToDtype(torch.float32, scale=True)
-    steps = tensor.get(channels, [v2.ToPureTensor()])
-    return [*steps, scale, v2.Normalize(list(mean), list(std))]
+    return v2.Compose([*steps, v2.ToPureTensor(), scale, v2.Normalize(list(mean), list(std))])
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:

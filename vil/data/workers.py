@@ -16,10 +16,27 @@ from torch.utils.data import DataLoader
 from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.utils.errors import DataError
+from vil.utils.machine import usable_cores
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
 STARTED = weakref.WeakSet()  # DataLoader iterators whose workers are stopped at exit
+MAX_WORKERS = 16  # chosen for a loader
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
+
+
+def count_workers(setting: int, device: torch.device, processes: int = 1) -> int:
+    """Return the number of worker processes of a loader.
+
+    setting: the number, or -1 to choose it: for a GPU, the cores of this machine divided among its
+    training processes, at most MAX_WORKERS. For a CPU, which needs its cores itself, at most two.
+    processes: training processes on this machine.
+    """
+    if setting >= 0:
+        return setting
+    cores = usable_cores()
+    if device.type == "cpu":
+        return min(cores, 2)
+    return max(1, min(cores // processes - 1, MAX_WORKERS))
 
 
 def build_data_loader(

@@ -97,6 +97,11 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
     return dist
 
 
+def local_ranks(dist: DistInfo) -> int:
+    """Return the number of processes of this run on this machine."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if dist.world > 1 else 1
+
+
 def current() -> DistInfo:
     """Return the rank of this process in the process group that a script initialized."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))

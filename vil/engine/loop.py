@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState
+from vil.engine.copy_stream import CopyStream
 from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
@@ -160,7 +161,7 @@ def train(
     if not scaler.is_enabled():  # float16 skips steps until the gradient scale is low enough
         max_bad_steps = min(max_bad_steps, max(per_epoch // 2, 1))
     bad_steps = NonFiniteSteps(max_bad_steps, run.folder, dist.rank)
-    checkpoints = CheckpointManager(run, objects, policy, state)
+    checkpoints, copies = CheckpointManager(run, objects, policy, state), CopyStream(device)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
     guard.watch(run.folder, run.status)
@@ -194,7 +195,8 @@ def train(
 
             norms.keep()
             optimizer.zero_grad()
-            metrics = backward(task, model, task.prepare(batch), scaler, accumulate, device)
+            prepared = copies.prepare(task.prepare, batch)
+            metrics = backward(task, model, prepared, scaler, accumulate, device)
             scaler.unscale_(optimizer)
             metrics["grad_norm"] = gradient_norm(plain, clip_grad)
             flags = all_reduce_flags(metrics["loss"], metrics["grad_norm"], guard.received_signal)

@@ -29,6 +29,7 @@ from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.datasets.subset import Subset
 from vil.data.loader import TrainLoader
+from vil.data.pixels import loader_transform
 from vil.data.transforms import eval_transform, train_transform
 from vil.data.views import View, make_views
 from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects, unwrap
@@ -231,6 +232,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
         cfg = self.cfg
         transform = build_train_transform(cfg) if split == "train" else self.transform
+        transform = loader_transform(transform)
         own = dict(n=num_samples, size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES)
         own |= dict(target_type=self.target_type, channels=cfg.INPUT.CHANNELS)
         return build_dataset(SYNTHETIC, folder, split, transform, **own)
@@ -240,7 +242,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
 
     def draw_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
         mean, std = (torch.tensor(self.cfg.INPUT[key])[:, None, None] for key in ("MEAN", "STD"))
-        images = batch.images.float().cpu() * std + mean  # (B, C, H, W)
+        images = batch.to("cpu").images.float() * std + mean  # (B, C, H, W)
         return [
             (to_pil_image(image[:3].clamp(0, 1)), self.format_target(target))
             for image, target in zip(images, batch.targets)
@@ -319,7 +321,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
                     f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}, but {name} has RGB images only: set "
                     "INPUT.CHANNELS to 1 or 3"
                 )
-            dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
+            loaded = loader_transform(transform)
+            dataset = build_dataset(name, cfg.DATA.PATH, split, loaded, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, but TASK {cfg.TASK} needs "

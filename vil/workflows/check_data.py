@@ -23,7 +23,7 @@ from vil.data.inspection import (
     size_range,
 )
 from vil.data.target_summary import EXAMPLES, TargetSummary
-from vil.data.workers import worker_errors
+from vil.data.workers import count_workers, worker_errors
 from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.console import printable
@@ -207,7 +207,8 @@ def check_data(
             continue
         task.class_names = task.class_names or dataset.classes
         with worker_errors():
-            images = inspect(dataset, workers=cfg.DATALOADER.WORKERS, max_images=max_images)
+            workers = count_workers(cfg.DATALOADER.WORKERS, task.device)
+            images = inspect(dataset, workers=workers, max_images=max_images)
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
     duplicates = find_duplicates({name: split.images for name, split in splits.items()})
     for name, split in splits.items():

@@ -21,7 +21,7 @@ from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_ima
 from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import find_images as list_images
 from vil.data.image import UnreadableImage, open_image
-from vil.data.workers import worker_errors
+from vil.data.workers import count_workers, worker_errors
 from vil.tasks import refuse_unless_defined, refuse_without, task_entry
 from vil.tasks.base import ImageMeta, OutputFormat
 from vil.utils.errors import ConfigError, DataError
@@ -271,7 +271,7 @@ def iter_predictions(
         images,
         ensemble.preprocess,
         batch_size=batch_size or ensemble.cfg.DATALOADER.BSZ,
-        workers=num_workers,
+        workers=count_workers(num_workers, ensemble.task.device),
         pin_memory=task.device.type == "cuda",
     )
     with worker_errors(), closing(loader) as batches:

@@ -247,7 +247,7 @@ def run_training(
                 guard=guard,
                 set_progress=set_progress,
                 thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
-                data_hint=lambda: data_advice(cfg, dist, count_idle_cores(dist, cpu_time)),
+                data_hint=lambda: data_advice(cfg, device, dist, count_idle_cores(dist, cpu_time)),
                 max_steps=max_steps,
                 draw=draw,
                 **loop_settings(cfg),

@@ -189,8 +189,8 @@ DECLARED = (
         "WORKERS",
         0,
         "Worker processes per data loader, in each training process; 0: load in the training "
-        "process.",
-        between(0, 4096),
+        "process; -1: from the number of cores.",
+        between(-1, 4096),
     ),
     Conflict(
         ("LOSS.LOGIT_ADJUSTMENT", "LOSS.LOSS"),
