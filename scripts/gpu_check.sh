@@ -1,35 +1,110 @@
 #!/usr/bin/env bash
-# Run the GPU tests and the attention benchmarks on this machine's GPU, without network.
-# Writes to benchmarks/results/<gpu>-<date>/:
-#   tests.txt                the gpu tests
-#   registers.txt            registers of the kernels, as the driver reports them and as compiled ahead of time
-#   engine.json              the speed ratios that the docs claim
-#   masks/, modes/, model/   results and plots of every backend
-#   layouts.json             times of attention patterns, compared with SDPA with a mask
-#   tune.txt, cache/         the choices of the tuner
-#   preference.txt           the ranking of the backends
-# It should take less than ten minutes, but has not been timed on a GPU yet.
-#   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
-set -euo pipefail
+# Test and measure on this machine's GPU, without network. No step can stop a later one.
+#
+#   scripts/gpu_check.sh --out FOLDER [--budget SECONDS] [--steps "NAME ..."] [--wheels FOLDER] [--dry]
+#
+#   right    the Triton tests, a model against the CPU in float64, synchronizations of a training
+#   table    attention against dense, Flex and 2021 attention, and models against timm's
+#   tuned    block sizes of the kernels, the profile of a training step, counters of the kernels
+#   trained  training from JPEG files, stopping and resuming, digits and a detector
+#   all      all of them, the default. Or single steps: see the end of this file.
+#
+# FOLDER gets few files: log.txt, rows.jsonl with a line per number, written at once, and results.tgz
+# with tests, traces and curves, packed after each step. --budget (default 840) limits all steps
+# together; each step also has a limit of its own. --wheels installs packages that the machine lacks,
+# from files: pip download --no-deps -d wheels yacs rich markdown-it-py mdurl pygments
+# The steps `right` (but for syncs), `table` and `tuned` need torch, torchvision, triton, timm, numpy,
+# pytest and yacs only. --dry runs tiny versions on a CPU, to test this script.
+set -uo pipefail # no -e: a failed step must not stop the next one
 cd "$(dirname "$0")/.."
 
+out='' budget=840 steps=all wheels='' dry=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --out) out=$2 && shift ;;
+    --budget) budget=$2 && shift ;;
+    --steps) steps=$2 && shift ;;
+    --wheels) wheels=$2 && shift ;;
+    --dry) dry=--dry ;;
+    *) echo "unknown argument $1: see the head of $0" >&2 && exit 2 ;;
+    esac
+    shift
+done
+[ -n "$out" ] || { echo "give a folder for the results: $0 --out FOLDER" >&2 && exit 2; }
+work=$(mktemp -d)
+keep=$work/keep # what results.tgz holds
+mkdir -p "$out" "$keep"
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
-"$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"'
+export PYTHONPATH=$work/site:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 VIL_CACHE=$work/vil TRITON_CACHE_DIR=$work/triton
+export TORCHINDUCTOR_CACHE_DIR=$work/inductor CUDA_MODULE_LOADING=LAZY OMP_NUM_THREADS=2
+trap 'rm -rf "$work"' EXIT
 
-name=$("$python" -c 'import torch; from vil.utils.machine import slug; print(slug(torch.cuda.get_device_name()))')
-out="benchmarks/results/$name-$(date +%Y-%m-%d)"
-mkdir -p "$out"
-rounds=$([ -n "${QUICK:-}" ] && echo 9 || echo 25)
-shape="--device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window 8 --grids 14,28,56,112 --rounds $rounds"
-"$python" -m pytest -m gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt"
-"$python" benchmarks/kernels.py --device --head-dims 32,64,128 --dtypes bfloat16 2>&1 | tee "$out/registers.txt"
-"$python" benchmarks/attention_engine.py H --rounds "$rounds" --json "$out/engine.json"
-"$python" -m vil benchmark attention $shape --masks chunks,exact,cyclic --out "$out/masks"
-"$python" -m vil benchmark attention $shape --modes 0,1 --out "$out/modes"
-"$python" benchmarks/layout_backends.py --device cuda --dtype bfloat16 --batch 8 --grids 28 56 --rounds "$rounds" --json "$out/layouts.json"
-"$python" -m vil benchmark model --rounds "$rounds" --out "$out/model" --profile DEVICE cuda DATALOADER.BSZ 128
-VIL_CACHE="$out/cache" "$python" -m vil tune --config-file imagenet/vil_small_rpb.yaml DEVICE cuda DATALOADER.BSZ 128 AMP.ENABLED True \
-  2>&1 | tee "$out/tune.txt"
-"$python" benchmarks/preference.py "$out/masks/attention.json" "$out/modes/attention.json" | tee "$out/preference.txt"
-echo "$out"
+say() { echo "## $*" | tee -a "$out/log.txt"; }
+
+step() { # step NAME LIMIT COMMAND...: run under a time limit, inside the budget
+    local name=$1 limit=$2 start=$SECONDS code
+    shift 2
+    [ $((budget - SECONDS)) -lt "$limit" ] && limit=$((budget - SECONDS))
+    [ "$limit" -lt 5 ] && say "$name: no time left" && return
+    say "$name: at most $limit s"
+    timeout -k 5 "$limit" "$@" >>"$out/log.txt" 2>&1
+    code=$?
+    say "$name: exit code $code after $((SECONDS - start)) s"
+    cp "$out"/*.txt "$keep" 2>/dev/null
+    tar czf "$work/results.tgz" -C "$work" keep && mv "$work/results.tgz" "$out/results.tgz"
+}
+
+measure() { # measure LIMIT PART...: parts of benchmarks/gpu.py
+    local limit=$1
+    shift
+    step "$*" "$limit" "$python" benchmarks/gpu.py "$@" --out "$keep" $dry
+    cp "$keep/rows.jsonl" "$out/rows.jsonl" 2>/dev/null
+}
+
+gpu_tests() { # gpu_tests NAME LIMIT FILE...: in parallel if pytest-xdist is there
+    local name=$1 limit=$2 parallel=''
+    shift 2
+    "$python" -c 'import xdist' 2>/dev/null && parallel="-n $(($(nproc) > 2 ? $(nproc) - 2 : 2))"
+    [ -n "$dry" ] && parallel='--collect-only -qq'
+    step "$name" "$limit" "$python" -m pytest -m gpu -v $parallel -p no:cacheprovider --maxfail 100 \
+        --junitxml "$keep/$name.xml" "$@"
+}
+
+counters() { # hardware counters of the kernels, where Nsight Compute is installed
+    command -v ncu >/dev/null || return 0
+    step counters 60 ncu --clock-control none --set detailed -k 'regex:(forward|query|key|tile)_kernel' \
+        -c 8 --csv --page raw --log-file "$keep/counters.csv" "$python" benchmarks/gpu.py profile --out "$work/ncu"
+}
+
+run() {
+    case $1 in
+    all) for each in right table tuned trained; do run $each; done ;;
+    right) for each in machine tests exact syncs; do run $each; done ;;
+    table) for each in machine attention models; do run $each; done ;;
+    tuned) for each in machine profile sweep counters; do run $each; done ;;
+    trained) for each in machine train resume recipes; do run $each; done ;;
+    tests) gpu_tests tests 300 tests/ops/test_triton.py tests/data/test_pixels.py ;;
+    alltests) gpu_tests alltests 400 tests ;;
+    machine) measure 60 machine ;;
+    exact) measure 90 exact ;;
+    syncs)
+        gpu_tests reads 60 tests/engine/test_blocking_reads.py
+        measure 120 syncs
+        ;;
+    attention) measure 240 attention ;;
+    models) measure 300 models ;;
+    profile) measure 60 profile ;;
+    sweep) measure 240 sweep ;;
+    counters) counters ;;
+    train) measure 200 train ;;
+    resume) measure 100 resume ;;
+    recipes) measure 300 recipes ;;
+    *) say "unknown step $1" ;;
+    esac
+}
+
+[ -z "$wheels" ] || step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/site" "$wheels"/*.whl
+step versions 60 bash -c "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv; $python -m pip list; true"
+for each in $steps; do run "$each"; done
+say "all after $SECONDS s: $(wc -l <"$out/rows.jsonl" 2>/dev/null || echo 0) rows in $out"

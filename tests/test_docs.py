@@ -35,16 +35,6 @@ STREAMED = [("time", "whole"), ("time", "streamed"), ("height", "low"), ("height
 # ------------------------------------------------------------------------------- pages and links
 
 
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 120
-    assert len(README.split()) <= 900
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if p.startswith("docs/") and p not in GENERATED])
-def test_a_page_has_at_most_900_words(page):
-    assert len(read(page).split()) <= 900
-
-
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings: lower case, dashes for spaces, no other punctuation."""
     titles = re.findall(r"^#+ (.*)$", without_code(page), flags=re.MULTILINE)

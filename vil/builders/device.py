@@ -35,6 +35,8 @@ def configure_device(cfg: CfgNode) -> torch.device:
     device = _find_device(cfg.DEVICE)
     if device.type == "cpu":
         keep_freed_memory()
+    else:
+        _start_device(device)
     bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
     if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
@@ -57,6 +59,15 @@ def _find_device(name: str) -> torch.device:
     if (device.index or 0) >= max(torch.cuda.device_count(), 1):
         raise ConfigError(f"DEVICE {name} was not found ({torch.cuda.device_count()} CUDA devices)")
     return device
+
+
+def _start_device(device: torch.device) -> None:
+    """Raise ConfigError if a GPU is there but cannot be used, for example because of its driver."""
+    try:
+        torch.zeros((), device=device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"DEVICE {device} cannot be used: {reason}; or set DEVICE cpu") from error
 
 
 @contextmanager

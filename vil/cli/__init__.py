@@ -188,6 +188,12 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
     if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be used
         echo_error(f"{program}{rank}: {str(error.filename):.200}: {error.strerror}")
         return ConfigError.exit_code
+    if "torch" in sys.modules:
+        from vil.utils.memory import describe_out_of_memory
+
+        if advice := describe_out_of_memory(error):
+            echo_error(f"{program}{rank}: {advice}")
+            return ConfigError.exit_code
     where = ""
     with suppress(OSError):
         folder = Path(run, "crash") if run and Path(run, "config.yaml").exists() else cache_dir()

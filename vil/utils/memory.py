@@ -17,6 +17,21 @@ def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
+def describe_out_of_memory(error: Exception) -> str:
+    """Return what to do if an error means that a GPU is out of memory, else ""."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    peak = ""
+    if torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info()
+        used = torch.cuda.max_memory_allocated()
+        peak = f" (peak {used / 2**30:.1f} of {total / 2**30:.1f} GiB)"
+    return (
+        f"the GPU is out of memory{peak}: lower DATALOADER.BSZ and raise OPTIM.ACCUMULATE, set "
+        "MODEL.GRAD_CHECKPOINT True, or lower INPUT.IMAGE_SIZE"
+    )
+
+
 class TensorMemory(TorchDispatchMode):
     """A dispatch mode that counts the bytes of all live tensors that operators have returned. `now`
     is the current number of bytes, and `peak` the largest so far."""

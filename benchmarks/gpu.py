@@ -1,0 +1,619 @@
+"""Measure attention, models and training on one GPU. Every number is written at once.
+
+  python benchmarks/gpu.py PART ... --out FOLDER        parts: exact attention models syncs ...
+  python benchmarks/gpu.py PART ... --out FOLDER --dry  a tiny version on a CPU, to test the script
+
+Each number is a line of FOLDER/rows.jsonl. A part that fails writes a line too, and the next one
+runs. The parts up to `sweep` need only torch, triton, timm and yacs; `syncs`, `train`, `resume` and
+`recipes` train with vil, which needs its other dependencies. scripts/gpu_check.sh runs the parts
+under time limits.
+
+Times are medians of CUDA events around calls that are queued one after another, so the time that
+the host needs to launch a kernel counts only if the GPU waits for it.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+MILLISECONDS = 60  # of calls in one measurement
+GLOBALS = 1  # global tokens of the attention cases
+# (grid side, window, batch, heads, channels per head): stages 1 and 2 of vil_small, then others
+CASES = [
+    (56, 7, 128, 3, 32), (28, 7, 128, 6, 32), (14, 7, 128, 6, 64), (56, 8, 8, 6, 64),
+    (28, 8, 32, 6, 64), (112, 8, 4, 6, 64), (224, 8, 1, 6, 64), (56, 15, 16, 3, 64),
+]  # fmt: skip
+MODELS = [
+    "vil_tiny", "vil_small", "vil_small_rpb", "timm/deit_small_patch16_224",
+    "timm/swin_tiny_patch4_window7_224", "timm/convnext_tiny",
+]  # fmt: skip
+
+
+class Bench:
+    """Where the measurements run, and where they are written.
+
+    out: folder of the results. dry: run on a CPU, as small as possible. scratch: folder of runs.
+    """
+
+    def __init__(self, out: Path, dry: bool) -> None:
+        self.out, self.dry = out, dry
+        self.device = torch.device("cpu" if dry else "cuda")
+        self.scratch = Path(tempfile.mkdtemp())
+        out.mkdir(parents=True, exist_ok=True)
+
+    def row(self, what: str, **values: Any) -> None:
+        line = json.dumps({"what": what, **values}, default=str)
+        with (self.out / "rows.jsonl").open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    def sync(self) -> None:
+        if not self.dry:
+            torch.cuda.synchronize()
+
+    def clock(self, call: Callable[[], Any], milliseconds: float = MILLISECONDS) -> float:
+        """Return the median milliseconds of a call."""
+        for _ in range(1 if self.dry else 3):
+            call()
+        self.sync()
+        start = time.perf_counter()
+        call()
+        self.sync()
+        once = 1e3 * (time.perf_counter() - start)
+        if self.dry:
+            return once
+        count = max(5, min(100, int(milliseconds / max(once, 1e-3))))
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            call()
+            mark.record()
+        self.sync()
+        return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+
+    @contextlib.contextmanager
+    def peak(self) -> Iterator[list[float]]:
+        """Yield a list that gets the peak of allocated MiB, above what was allocated before."""
+        found: list[float] = []
+        before = 0 if self.dry else torch.cuda.memory_allocated()
+        if not self.dry:
+            torch.cuda.reset_peak_memory_stats()
+        yield found
+        found.append(0 if self.dry else (torch.cuda.max_memory_allocated() - before) / 2**20)
+
+    @contextlib.contextmanager
+    def guarded(self, what: str, **spec: Any) -> Iterator[None]:
+        """Write a line instead of raising, and free memory."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.row(what, **spec, error=f"{type(error).__name__}: {error}"[:400])
+        if not self.dry:
+            torch.cuda.empty_cache()
+
+    def kernel_times(self, call: Callable[[], Any]) -> dict[str, float]:
+        """Return {kernel: microseconds} of one call."""
+        from torch.profiler import ProfilerActivity, profile
+
+        call()
+        self.sync()
+        activity = ProfilerActivity.CPU if self.dry else ProfilerActivity.CUDA
+        with profile(activities=[activity]) as profiler:
+            call()
+            self.sync()
+        times = {
+            event.key[:60]: round(event.device_time_total, 1) for event in profiler.key_averages()
+        }
+        return dict(sorted(times.items(), key=lambda item: -item[1])[:14])
+
+
+def machine(bench: Bench) -> None:
+    """The card, and the rates that a large matmul and a large copy reach on it."""
+    import triton
+
+    about = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version[:6]}
+    if not bench.dry:
+        about["gpu"] = torch.cuda.get_device_name()
+    bench.row("machine", **about, date=time.strftime("%Y-%m-%d"))
+    size = 256 if bench.dry else 8192
+    a = torch.randn(size, size, device=bench.device, dtype=torch.bfloat16)
+    source, target = torch.empty(2, size << 17 if not bench.dry else size, device=bench.device)
+    flops = 2 * size**3 / bench.clock(lambda: a @ a) / 1e9
+    rate = 2 * source.nbytes / bench.clock(lambda: target.copy_(source)) / 1e6
+    bench.row("ceilings", tflops=flops, gb_per_s=rate)
+
+
+# Attention
+
+
+@dataclasses.dataclass
+class Inputs:
+    """A call of local attention. Queries, keys and values are views of one tensor, as in models."""
+
+    case: Any
+    leaves: list[Tensor]
+    bias: Any
+    dout: Tensor
+
+    def attend(self, backend: str) -> Tensor:
+        from vil.ops import BACKENDS
+
+        options = dict(num_global=GLOBALS, bias=self.bias, scale=self.case.head_dim**-0.5)
+        return BACKENDS[backend].attend(*self.leaves[:3], self.case.window, **options)
+
+    def differentiate(self, call: Callable[[], Tensor]) -> None:
+        torch.autograd.grad(call(), self.leaves, self.dout)
+
+
+def make_inputs(bench: Bench, shape: tuple[int, ...], has_bias: bool) -> Inputs:
+    from vil.ops import Case, LocalBias, Window
+
+    grid, w, batch, heads, dim = shape
+    window, dtype, device = Window((grid, grid), w), torch.bfloat16, bench.device
+    case = Case(window, batch, heads, dim, GLOBALS, dtype, device.type, has_bias, has_bias)
+    torch.manual_seed(0)
+    tokens = GLOBALS + window.length
+    qkv = torch.randn(batch, tokens, 3, heads, dim, device=device, dtype=dtype)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    leaves = [x.detach().requires_grad_() for x in (q[:, :, GLOBALS:], k, v)]
+    bias = LocalBias()
+    if has_bias:
+        table = torch.randn(window.table_entries, heads, device=device).requires_grad_()
+        to_global = torch.randn(heads, GLOBALS, device=device).requires_grad_()
+        leaves, bias = [*leaves, table, to_global], LocalBias(table.mT, to_global)
+    return Inputs(case, leaves, bias, torch.randn_like(leaves[0]))
+
+
+def measure_call(
+    bench: Bench, name: str, spec: dict, call: Callable[[], Tensor], leaves: list[Tensor],
+    dout: Tensor,
+) -> None:  # fmt: skip
+    def both() -> None:
+        torch.autograd.grad(call(), leaves, dout)
+
+    with bench.guarded("attention", backend=name, **spec):
+        with torch.no_grad():
+            forward = bench.clock(call)
+        with bench.peak() as peak:
+            total = bench.clock(both)
+        start = time.perf_counter()
+        both()
+        host = 1e3 * (time.perf_counter() - start)  # to queue the kernels
+        bench.sync()
+        times = dict(forward_ms=forward, both_ms=total, host_ms=host)
+        bench.row("attention", backend=name, **spec, **times, peak_mib=peak[0])
+
+
+def attention(bench: Bench) -> None:
+    """Local attention, forward and with backward, against dense and other local attention."""
+    cases = [(8, 4, 1, 1, 16)] if bench.dry else CASES
+    for shape, has_bias in itertools.product(cases, (True, False)):
+        grid, w, batch, heads, dim = shape
+        spec = dict(grid=grid, w=w, batch=batch, heads=heads, dim=dim, bias=has_bias)
+        inputs = make_inputs(bench, shape, has_bias)
+        names = ["blocked"] if bench.dry else ["triton"]
+        if not bench.dry and grid <= 112:
+            names.append("chunk_handgrad")
+        if not bench.dry and batch * heads * grid**4 < 4e9:  # scores that fit into memory
+            names.append("masked")
+        for name in names:
+            call = partial(inputs.attend, name)
+            measure_call(bench, name, spec, call, inputs.leaves, inputs.dout)
+            if name == "triton":
+                with bench.guarded("kernels", **spec):
+                    both = partial(inputs.differentiate, call)
+                    bench.row("kernels", **spec, microseconds=bench.kernel_times(both))
+        dense(bench, spec, inputs)
+        if w == 8 and grid % 8 == 0:
+            flex(bench, spec, shape, has_bias)
+
+
+def dense(bench: Bench, spec: dict, inputs: Inputs) -> None:
+    """Attention of all queries to all keys; with a bias, it is a mask that needs no gradient."""
+    q, k, v = inputs.leaves[:3]
+    kernels, mask = ["FLASH_ATTENTION", "CUDNN_ATTENTION"], None
+    if spec["bias"]:
+        if spec["grid"] > 112:
+            return
+        length = (k.shape[2] + 7) // 8 * 8  # rows must be aligned
+        mask = torch.zeros(1, q.shape[1], q.shape[2], length, device=q.device, dtype=q.dtype)
+        mask, kernels = mask[..., : k.shape[2]], ["EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]
+    for name in ["MATH"] if bench.dry else kernels:
+
+        def call(name: str = name) -> Tensor:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                return F.scaled_dot_product_attention(q, k, v, mask)
+
+        measure_call(bench, f"sdpa {name.lower()}", spec, call, [q, k, v], inputs.dout)
+
+
+def flex(bench: Bench, spec: dict, shape: tuple[int, ...], has_bias: bool) -> None:
+    """FlexAttention on chunks of 64 tokens in blocks of 64, without global tokens and without the
+    time to order the tokens by chunk."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    grid, w, batch, heads, dim = shape
+    chunks = grid // w
+    table = torch.randn(heads, 4 * w - 1, 4 * w - 1, device=bench.device)
+
+    def position(token: Tensor) -> tuple[Tensor, Tensor]:
+        chunk, inside = token // (w * w), token % (w * w)
+        return chunk // chunks * w + inside // w, chunk % chunks * w + inside % w
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        query, key = query // (w * w), key // (w * w)
+        return ((query // chunks - key // chunks).abs() <= 1) & (
+            (query % chunks - key % chunks).abs() <= 1
+        )
+
+    def score(x: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        (x1, y1), (x2, y2) = position(query), position(key)
+        return x + table[h, x1 - x2 + 2 * w - 1, y1 - y2 + 2 * w - 1]
+
+    with bench.guarded("attention", backend="flex", **spec):
+        shape = (batch, heads, grid * grid, dim)
+        q, k, v, dout = torch.randn(4, *shape, device=bench.device, dtype=torch.bfloat16)
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        mask = create_block_mask(visible, None, None, grid**2, grid**2, bench.device.type, 64)
+        sizes = {f"{axis}{suffix}": 64 for axis in ("BLOCK_M", "BLOCK_N") for suffix in ("", 1, 2)}
+        compiled = torch.compile(flex_attention, dynamic=False)
+        if bench.dry:
+            return  # the CPU has no backward pass
+
+        def call() -> Tensor:
+            options = dict(block_mask=mask, kernel_options=sizes)
+            return compiled(*leaves, score_mod=score if has_bias else None, **options)
+
+        measure_call(bench, "flex", spec, call, leaves, dout)
+
+
+def sweep(bench: Bench) -> None:
+    """The time of each kernel with other block sizes, warps, stages and registers."""
+    from vil.ops.backends.triton import launches
+    from vil.ops.backends.triton.launch import current_target
+
+    if bench.dry:
+        return
+    sizes = {
+        "forward": [(64, 64), (64, 32), (128, 64)], "query": [(64, 64), (64, 32)],
+        "key": [(64, 64), (32, 64), (16, 64)], "tile": [(64, 64), (64, 32)],
+    }  # fmt: skip
+    target = launches.kind_of(current_target())
+    for shape in ((56, 7, 128, 3, 32), (56, 8, 8, 6, 64)):
+        inputs, column = make_inputs(bench, shape, True), launches.HEAD_DIMS.index(shape[4])
+        call = partial(inputs.differentiate, partial(inputs.attend, "triton"))
+        for kernel, blocks in sizes.items():
+            saved = launches.LAUNCHES[target][kernel]
+            for block, stages, registers in itertools.product(blocks, (1, 2, 3), (0, 168)):
+                warps = 8 if block[0] > 64 else 4
+                entry = launches.Launch(*block, warps, stages, registers)
+                launches.LAUNCHES[target][kernel] = (*saved[:column], entry, *saved[column + 1 :])
+                spec = dict(kernel=kernel, shape=shape, block=block, stages=stages)
+                spec["registers"] = registers
+                with bench.guarded("sweep", **spec):
+                    times = bench.kernel_times(call)
+                    found = [t for name, t in times.items() if name.startswith(f"{kernel}_kernel")]
+                    bench.row("sweep", **spec, microseconds=found[0] if found else None)
+            launches.LAUNCHES[target][kernel] = saved
+
+
+# Models
+
+
+def build_model(bench: Bench, name: str, **options: Any) -> nn.Module:
+    """Build a timm model, or one of ours with random shift off and the backend `options` names."""
+    if name.startswith("timm/"):
+        import timm
+
+        model = timm.create_model(name.removeprefix("timm/"), num_classes=1000)
+    else:
+        import vil
+
+        arguments = {"longformer": {"backend": options.get("backend", "auto")}}
+        model = vil.get_model(name, num_classes=1000, attention_args=arguments, drop_path_rate=0.1)
+    return model.to(bench.device, memory_format=torch.channels_last)
+
+
+def exact(bench: Bench) -> None:
+    """Errors of a model's output and gradients against the CPU in float64, beside those of dense
+    masked attention in the same precision."""
+    name = "vil_nano" if bench.dry else "vil_small_rpb"
+    size, ours = (64, "blocked") if bench.dry else (224, "triton")
+    torch.manual_seed(0)
+    reference = build_model(Bench(bench.out, dry=True), name, backend="chunk_autograd").eval()
+    images, target = torch.randn(2, 3, size, size), torch.randn(2, 1000)
+    truth = outputs(reference.double(), images.double(), target.double(), None)
+    for precision in ("float32", "tf32", "bfloat16", "float16"):
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        dtype = getattr(torch, precision, None) if "16" in precision else None
+        errors = {}
+        for backend in (ours, "masked"):
+            model = build_model(bench, name, backend=backend).eval()
+            model.load_state_dict({k: v.float() for k, v in reference.state_dict().items()})
+            found = outputs(model, images.to(bench.device), target.to(bench.device), dtype)
+            errors[backend] = {key: distance(x, truth[key]) for key, x in found.items()}
+        torch.set_float32_matmul_precision("highest")
+        worst = max(
+            errors[ours], key=lambda key: errors[ours][key] / (errors["masked"][key] + 1e-9)
+        )
+        bench.row(
+            "exact", model=name, precision=precision, output=errors[ours]["output"],
+            output_masked=errors["masked"]["output"], worst=worst, worst_error=errors[ours][worst],
+            worst_masked=errors["masked"][worst],
+        )  # fmt: skip
+
+
+def distance(x: Tensor, truth: Tensor) -> float:
+    """Return |x - truth| / |truth|."""
+    return ((x.double().cpu() - truth).norm() / truth.norm().clamp(min=1e-12)).item()
+
+
+def outputs(model: nn.Module, images: Tensor, target: Tensor, dtype: Any) -> dict[str, Tensor]:
+    """Return the output and all gradients."""
+    model.zero_grad()
+    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        y = model(images)
+    (y.to(target.dtype) * target).sum().backward()
+    grads = {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
+    return {"output": y.detach(), **grads}
+
+
+def models(bench: Bench) -> None:
+    """Images per second and memory, in training and inference, eager and compiled, in bfloat16."""
+    names, batch = (["vil_nano"], 2) if bench.dry else (MODELS, 128)
+    modes = ("eager",) if bench.dry else ("eager", "default", "reduce-overhead")
+    ours = ("blocked",) if bench.dry else ("triton", "chunk_handgrad")
+    for mode, name in itertools.product(modes, names):
+        backends = ("",) if name.startswith("timm/") else ours if mode == "eager" else ours[:1]
+        for backend in backends:
+            spec = dict(model=name, mode=mode, batch=batch, backend=backend)
+            with bench.guarded("model", **spec):
+                measure_model(bench, spec, build_model(bench, name, backend=backend))
+
+
+def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
+    size = 64 if bench.dry else 224
+    images = torch.randn(spec["batch"], 3, size, size, device=bench.device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    target = torch.randint(10, (spec["batch"],), device=bench.device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=not bench.dry)
+    start = time.perf_counter()
+    if spec["mode"] != "eager":
+        model.compile(mode=spec["mode"])
+
+    def forward() -> Tensor:
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            return model(images)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(forward().float(), target).backward()
+        optimizer.step()
+
+    model.train()
+    with bench.peak() as peak:
+        milliseconds = bench.clock(step, 500)
+    first = time.perf_counter() - start
+    rate = 1e3 * spec["batch"] / milliseconds
+    bench.row("model", **spec, training=True, images_s=rate, peak_mib=peak[0], first_s=first)
+    model.eval()
+    with torch.inference_mode(), bench.peak() as peak:
+        milliseconds = bench.clock(forward, 300)
+    rate = 1e3 * spec["batch"] / milliseconds
+    bench.row("model", **spec, training=False, images_s=rate, peak_mib=peak[0])
+
+
+def profile_step(bench: Bench) -> None:
+    """A table and a trace of one training step of vil_small."""
+    from torch.profiler import ProfilerActivity, profile
+
+    name, batch = ("vil_nano", 2) if bench.dry else ("vil_small", 128)
+    model = build_model(bench, name, backend="blocked" if bench.dry else "triton").train()
+    size = 64 if bench.dry else 224
+    images = torch.randn(batch, 3, size, size, device=bench.device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=not bench.dry)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            loss = model(images).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    step()
+    bench.sync()
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (not bench.dry)
+    with profile(activities=activities) as profiler:
+        step()
+        bench.sync()
+    key = "cpu_time_total" if bench.dry else "cuda_time_total"
+    table = profiler.key_averages().table(sort_by=key, row_limit=60, max_name_column_width=70)
+    (bench.out / "step.txt").write_text(table)
+    profiler.export_chrome_trace(str(bench.out / "step.json.gz"))
+    times = {e.key[:60]: round(e.device_time_total, 1) for e in profiler.key_averages()}
+    largest = dict(sorted(times.items(), key=lambda item: -item[1])[:25])
+    bench.row("step", model=name, batch=batch, microseconds=largest)
+
+
+# Training with vil
+
+
+def options_of(bench: Bench, *more: str) -> list[str]:
+    """Return the overrides of a config for a run on this device, followed by `more`."""
+    backend = "blocked" if bench.dry else "triton"
+    common = [
+        f"DEVICE={bench.device.type}",
+        f"MODEL.VIT.MSVIT.BACKEND={backend}",
+        "AMP.ENABLED=True",
+    ]
+    return [*common, "AMP.DTYPE=bfloat16", "SOLVER.WARMUP_EPOCHS=0", "RUN.SAVE_EVERY=999", *more]
+
+
+@contextlib.contextmanager
+def at_each_step(act: Callable[[int], None]) -> Iterator[None]:
+    """Call act(step) at the start of each training step of vil.train; steps count from 0."""
+    from vil.engine import loop
+
+    set_lr, steps = loop.set_lr, itertools.count()
+
+    def watch(*arguments: Any) -> None:
+        act(next(steps))
+        set_lr(*arguments)
+
+    loop.set_lr = watch
+    try:
+        yield
+    finally:
+        loop.set_lr = set_lr
+
+
+def stop_run() -> None:
+    """Make vil.train save its state and raise StoppedError."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def syncs(bench: Bench) -> None:
+    """Synchronizations of the host with the GPU in some steps of a training between log lines."""
+    import vil
+    from vil.errors import StoppedError
+
+    first, last = (1, 2) if bench.dry else (10, 20)
+
+    def watch(step: int) -> None:
+        if not bench.dry and step in (first, last):
+            torch.cuda.set_sync_debug_mode("warn" if step == first else "default")
+        if step == last:
+            stop_run()
+
+    for dtype, optimizer in (("bfloat16", "adamw"), ("float16", "adamw"), ("bfloat16", "qhm")):
+        spec, places = dict(dtype=dtype, optimizer=optimizer), collections.Counter()
+        more = ("LOG_FREQ=1000", "OPTIM.EMA=0.99", f"AMP.DTYPE={dtype}", f"OPTIM.OPT={optimizer}")
+        folder = bench.scratch / f"syncs-{dtype}-{optimizer}"
+        with bench.guarded("syncs", **spec), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with at_each_step(watch), contextlib.suppress(StoppedError):
+                vil.train("digits/vil_nano.yaml", options_of(bench, *more), output_dir=folder)
+            for warning in caught:
+                if "synchroniz" in str(warning.message).lower():
+                    places[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
+            bench.row("syncs", **spec, steps=last - first, count=places.total(), places=places)
+        if not bench.dry:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def write_jpeg(job: tuple[str, int]) -> None:
+    import numpy as np
+    from PIL import Image
+
+    folder, number = job
+    split = "val" if number % 16 == 0 else "train"
+    path = Path(folder, split, f"class{number // 16 % 8}", f"{number}.jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 255, (94, 125, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((500, 375), Image.BICUBIC).save(path, quality=92)
+
+
+def train(bench: Bench) -> None:
+    """The real loop on JPEG files of 500 x 375 pixels with the paper's augmentation."""
+    import vil
+
+    folder, count = bench.scratch / "jpeg", 64 if bench.dry else 4096
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(write_jpeg, [(str(folder), n) for n in range(count)], chunksize=32))
+    batch, config = (10, "digits/vil_nano.yaml") if bench.dry else (256, "imagenet/vil_small.yaml")
+    words = [
+        "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=auto", "RUN.EVAL_EVERY=99",
+        "LOG_FREQ=2", f"DATALOADER.BSZ={batch}", "OPTIM.EMA=0.999", "AMP.MEMORY_FORMAT=nhwc",
+        f"OPTIM.EPOCHS={1 if bench.dry else 5}", "INPUT.CHANNELS=3", "DATALOADER.WORKERS=-1",
+    ]  # fmt: skip
+    for compiled in (False,) if bench.dry else (False, True):
+        name = f"train-{'compiled' if compiled else 'eager'}"
+        options = options_of(bench, *words, f"MODEL.COMPILE={compiled}")
+        with bench.guarded(name):
+            result = vil.train(config, options, data=folder, output_dir=bench.scratch / name)
+            lines = [line for line in result.history() if "img/s" in line]
+            half = lines[len(lines) // 2 :]
+            keys = [key for key in ("time", "data", "img/s", "mem") if key in half[-1]]
+            bench.row(name, **{key: statistics.median(x[key] for x in half) for key in keys})
+
+
+def resume(bench: Bench) -> None:
+    """A run that stops and resumes ends with the same weights, bit for bit."""
+    import vil
+    from vil.errors import StoppedError
+
+    config, epochs = "digits/vil_nano.yaml", 1 if bench.dry else 3
+    words = options_of(bench, f"OPTIM.EPOCHS={epochs}", "DETERMINISTIC=True")
+    whole = vil.train(config, words, output_dir=bench.scratch / "resume-whole")
+    folder = bench.scratch / "resume-stopped"
+    stop = at_each_step(lambda step: stop_run() if step == 3 else None)
+    with stop, contextlib.suppress(StoppedError):
+        vil.train(config, words, output_dir=folder)
+    stopped = vil.train(config, words, output_dir=folder, resume=True)
+    weights = [run.model.state_dict().values() for run in (whole, stopped)]
+    bench.row("resume", equal_bits=all(torch.equal(a, b) for a, b in zip(*weights)))
+
+
+def recipes(bench: Bench) -> None:
+    """Real trainings of minutes: scanned digits, and a detector of digits in scenes."""
+    import vil
+
+    configs = ["digits/vil_nano.yaml", "scenes/mask_rcnn_vil_nano.yaml"]
+    for config in configs[: 1 if bench.dry else 2]:
+        with bench.guarded("recipe", config=config):
+            start = time.perf_counter()
+            words = options_of(bench, *(["OPTIM.EPOCHS=1"] if bench.dry else []))
+            folder = bench.scratch / Path(config).stem
+            result = vil.train(config, words, output_dir=folder)
+            seconds = time.perf_counter() - start
+            shutil.copy(folder / "metrics.jsonl", bench.out / f"{folder.name}.jsonl")
+            bench.row("recipe", config=config, seconds=seconds, best=result.best)
+
+
+PARTS = {
+    "machine": machine, "exact": exact, "attention": attention, "models": models,
+    "profile": profile_step, "sweep": sweep, "syncs": syncs, "train": train, "resume": resume,
+    "recipes": recipes,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--dry", action="store_true", help="tiny, on a CPU")
+    args = parser.parse_args()
+    bench = Bench(args.out, args.dry)
+    for part in args.parts:
+        with bench.guarded("failed part", part=part):
+            PARTS[part](bench)
+
+
+if __name__ == "__main__":
+    main()
