@@ -1,4 +1,4 @@
-"""Compare attention patterns with torch's masked attention, and find the density where both tie.
+"""Compare attention patterns with torch's masked attention.
 
   python benchmarks/layouts.py               all parts, and benchmarks/results/layouts-cpu.json
   python benchmarks/layouts.py speed memory  some parts; writes no file
@@ -8,14 +8,11 @@ speed      time of the backends blocked and native, compared with scaled_dot_pro
 memory     peak of the tensors without inputs, output and gradients, compared with the same mask and
            with a learned dense bias
 large      memory of the process on 256 x 256 tokens
-crossover  time of the dense and the sparse backends from 2 % to 100 % density, and time of the
-           backend that `auto` selects, untuned and tuned
 
 All parts use two threads, float32 and head dim 64. Times are medians of interleaved rounds of
 forward and backward. Density is the fraction of all pairs of chunks that are computed.
 """
 
-import itertools
 import math
 import multiprocessing
 import statistics
@@ -28,22 +25,16 @@ from attention_engine import GIB, Ratio, process_memory
 from shared import CPU, MIB, RESULTS, add_json, make_parser, time_all, write_json
 
 from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
-from vil.ops import BACKENDS, Case, Layout, Window, choose, patterns
+from vil.ops import BACKENDS, Case, Layout, Window, patterns
 from vil.ops.custom_op import num_pairs
-from vil.ops.dispatch import CHOICES
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, make_inputs
-from vil.ops.tuning.tuner import tune
 from vil.utils.interleaved_timer import Candidate, peak_bytes
 from vil.utils.machine import machine
 
 THREADS, ROUNDS = 2, 9
 RESULT = RESULTS / "layouts-cpu.json"
-SPARSE, DENSE, FUSED = "blocked", "masked", "masked_sdpa"
-COMPILED = "native"  # needs a C++ compiler
-DENSITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-FEW = 28  # without bias, DENSE is timed only on grids up to this side, because it is slow
-GRIDS = {(14, 14): (7, 16), (28, 28): (7, 4), (56, 56): (8, 1)}  # {grid: (chunk side, images)}
+SPARSE, COMPILED = "blocked", "native"  # the second needs a C++ compiler
 
 
 def chunk_mask(side: int, chunk: int, density: float, seed: int = 0) -> patterns.Pattern:
@@ -148,38 +139,8 @@ def large() -> Iterator[Ratio]:
         yield Ratio(f"{text} of tensors beyond inputs", peak / GIB)
 
 
-def crossover() -> Iterator[Ratio]:
-    """Time the backends at several densities. Compare the fastest backend with those that `auto`
-    selects, untuned and after the tuner has measured them."""
-    losses: dict[str, list[float]] = {"untuned": [], "tuned": []}
-    for ((side, _), (chunk, batch)), bias in itertools.product(GRIDS.items(), (False, True)):
-        label = f"{side}x{side} {'with' if bias else 'without'} bias"
-        dense = DENSE if bias else FUSED
-        names = dict.fromkeys((SPARSE, dense) if side > FEW else (SPARSE, DENSE, dense))
-        last_sparse = 0.0
-        for density in DENSITIES:
-            layout = layout_of(side, chunk_mask(side, chunk, density), chunk)
-            case = make_case(layout, batch, table_bias=bias)
-            inputs = make_inputs(case)
-            times = measure({name: make_candidate(name, case, inputs) for name in names})
-            share = times[SPARSE] / min(t for name, t in times.items() if name != SPARSE)
-            selected = {"untuned": choose(case), "tuned": tune(case, names)[0].name}
-            CHOICES.clear()
-            last_sparse = layout.density if share < 1 else last_sparse
-            text = f"{label}, density {layout.density:.0%}"
-            yield Ratio(f"{text}: time of {SPARSE} over the fastest dense backend", share)
-            for how, name in selected.items():
-                loss = times[name] / min(times.values())
-                losses[how].append(loss)
-                yield Ratio(f"{text}: time of auto, {how}, over the fastest", loss, None, 1.25)
-        yield Ratio(f"{label}: largest density at which {SPARSE} is faster", last_sparse)
-    for (how, values), bound in zip(losses.items(), (1.1, 1.03)):
-        mean = statistics.geometric_mean(values)
-        yield Ratio(f"time of auto, {how}, over the fastest, geometric mean", mean, None, bound)
-
-
 PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
-    function.__name__: function for function in (speed, memory, large, crossover)
+    function.__name__: function for function in (speed, memory, large)
 }
 
 

@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     --budget) budget=$2 && shift ;;
     --steps) steps=$2 && shift ;;
     --wheels) wheels=$2 && shift ;;
-    --dry) dry=--dry ;;
+    --dry) dry=--dry; export OMP_NUM_THREADS=1 ;;
     *) echo "unknown argument $1: see the head of $0" >&2 && exit 2 ;;
     esac
     shift

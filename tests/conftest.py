@@ -26,6 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from vil.ops.dispatch import CHOICES  # noqa: E402
+from vil.ops.native import library  # noqa: E402
 from vil.tasks import TASKS  # noqa: E402
 
 PASSED: Counter = Counter()  # (class of failures, file of its tests) -> cases
@@ -39,6 +40,12 @@ def no_choices():
     CHOICES.clear()
     yield
     CHOICES.clear()
+
+
+@pytest.fixture
+def without_native(monkeypatch):
+    """The native library cannot be used, as on a machine without a compiler."""
+    monkeypatch.setattr(library, "_off", ["off for this test"])
 
 
 def pytest_collection_modifyitems(items):

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from yacs.config import CfgNode
 
 import vil
@@ -20,6 +22,7 @@ from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
 from tests.common.marks import cases
 from tests.common.small_tasks import SMALL_TASKS
+from vil.builders.model import prepare_for_evaluation
 from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
@@ -311,15 +314,23 @@ def test_the_guide_has_the_measured_ways_to_deploy():
 
 
 def test_the_page_of_linear_layers_has_the_measured_speeds():
-    rows = json.loads((RESULTS / "model-cpu-deit/model.json").read_text())["rows"]
-    speed = {(row["model"], row["way"]): row for row in rows}
-    kinds = [(way, phase) for phase in ("evaluation", "training") for way in ("fp32", "bf16")]
-    deit = [speed["timm/deit_tiny_patch16_224", way][phase] for way, phase in kinds]
-    vil = [speed["vil_tiny", way][phase] for way, phase in kinds]
+    ratios = json.loads((RESULTS / "untuned-cpu.json").read_text())["ratios"]
     text = read("docs/internals/linear_layers.md")
-    cells = [f"{x:.1f} ({x / other:.2f})" for x, other in zip(vil, deit)]
-    assert f"| vil_tiny | {' | '.join(cells)} |" in text
-    assert f"| deit_tiny_patch16_224 | {' | '.join(f'{x:.1f}' for x in deit)} |" in text
+    pairs = {"vil_tiny": "deit_tiny_patch16_224", "vil_small": "swin_tiny_patch4_window7_224"}
+    for way in ("evaluation", "training", "optimized", "one image", "one image, optimized"):
+        starts = [(f"{name}, {way}, {dtype}: ", other) for name, other in pairs.items()
+                  for dtype in ("float32", "bfloat16")]  # fmt: skip
+        cells = [
+            f"{ratios[f'{start}images per second']:.3g} ({ratios[f'{start}over {other}']:.2f})"
+            for start, other in starts
+        ]
+        assert f"| {' | '.join(cells)} |" in text
+    for name in ("vil_tiny", "deit_tiny_patch16_224"):
+        step = f"{name}, training step: next to"
+        cells = [
+            f"{ratios[f'{step} {what}']:.1f}" for what in ("a busy process", "the same training")
+        ]
+        assert f"8 images | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize("folder", ["deploy-nano", "deploy-cutouts"])
@@ -412,6 +423,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
         splits = [] if name == "detection" else further
         assert main(["train", *place, *settings, *splits, "OPTIM.EPOCHS=1"]) == 0
     build_train_transform(get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"]))
+    compiled = get_config(opts=["MODEL.COMPILE=True"])
+    prepare_for_evaluation(compiled, nn.Identity(), torch.device("cpu"))
     components = (entry for kind in HOMES for entry in registry(kind).values())
     theirs = {key for entry in components for key in entry.key_names.values()}
     unread = {key for key in KEYS if key not in asked} - {"VERSION", "IMPORTS"} - theirs

@@ -8,29 +8,52 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.native_cache import needs_compiler
 from vil.data.datasets.digits import read_demo_digits
+from vil.ops.native import build, library
 
 pytestmark = pytest.mark.slow  # .ci/run installs the wheel too
 
 ROOT = Path(__file__).parent.parent
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """Build the wheel of a copy of the sources. Returns its path."""
+    for name in ("vil", "configs"):  # a copy: building leaves a folder behind that would be reused
+        shutil.copytree(ROOT / name, folder / "source" / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    source = str(folder / "source")
+    subprocess.run([*PIP, *build, source], check=True, env=os.environ | environment)
+    (wheel,) = folder.glob("vil-*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
     """The wheel in a folder of its own; what it depends on is found where it always is."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("vil", "configs"):  # a copy: building leaves a folder behind that would be reused
-        shutil.copytree(ROOT / name, folder / "source" / name)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build, str(folder / "source")], check=True)
-    wheel = next(folder.glob("vil-*.whl"))
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(folder / "site"), wheel], check=True
-    )
+    install = ["install", "--no-deps", "--target", str(folder / "site"), build_wheel(folder)]
+    subprocess.run([*PIP, *install], check=True)
     return folder / "site"
+
+
+@needs_compiler
+def test_it_has_the_native_library(installed):
+    files = installed.glob("vil/ops/native/built/*.so")
+    assert {file.stem for file in files} == set(build.INSTRUCTION_SETS)
+    shown = subprocess.run(
+        [sys.executable, "-m", "vil", "info", "DEVICE", "cpu"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(installed), "VIL_CACHE": "none"}, check=True,
+        cwd=installed,
+    ).stdout  # fmt: skip
+    assert f"native library: {library.instruction_sets()[0]}, from the package" in shown
+
+
+def test_it_is_built_without_a_compiler(tmp_path):
+    assert build_wheel(tmp_path, CXX="none-such").name.endswith("-py3-none-any.whl")
 
 
 def test_it_trains_from_an_empty_folder(installed, tmp_path):

@@ -13,8 +13,8 @@ from tests.common.small_runs import TINY, vil
 from vil.bench.deploy import PATHS, Deployment, Row, Subject, compare_paths, predict
 from vil.cli.benchmark_deploy import add_arguments, find_model
 from vil.config import get_config, override
-from vil.models.vision_longformer import MsViT
 from vil.ops.dispatch import CHOICES
+from vil.ops.tuning import tuning_cache
 from vil.pretrained.catalog import DIGITS
 from vil.utils.resident_memory import resident_growth
 from vil.workflows import benchmark_deploy, configure
@@ -222,22 +222,20 @@ def test_with_a_config_file_the_classes_are_those_of_the_weights():
 
 def test_classes_of_a_model_without_weights_are_counted(tmp_path):
     cfg = get_config(None, [*MODEL, "DATA.NUM_CLASSES=auto"])
-    settings = benchmark_deploy.DeploySettings(paths=("eager",), batches=(1,), tune=False)
+    settings = benchmark_deploy.DeploySettings(paths=("eager",), batches=(1,))
     benchmark = benchmark_deploy.DeployBenchmark(cfg, "tiny", settings)
     assert benchmark.open_model(tmp_path).model.head.out_features == 4
 
 
-def test_a_model_keeps_its_backends_when_another_model_is_opened(monkeypatch):
-    def select(model, *args, **more):
-        CHOICES.clear()
-        if isinstance(model, MsViT):
-            CHOICES["a call"] = "native"
+def test_tuned_backends_of_all_batch_sizes_are_used(monkeypatch):
+    def load(device):
+        CHOICES["a call"] = "native"
 
     def compare(*args, **more):
         assert CHOICES == {"a call": "native"}
         raise StopIteration
 
-    monkeypatch.setattr(benchmark_deploy, "select_attention_backends", select)
+    monkeypatch.setattr(tuning_cache, "load", load)
     monkeypatch.setattr(benchmark_deploy, "compare_paths", compare)
     settings = benchmark_deploy.DeploySettings(paths=("eager",), batches=(1,))
     cfg = get_config(None, [*MODEL, "DEVICE=cpu"])

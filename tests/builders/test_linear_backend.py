@@ -3,9 +3,15 @@
 import torch
 
 import vil
+from tests.common.native_cache import needs_compiler
 from tests.common.small_runs import TINY
+from vil.builders.attention_backend import select_attention_backends
 from vil.builders.linear_backend import linear_requests
 from vil.config import get_config
+from vil.engine import distributed
+from vil.engine.distributed import DistInfo
+from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
 
 
 def test_dropout_matters_only_in_training():
@@ -13,7 +19,7 @@ def test_dropout_matters_only_in_training():
     for drop in (0.0, 0.1):
         cfg = get_config(None, [*TINY, f"MODEL.VIT.DROP={drop}"])
         model = vil.build_model(cfg).train()  # its mode does not matter
-        requests = linear_requests(model, cfg, cpu, training=True, optimized=True)
+        requests = linear_requests(model, cfg, cpu, training=True)
         found[drop] = [
             {request for request in requests if request.case.needs_grad is training}
             for training in (True, False)
@@ -22,3 +28,14 @@ def test_dropout_matters_only_in_training():
     kinds = [{request.case.kind for request in found[drop][0]} for drop in (0.0, 0.1)]
     assert kinds[0] >= {"norm linear", "mlp"}
     assert kinds[1] == {"linear"}
+
+
+@needs_compiler
+def test_no_rank_uses_compiled_code_that_another_rank_cannot_load(monkeypatch):
+    monkeypatch.setattr(library, "_off", [])
+    monkeypatch.setattr(distributed, "all_reduce_max", lambda problem: 1)
+    cfg = get_config(None, TINY)
+    model = vil.build_model(cfg)
+    select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
+    assert library.prepare() == ["it cannot be used on another rank"]
+    assert "native" not in [name for bucket, name in CHOICES.items() if bucket != "default"]

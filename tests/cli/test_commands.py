@@ -82,10 +82,9 @@ def test_the_parts_of_analyze_add_up():
     assert "4 x 4 + 1" in rows[1]
 
 
-def test_info_names_the_density_of_patterns_and_the_crossover():
+def test_info_names_the_density_of_patterns():
     words = ("MODEL.VIT.MSVIT.ATTN_TYPE=pattern", "MODEL.VIT.MSVIT.PATTERN=axial")
     shown = succeeds("info", "--all", *TINY, *words)
-    assert re.search(r"^patterns on CPUs, untuned: masked_sdpa above a density of 0", shown, re.M)
     assert re.search(r"stage 1: .*, pattern axial, density 0\.\d\d, evaluation", shown)
 
 
@@ -107,6 +106,7 @@ def test_info_says_in_ten_lines_what_runs():
         assert len(lines) <= 10
         assert f"torch {version('torch')}" in lines[1]
         assert "threads" in lines[2]
+        assert lines[3].startswith("native library: ")
     shown = succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked")
     assert "stage 1: 8 x 8 tokens: masked, pinned in training; masked, pinned in eval" in shown
     assert "blocked" not in shown

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 from fixtures.old_edition import FOLDER
 
+from tests.common.native_cache import cache_with_library
 from vil.tasks import TASKS
 
 
@@ -13,6 +14,8 @@ def copy_old(name: str, target: Path) -> Path:
     """Copy a run, or with "" all files. Their configs have every key of the first edition; those
     of detection are left out where the package lacks that task."""
     shutil.copytree(FOLDER / name, target)
+    if not name:
+        cache_with_library(target / "cache")
     for path in target.rglob("config.yaml") if "detection" not in TASKS else ():
         config = yaml.safe_load(path.read_text())
         config.pop("DETECTION", None)

@@ -19,6 +19,7 @@ from tests.common.fuzz.fork_server import ForkServer, run_process
 from tests.common.fuzz.mutations import Change
 from tests.common.fuzz.targets import TARGETS, run_case, write_inputs
 from tests.common.marks import cases
+from tests.common.native_cache import cache_with_library
 from tests.common.small_runs import environment
 
 pytestmark = pytest.mark.trust(11)
@@ -40,7 +41,8 @@ def environ(inputs):
     """Homes and caches of their own, which a case may write to."""
     home = inputs.parent / "home"
     home.mkdir()
-    return environment(HOME=str(home), VIL_CACHE=str(home / "cache"), TMPDIR=str(home))
+    cache = cache_with_library(home / "cache")
+    return environment(HOME=str(home), VIL_CACHE=cache, TMPDIR=str(home))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from functools import partial
 
 import pytest
 import timm
@@ -12,10 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import vil
-from vil.layers.fused_attention import PackedProjections
-from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp
-from vil.ops.dispatch import CHOICES
-from vil.ops.linear_case import MLP, NORM_LINEAR, LinearCase
+from tests.common.native_cache import needs_compiler
+from vil.layers.packed_linear import PackedLinear, is_packed
 from vil.ops.native import library
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
@@ -78,11 +75,11 @@ def test_the_model_is_not_changed():
 
 def test_activations_are_fused_and_dropout_is_removed():
     model = vil.optimize_for_inference(SMALL["vit"]()).model
-    mlp = model.blocks[0].mlp.module
+    mlp = model.blocks[0].mlp
     assert (mlp.fc1.activation, type(mlp.act), mlp.fc2.activation) == ("gelu", nn.Identity, "")
     assert not any(isinstance(module, nn.Dropout | nn.Linear) for module in model.modules())
     tanh = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, act_layer="gelu_tanh")
-    mlp = vil.optimize_for_inference(tanh).model.blocks[0].mlp.module
+    mlp = vil.optimize_for_inference(tanh).model.blocks[0].mlp
     assert mlp.fc1.activation == ""
     assert type(mlp.act) is not nn.Identity
 
@@ -196,117 +193,65 @@ def test_with_torch_compile(name, dtype):
     assert (compiled - plain).norm() <= bound * plain.norm()
 
 
-@pytest.mark.parametrize("shape", [(5, 8), (1, 8), (3, 7, 8), (2, 3, 5, 8)])
-def test_mlps_in_parts(shape, monkeypatch):
-    """Three tokens at a time, and a rest: the same outputs."""
-    monkeypatch.setattr("vil.ops.onednn.PART_BYTES", 3 * 16 * 4)
-    seen, mlp = [], Mlp(8, 16, 6).eval()
-    mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].numel() // 8))
-    x = torch.randn(shape).transpose(0, -2)
-    out = InParts(mlp, 16)(x)
-    tokens = x.numel() // 8
-    assert seen == (
-        [tokens] if tokens <= 3 else [3] * (tokens // 3) + [tokens % 3] * (tokens % 3 > 0)
-    )
-    assert out.shape == (*x.shape[:-1], 6)
-    torch.testing.assert_close(out, mlp(x))
+# --- blocks of vil's models
 
 
+def packed_layers(model):
+    return [module for module in model.modules() if is_packed(module)]
+
+
+@needs_compiler
 @torch.no_grad()
-def test_optimized_mlps_compute_in_parts(monkeypatch):
-    monkeypatch.setattr("vil.ops.onednn.PART_BYTES", 4096)  # three tokens
-    model, images = SMALL["vit"]().eval(), torch.randn(2, 3, 32, 32)
-    fast = vil.optimize_for_inference(model)
-    assert isinstance(fast.model.blocks[0].mlp, InParts)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_are_packed_for_compiled_code(dtype, monkeypatch):
+    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
+    fast = vil.optimize_for_inference(model, dtype=dtype)
+    expected = model.to(dtype)(images.to(dtype)).float()
+    near = dict(rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * expected.abs().max())
+    assert len(packed_layers(fast)) == 2 * 4, "in both blocks: one of attention, its output, MLP"
+    with FlopCounterMode(display=False) as counter:
+        found = fast(images)
+    torch.testing.assert_close(found, expected, **near)
+    flops = counter.get_flop_counts()["Global"]
+    tokens = ((2 * 65, 16), (2 * 17, 32))
+    assert flops[torch.ops.vil.linear] == sum(2 * n * dim * 4 * dim for n, dim in tokens)
+    assert flops[torch.ops.vil.norm_mlp] == sum(4 * n * dim * 4 * dim for n, dim in tokens)
+    for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(one(images), found)
+    monkeypatch.setattr(library, "_off", ["off for this test"])
+    elsewhere = pickle.loads(pickle.dumps(fast))
+    assert not packed_layers(elsewhere)
+    torch.testing.assert_close(elsewhere(images), expected, **near)
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["norm1", "attn", "attn.proj", "norm2", "mlp", "mlp.fc2"])
+def test_hooks_of_packed_blocks_are_called(name):
+    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
+    fast, seen = vil.optimize_for_inference(model), []
+    module = fast.model.stages[0].blocks[0].get_submodule(name)
+    module.register_forward_hook(lambda *args: seen.append(args))
     torch.testing.assert_close(fast(images), model(images))
-
-
-@pytest.fixture
-def tuned_mlp():
-    """Compiled code is the fastest for the MLPs of the first stage."""
-    if library.obstacle():
-        pytest.skip(library.obstacle())
-    for dtype in DTYPES:
-        CHOICES[LinearCase(MLP, 2 * 65, 16, 64, dtype, needs_grad=False).bucket()] = "native"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mlps_that_compiled_code_computes_faster_are_packed(dtype, tuned_mlp, monkeypatch):
-    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
-    fast = vil.optimize_for_inference(model, dtype=dtype)
-    expected = model.to(dtype)(images.to(dtype)).float()
-    near = dict(rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * expected.abs().max())
-    packed = [m for m in fast.modules() if isinstance(m, PackedMlp)]
-    assert len(packed) == 1
-    assert all(type(m.mlp.fc1) is nn.Linear for m in packed)
-    assert sum(isinstance(m, InParts) for m in fast.modules()) == 1
-    with FlopCounterMode(display=False) as counter:
-        found = fast(images)
-    torch.testing.assert_close(found, expected, **near)
-    assert counter.get_flop_counts()["Global"][torch.ops.vil.packed_norm_mlp] == 4 * 130 * 16 * 64
-    for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
-        assert torch.equal(one(images), found)
-    tokens = torch.randn(2, 3, 16, dtype=dtype)
-    assert torch.equal(packed[0](tokens), packed[0].mlp(tokens))  # normalized by the caller
-    norm_mlp = partial(packed[0].norm_mlp, residual=True)
-    _, tangent = torch.func.jvp(norm_mlp, (tokens,), (tokens,))
-    assert tangent.any()  # that of an operator would be zero
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="autograd formula"):
-        packed[0].norm_mlp(tokens.requires_grad_(), residual=True).sum().backward()
-    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    with pytest.raises(RuntimeError, match="dtype|type"):  # as of the modules
-        packed[0].norm_mlp(tokens.to(other), residual=True)
-    monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
-    elsewhere = pickle.loads(pickle.dumps(fast))
-    torch.testing.assert_close(elsewhere(images), expected, **near)
-
-
-@pytest.fixture
-def tuned_projections():
-    """Compiled code is the fastest for the projections of the first stage's attention."""
-    if library.obstacle():
-        pytest.skip(library.obstacle())
-    for dtype in DTYPES:
-        case = LinearCase(NORM_LINEAR, 2 * 65, 16, 48, dtype, needs_grad=False)
-        CHOICES[case.bucket()] = "native"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_projections_that_compiled_code_computes_faster_are_packed(
-    dtype, tuned_projections, monkeypatch
-):
-    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
-    fast = vil.optimize_for_inference(model, dtype=dtype)
-    expected = model.to(dtype)(images.to(dtype)).float()
-    near = dict(rtol=0, atol=(1e-5 if dtype == torch.float32 else 2e-2) * expected.abs().max())
-    (attn,) = (m for m in fast.modules() if isinstance(getattr(m, "packed", None), nn.Module))
-    assert {type(m) for m in attn.children() if isinstance(m, nn.Linear)} == {nn.Linear}
-    with FlopCounterMode(display=False) as counter:
-        found = fast(images)
-    torch.testing.assert_close(found, expected, **near)
-    flops = counter.get_flop_counts()["Global"][torch.ops.vil.linear]
-    assert flops == 2 * 130 * 16 * (48 + 16)
-    for one in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
-        assert torch.equal(one(images), found)
-    tokens = torch.randn(2, 65, 16, dtype=dtype)
-    assert attn.packed.can_run(tokens)
-    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    assert not attn.packed.can_run(tokens.to(other))
-    with torch.autocast("cpu", torch.bfloat16):  # as the matmuls of the modules
-        assert attn.packed.can_run(tokens) == (dtype == torch.bfloat16)
-    assert not attn.packed.can_run(tokens.to("meta"))
-    seen = []
-    attn.register_forward_hook(lambda *args: seen.append(args))
-    torch.testing.assert_close(fast(images), expected, **near)
     assert len(seen) == 1
-    attn._forward_hooks.clear()
-    monkeypatch.setattr(library, "prepare", lambda: ["no compiler"])
-    elsewhere = pickle.loads(pickle.dumps(fast))
-    torch.testing.assert_close(elsewhere(images), expected, **near)
 
 
-def test_modules_on_other_devices_are_not_packed(tuned_mlp, tuned_projections):
-    fast = vil.optimize_for_inference(SMALL["vil"]().to("meta"))
-    assert not any(isinstance(m, PackedMlp | PackedProjections) for m in fast.modules())
+@needs_compiler
+def test_packed_layers_have_no_gradients():
+    fast = vil.optimize_for_inference(SMALL["vil"]())
+    with pytest.raises(RuntimeError, match="packed weights has no gradients"):
+        fast.model(torch.randn(1, 3, 32, 32).requires_grad_()).sum().backward()
+
+
+@needs_compiler
+def test_packed_weights_of_another_dtype_are_refused():
+    fast = vil.optimize_for_inference(SMALL["vil"]())
+    refused = pytest.raises(
+        RuntimeError, match=r"packed for torch\.float32, not for torch\.bfloat16"
+    )
+    with torch.autocast("cpu", torch.bfloat16), refused:
+        fast.model(torch.randn(1, 3, 32, 32))
+
+
+def test_modules_on_other_devices_are_not_packed():
+    assert not packed_layers(vil.optimize_for_inference(SMALL["vil"]().to("meta")))

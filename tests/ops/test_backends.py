@@ -307,8 +307,22 @@ def test_a_preferred_backend_can_always_run(names):
     ],
     ids=str,
 )
-def test_selection_on_a_cpu_without_tuning(window, options, name):
+def test_selection_on_a_cpu_without_native(window, options, name, without_native):
     assert choose(Case(window, 8, 3, 32, **options)) == name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "name"),
+    [
+        (torch.float32, {}, "native"),
+        (torch.float64, {}, "blocked"),  # exact
+        (torch.float32, {"dropout": True}, "chunk_handgrad"),
+    ],
+)
+def test_selection_on_a_cpu(dtype, options, name):
+    if name == "native" and library.obstacle():
+        pytest.skip(library.obstacle())
+    assert choose(Case(Window((28, 28), 7), 8, 3, 32, dtype=dtype, **options)) == name
 
 
 @torch.no_grad()

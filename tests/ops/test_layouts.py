@@ -160,7 +160,13 @@ def test_other_backends_say_why_they_cannot_run():
     assert not any(verdict.startswith("chosen") for verdict in verdicts.values())
 
 
-def test_backend_is_chosen_by_density():
+def test_native_is_chosen_where_it_can_run():
+    for pattern in (patterns.dilated(2), patterns.local(3)):
+        case = Case(Layout((16, 16), 4, pattern), 1, 2, 8)
+        assert (choose(case) == "native") != bool(library.obstacle())
+
+
+def test_without_native_a_backend_is_chosen_by_density(without_native):
     dense = Case(Layout((16, 16), 4, patterns.dilated(2)), 1, 2, 8)
     sparse = Case(Layout((16, 16), 4, patterns.local(3)), 1, 2, 8)
     assert dense.window.density == 1

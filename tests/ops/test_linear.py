@@ -8,23 +8,30 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.common.compiled_layers import assert_traced_alike, assert_trains_alike
+from tests.common.native_cache import needs_compiler
 from vil.layers.attention import build_attention
 from vil.layers.block import Block
 from vil.layers.fused_attention import can_fuse
 from vil.ops.dispatch import CHOICES
 from vil.ops.linear import Norm, linear, linear_native, linear_torch, pack_weight
-from vil.ops.linear_case import MLP, NAMES, NORM_LINEAR, LinearCase, choose, is_tuned_native
+from vil.ops.linear_case import (
+    MLP,
+    NAMES,
+    NORM_LINEAR,
+    LinearCase,
+    by_rule,
+    choose,
+    is_packed_native,
+)
 from vil.ops.native import library
 from vil.ops.operator_call import call_operator
 from vil.ops.tuning import linear_tuner
 from vil.ops.tuning.linear_tuner import (
     make_tensors,
-    packed_backends,
     reason_against_native,
     tune_linear,
 )
 
-needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 HALVES = [torch.bfloat16] if library.has_bfloat16() else []
 DTYPES = [torch.float32, *HALVES]
 KINDS = [kind for kind in NAMES if kind != MLP]
@@ -129,6 +136,23 @@ def test_results_repeat_bit_for_bit(dtype, threads):
 
 
 @needs_compiler
+@pytest.mark.parametrize("sizes", [(5001, 48, 80), (90, 208, 400)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, MLP])
+def test_the_result_does_not_depend_on_the_number_of_threads(kind, dtype, sizes):
+    case, found, before = LinearCase(kind, *sizes, dtype), [], torch.get_num_threads()
+    x, weights, cotangent = make_tensors(case)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = linear_tuner.backends(case)["native"](x, weights)
+        grads = torch.autograd.grad(out, (x, *weights.values()), cotangent.to(out.dtype))
+        found.append((out, *grads))
+    torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for other in found for pair in zip(found[0], other))
+
+
+@needs_compiler
 def test_inputs_may_have_any_strides_and_leading_dimensions():
     x, w, residual = torch.randn(3, 20, 48), torch.randn(48, 32).T, torch.randn(20, 3, 32)
     found = linear_native(x.transpose(0, 1), w, residual=residual)
@@ -161,7 +185,7 @@ def test_packed_weights_give_the_same_outputs_but_no_gradients():
     packed = pack_weight(weight, half=False)
     out = linear_native(x, packed, packed=True)
     assert torch.equal(out, linear_native(x, weight))
-    with pytest.raises(RuntimeError, match="packed weight has no gradients"):
+    with pytest.raises(RuntimeError, match="packed weights has no gradients"):
         out.sum().backward()
 
 
@@ -234,7 +258,8 @@ def native_everywhere(monkeypatch):
 
     CHOICES["any"] = "native"
     monkeypatch.setattr(
-        "vil.ops.linear_case.choose", lambda case: "torch" if case.kind == MLP else "native"
+        "vil.ops.linear_case.choose",
+        lambda case: "torch" if case.kind == MLP else CHOICES.get("any", "torch"),
     )
     monkeypatch.setattr("vil.ops.linear.call_operator", counted)
     return calls
@@ -370,30 +395,58 @@ def test_a_model_trains_alike(native_everywhere):
     assert native_everywhere
 
 
+# --- selection without tuning
+
+
 @needs_compiler
+@pytest.mark.parametrize("phase", ["training", "evaluation", "optimized for inference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [NORM_LINEAR, MLP])
-def test_layers_of_optimized_models_are_tuned_with_packed_weights(kind, dtype):
-    case = LinearCase(kind, 33, 32, 64, dtype, needs_grad=False, packed=True)
-    x, weights, _ = make_tensors(case)
-    computes = packed_backends(case, weights)
-    plain, found = computes["torch"](x, weights), computes["native"](x, weights)
-    assert found.dtype == plain.dtype == dtype
-    torch.testing.assert_close(found, plain, rtol=0, atol=40 * torch.finfo(dtype).eps)
-    trials = tune_linear(case, rounds=1)
-    assert {trial.name for trial in trials if not trial.reason} == {"torch", "native"}
-    sizes = (kind, 32, 64, dtype)
-    assert is_tuned_native(*sizes) == (trials[0].name == "native")
+@pytest.mark.parametrize("kind", [*KINDS, MLP])
+def test_the_rule_depends_on_tokens_and_channels(kind, dtype, phase):
+    case = LinearCase(kind, 50_000, 48, 48, dtype, packed="inf" in phase)
+    case = replace(case, needs_grad=phase == "training")
+    if kind in (NORM_LINEAR, MLP) or not case.packed:
+        assert choose(case) == by_rule(case) == "native", "many tokens with few channels"
+    assert choose(replace(case, tokens=1, dim=1536)) == "torch"
+    found = [by_rule(replace(case, tokens=tokens)) for tokens in (1, 100, 1000, 10_000, 100_000)]
+    assert found == sorted(found, reverse=True), "from a number of tokens on"
     CHOICES[case.bucket()] = "torch"
-    CHOICES[replace(case, packed=False).bucket()] = "native"
-    assert not is_tuned_native(*sizes)
-    del CHOICES[case.bucket()]
-    assert is_tuned_native(*sizes)
+    assert choose(case) == "torch", "tuning comes first"
 
 
-def test_a_case_that_is_not_tuned_does_not_compile_the_library(monkeypatch):
+@needs_compiler
+@pytest.mark.parametrize("kind", [NORM_LINEAR, MLP])
+def test_layers_of_optimized_models_are_packed_by_the_rule(kind):
+    assert is_packed_native(kind, 32, 128, torch.float32)
+    assert not is_packed_native(kind, 1536, 6144, torch.float32)
+
+
+@needs_compiler
+def test_many_threads_need_many_tokens(monkeypatch):
+    """The code divides a call into parts by its size, and every thread needs one."""
+    few, many = (LinearCase(MLP, tokens, 96, 384) for tokens in (5000, 50_000))
+    assert by_rule(few) == by_rule(many) == "native"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 32)
+    assert (by_rule(few), by_rule(many)) == ("torch", "native")
+    assert by_rule(replace(many, dim=384, features=1536)) == "torch", "too many gradients"
+
+
+@needs_compiler
+def test_a_library_without_bfloat16_is_not_used_for_it(monkeypatch):
+    """What the compiler can do is known only after it has run."""
+    loaded = []
+    monkeypatch.setattr(library, "has_bfloat16", lambda: not loaded)
+    monkeypatch.setattr(library, "prepare", lambda: loaded.append(True) or [])
+    case = LinearCase(MLP, 50_000, 48, 192, torch.bfloat16)
+    CHOICES[case.bucket()] = "native"
+    assert choose(case) == "torch"
+    assert is_packed_native(MLP, 48, 192, torch.bfloat16) is False
+
+
+def test_a_case_for_torch_does_not_load_the_library(monkeypatch):
     def prepare():
-        raise AssertionError("compiled")
+        raise AssertionError("loaded")
 
     monkeypatch.setattr(library, "prepare", prepare)
-    assert not is_tuned_native(NORM_LINEAR, 32, 96, torch.float32)
+    assert choose(LinearCase(NORM_LINEAR, 10, 1536, 1536)) == "torch"
+    assert not is_packed_native(NORM_LINEAR, 1536, 1536, torch.float32)

@@ -1,6 +1,7 @@
 """The compiled backend: threads, strides and head dims, and machines that cannot compile it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,15 +14,14 @@ import torch
 from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
 from tests.common.marks import cases
-from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
+from tests.common.native_cache import needs_compiler
+from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention, patterns
 from vil.ops.call import to_numbers
-from vil.ops.dispatch import CHOICES
 from vil.ops.layout import Layout
-from vil.ops.native import library
+from vil.ops.native import build, library
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import differences, errors, leaves_of, make_inputs, run
 
-needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 BIAS = dict(table_bias=True, global_bias=True)
 CASES = [
     Case(Window((14, 9), 3), 1, 1, 16, 1, **BIAS),  # few heads: bands of rows
@@ -51,6 +51,20 @@ def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
     case = replace(case, dtype=dtype)
     for key, (error, bound) in errors(case, ["native"]).items():
         assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*CASES[:2], LAYOUT_CASES[0]], ids=name_of)
+def test_the_result_does_not_depend_on_the_number_of_threads(case, dtype):
+    """Work is divided by its size only, so neither load nor threads change a sum."""
+    case, found, before = replace(case, dtype=dtype, batch=3), [], torch.get_num_threads()
+    inputs = make_inputs(case)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(run(BACKENDS["native"].attend, case, inputs))
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0][name], other[name]) for other in found for name in other)
 
 
 @needs_compiler
@@ -175,7 +189,7 @@ def attend_elsewhere(cache: Path, before: str = "", **environment: str) -> subpr
 
 # instead of the compiler's ten seconds: the file that a fixture has compiled
 COPY = (
-    "import shutil, time; library._compile = lambda file: "
+    "import shutil, time; library.build.compile_to = lambda file, instructions: "
     "(time.sleep(1), shutil.copy({file!r}, file), print('compiled'))"
 )
 
@@ -183,54 +197,65 @@ COPY = (
 @pytest.fixture
 def copied():
     """Code that lets a process copy the library instead of compiling it."""
-    library.load()
-    return COPY.format(file=str(library.path()))
+    assert not library.prepare()
+    return COPY.format(file=str(library.path(library.instruction_sets()[0])))
+
+
+def finish(process: subprocess.Popen) -> str:
+    """Wait for a process that prints 36.0. Returns its other output."""
+    out, error = process.communicate(timeout=120)
+    assert out.endswith("36.0\n"), error
+    return out.removesuffix("36.0\n") + error
 
 
 @pytest.mark.long
-def test_other_runs_neither_compile_nor_load_it(tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VIL_CACHE", str(tmp_path))
-        code = (
-            "import torch; from vil.ops import *;"
-            "from vil.ops.native import library;"
-            "x = torch.ones(1, 1, 9, 4); window = Window((3, 3), 2);"
-            "local_attention(x, x, x, window); explain(Case(window, 1, 1, 4));"
-            "assert not library.load.cache_info().currsize"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_import_neither_compiles_nor_loads_it(tmp_path):
+    code = (
+        "import vil, vil.ops; from vil.ops import *; from vil.ops.native import library;"
+        "explain(Case(Window((3, 3), 2), 1, 1, 4)); vil.get_model('vil_tiny');"
+        "assert not library._load.cache_info().currsize"
+    )
+    environment = {**os.environ, "VIL_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert not list(tmp_path.iterdir())
-    assert explain(CASES[0])["native"] in ("could run", library.obstacle())
 
 
+@needs_compiler
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
+        ({"VIL_NATIVE": "0"}, "VIL_NATIVE=0 turns it off"),
         ({"CXX": "none-such"}, "no C++ compiler (none-such)"),
         ({"CXX": "false"}, "false failed: status 1"),
         ({"CXX": "env false"}, "env false failed: status 1"),
-        ({"ATEN_CPU_CAPABILITY": "default"}, "it needs Linux and AVX2 or AVX512"),
+        ({"CXX": "sh -c 'echo x.cpp: error: no room >&2; exit 1'"}, "x.cpp: error: no room"),
+        ({"ATEN_CPU_CAPABILITY": "default"}, "it needs Linux and a CPU with AVX2"),
     ],
-    ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
+    ids=lambda x: "" if isinstance(x, str) else next(iter(x.values())),
 )
-def test_a_machine_without_a_compiler_uses_other_backends(environment, reason, tmp_path):
-    if library.capability() not in library.INSTRUCTIONS:
-        pytest.skip("reason of its own")
-    tuned = (
-        "from vil.ops.dispatch import CHOICES, choose; case = ops.Case(window, 1, 1, 4);"
-        "CHOICES[case.bucket()] = 'native'; print(choose(case))"
-    )
-    out, error = attend_elsewhere(tmp_path, tuned, **environment).communicate()
+def test_where_it_cannot_run_other_backends_do(environment, reason, tmp_path):
+    asked = "print(ops.choose(ops.Case(window, 1, 1, 4)))"
+    out, error = attend_elsewhere(tmp_path, asked, **environment).communicate()
     assert out.strip() == "masked"
     assert "ValueError: backend 'native' cannot run this call: " in error
     assert reason in error
 
 
 @pytest.mark.long
+def test_a_wrong_value_of_the_variable_is_an_error(tmp_path):
+    _, error = attend_elsewhere(tmp_path, "pass", VIL_NATIVE="maybe").communicate()
+    assert "VIL_NATIVE must be 0 (no compiled code) or 1, not 'maybe'" in error
+    ended = subprocess.run(
+        [sys.executable, "-m", "vil", "info", "DEVICE", "cpu"],
+        env={**os.environ, "VIL_NATIVE": "maybe"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+
+
+@needs_compiler
+@pytest.mark.long
 def test_a_compiler_that_cannot_be_run_is_named(tmp_path):
-    if library.capability() not in library.INSTRUCTIONS:
-        pytest.skip("reason of its own")
     compiler = tmp_path / "compiler"
     compiler.write_text("not a program")
     compiler.chmod(0o755)
@@ -240,21 +265,10 @@ def test_a_compiler_that_cannot_be_run_is_named(tmp_path):
 
 
 @needs_compiler
-def test_a_tuned_choice_is_used():
-    try:
-        CHOICES[CASES[0].bucket()] = "native"
-        assert choose(CASES[0]) == "native"
-    finally:
-        CHOICES.clear()
-
-
-@needs_compiler
 @pytest.mark.long
 def test_processes_compile_once(copied, tmp_path):
-    processes = [attend_elsewhere(tmp_path, copied) for _ in range(3)]
-    outputs = [process.communicate() for process in processes]
-    assert all(out.endswith("36.0\n") for out, _ in outputs), outputs
-    assert sum("compiled" in out for out, _ in outputs) == 1
+    outputs = [finish(each) for each in [attend_elsewhere(tmp_path, copied) for _ in range(3)]]
+    assert sum("compiled" in out for out in outputs) == 1
 
 
 @needs_compiler
@@ -267,16 +281,89 @@ def test_the_lock_of_a_killed_process_is_free(copied, tmp_path):
     time.sleep(0.1)
     stuck.kill()
     stuck.communicate()
-    assert other.communicate(timeout=120)[0].endswith("36.0\n")
+    finish(other)
 
 
 @needs_compiler
 @pytest.mark.long
-def test_a_cache_that_cannot_be_written_is_a_warning(copied, tmp_path):
+def test_a_damaged_file_is_compiled_again(copied, tmp_path):
+    """As after a full disk: loading it would end the process with SIGBUS."""
+    assert "compiled" in finish(attend_elsewhere(tmp_path, copied))
+    (file,) = (tmp_path / "native").glob("*/*.so")
+    whole = file.read_bytes()
+    for damaged in (whole[:5000], b"", whole[:-1] + b"x"):
+        file.write_bytes(damaged)
+        assert "compiled" in finish(attend_elsewhere(tmp_path, copied))
+        assert file.read_bytes() == whole
+    assert "compiled" not in finish(attend_elsewhere(tmp_path, copied))
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("full", [False, True])
+def test_a_cache_that_cannot_be_written_is_a_warning(full, copied, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    out, error = attend_elsewhere(tmp_path / "file" / "below", copied).communicate()
-    assert out.endswith("36.0\n"), error
-    assert "compiled for this process" in error
+    if full:
+        cache = tmp_path / "cache"
+        copied += (
+            ";import pathlib; copy = library.build.compile_to;"
+            f"limit = pathlib.Path({str(cache)!r});"
+            "library.build.compile_to = lambda file, name: copy(file, name) if limit not in "
+            "file.parents else open('/dev/full', 'w', buffering=1).write('x\\n')"
+        )
+    else:
+        cache = tmp_path / "file/below"
+    said = finish(attend_elsewhere(cache, copied))
+    assert "is compiled for this process only" in said
+    assert ("No space left" in said) == full
+
+
+@needs_compiler
+@pytest.mark.long
+def test_a_library_of_the_package_that_does_not_fit_is_compiled(copied, tmp_path):
+    """As one that was built on a machine with a newer C library."""
+    shipped = tmp_path / "built"
+    shipped.mkdir()
+    name = library.instruction_sets()[0]
+    ours = f"{copied}; library.build.BUILT = __import__('pathlib').Path({str(shipped)!r})"
+    shutil.copy(library.path(name), shipped)
+    assert "compiled" not in finish(attend_elsewhere(tmp_path / "cache", ours))
+    broken = b"not a library"
+    (shipped / f"{name}.so").write_bytes(broken + build._digest(broken))
+    assert "compiled" in finish(attend_elsewhere(tmp_path / "cache", ours))
+
+
+@pytest.mark.parametrize(
+    ("missing", "left"),
+    [
+        ((), ["amx", "avx512_bf16", "avx512", "avx2"]),
+        (("amx_tile",), ["avx512_bf16", "avx512", "avx2"]),
+        (("amx_tile", "avx512_bf16"), ["avx512", "avx2"]),
+        (("avx512f",), ["avx2"]),
+        (("avx512f", "fma"), []),
+    ],
+    ids=str,
+)
+def test_only_instructions_of_this_cpu_are_used(missing, left, monkeypatch):
+    flags = {flag for needed in build.INSTRUCTION_SETS.values() for flag in needed} - {*missing}
+    monkeypatch.setattr(library, "search_file", lambda *args: " ".join(flags))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    library.instruction_sets.cache_clear()
+    assert library.instruction_sets() == left
+    monkeypatch.undo()
+    library.instruction_sets.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.long
+def test_all_instruction_sets_are_compiled(tmp_path):
+    assert build.build_all(tmp_path) == []
+    assert all(build.is_complete(tmp_path / f"{name}.so") for name in build.INSTRUCTION_SETS)
+    for name in library.instruction_sets():
+        only = f"library.instruction_sets = lambda: [{name!r}]"
+        shipped = f"library.build.BUILT = __import__('pathlib').Path({str(tmp_path)!r})"
+        finish(attend_elsewhere(tmp_path / "cache", f"{only}; {shipped}"))
+    assert not (tmp_path / "cache").exists()
 
 
 @needs_compiler

@@ -131,7 +131,7 @@ def test_a_candidate_that_fails_in_timing_is_rejected():
     assert choose(many) == "masked"
 
 
-def test_an_error_on_the_full_grid_only_is_caught():
+def test_an_error_on_the_full_grid_only_is_caught(without_native):
     register_backend("mine", correct_on_small_grids)
     large = replace(CASE, window=Window((16, 16), 3))
     (trial,) = tuner.tune(large, ["mine"], rounds=1)
@@ -139,7 +139,7 @@ def test_an_error_on_the_full_grid_only_is_caught():
     assert choose(large) == "blocked"
 
 
-def test_a_correct_registered_backend_can_be_chosen():
+def test_a_correct_registered_backend_can_be_chosen(without_native):
     register_backend("mine", correct, about="as an example")
     (trial,) = tuner.tune(CASE, ["mine"], rounds=2)
     assert (trial.name, trial.reason) == ("mine", "")
@@ -260,7 +260,7 @@ def test_attention_uses_the_choice(monkeypatch):
     assert taken == [1]
 
 
-def test_a_choice_that_cannot_run_or_does_not_exist_is_not_used():
+def test_a_choice_that_cannot_run_or_does_not_exist_is_not_used(without_native):
     CHOICES[CASE.bucket()] = "unfold_nnf"
     assert choose(CASE) == "masked"
     CHOICES[CASE.bucket()] = "of_yesterday"

@@ -12,6 +12,7 @@ import pytest
 
 import vil
 from tests.common.doc_pages import PythonBlocks
+from tests.common.native_cache import cache_with_library
 from tests.common.small_runs import TINY, Outcome
 from vil.config import plugins
 from vil.utils.errors import ConfigError
@@ -97,7 +98,7 @@ def test_it_trains_resumes_and_is_a_choice(kind, forks, tmp_path):
 
     settings, name = KINDS[kind]
     words = [*TINY, *settings, "OPTIM.EPOCHS=2", "SOLVER.WARMUP_EPOCHS=0", "LOG_FREQ=1"]
-    kept = dict(COMPONENTS=kind, VIL_CACHE=str(tmp_path / "cache"))
+    kept = dict(COMPONENTS=kind, VIL_CACHE=cache_with_library(tmp_path / "cache"))
     code = PYTHON.format(kept=kept, words=words, file=str(FILE))
     answer = forks.run([("vil.train", code)], tmp_path)
     assert answer == "done", answer

@@ -16,13 +16,15 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.builders.device import amp_dtype
-from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
+from vil.builders.linear_backend import LinearRequest, describe_linears, linear_requests
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
-from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.dispatch import CHOICES, DEFAULT, tuned
+from vil.ops.linear_case import choose as choose_linear
+from vil.ops.native import library
 from vil.ops.qkv_attention import NATIVE
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
@@ -101,7 +103,6 @@ def select_attention_backends(
     dist: DistInfo,
     *,
     training: bool,
-    tune: bool = False,
     folder: Path | None = None,
     resuming: bool = False,
     copies: Sequence[nn.Module] = (),
@@ -110,15 +111,9 @@ def select_attention_backends(
     """Select the backends of attention and linear layers, log them, and write them to `folder`.
 
     All ranks get the same selection. A resumed run uses the backends stored in `folder`, the run's
-    folder. A run without stored backends uses those in the user's tuning cache (see `vil tune`).
-    An attention call for which they include no backend gets one of these:
-
-    - the fastest of all backends, if MODEL.VIT.MSVIT.TUNE and `training` are set
-    - otherwise, the faster of the default backend and `native`, if `tune` is set on a CPU device
-    - otherwise, the default backend
-
-    The first two cases time attention backends. They also time the backends of linear layers,
-    unless the run has stored backends.
+    folder. Another run uses those in the user's tuning cache (see `vil tune`) and, for other calls,
+    the default backends. If MODEL.VIT.MSVIT.TUNE and `training` are set, the backends of other
+    calls are timed instead, and the fastest is used.
 
     training: whether to select backends for training too, not only for evaluation. copies: copies
     of the model, such as its average, that get the same backends.
@@ -130,28 +125,34 @@ def select_attention_backends(
     network = attention_network(model)
     padded = network is not model  # a detector
     options = dict(training=training, padded=padded, world=dist.world)
-    optimized = cfg.EVAL.FAST and not training and not cfg.MODEL.COMPILE
-    linears = linear_requests(network, cfg, device, optimized=optimized, **options)
+    linears = linear_requests(network, cfg, device, **options)
     tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
     if tune_all and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
         log.warning(text, requests[0].backend)
     CHOICES.clear()
+    if device.type == "cpu" and (requests or linears):
+        _load_native_on_all_ranks()
+    selected: dict[str, str] = {}
     if dist.is_main:
-        kept = stored = _read_stored(folder) if resuming else None
-        if kept is None and (automatic or linears):
+        stored = _read_stored(folder) if resuming else None
+        if stored is None:
             tuning_cache.load(device.type)
             buckets = {request.case.bucket() for request in (*automatic, *linears)}
-            kept = {bucket: name for bucket, name in CHOICES.items() if bucket in buckets}
-        CHOICES.update(kept or {})
+            for bucket in CHOICES.keys() - buckets:
+                del CHOICES[bucket]
+        CHOICES.update({DEFAULT: NATIVE} if stored is None else {DEFAULT: "", **stored})
         if tune_all:
             _tune_missing(automatic, tuner.tune, say)
-        elif tune and device.type == "cpu":
-            usable = [r for r in automatic if not BACKENDS[NATIVE].reasons_against(r.case)]
-            _tune_missing(usable, _tune_native, say)
-        if (tune_all or tune) and stored is None:  # a resumed run keeps its backends
-            _tune_missing([r for r in linears if not r.case.unsupported()], tune_linear, say)
-    selected = distributed.broadcast_object(dict(CHOICES))
+            if stored is None:  # a resumed run keeps its linear layers
+                _tune_missing([r for r in linears if not r.case.unsupported()], tune_linear, say)
+        _report(requests, say, resumed=stored is not None)
+        for line in describe_linears(linears):
+            say(line)
+        defaults = {r.case.bucket(): choose(r.case) for r in automatic}
+        defaults |= {r.case.bucket(): choose_linear(r.case) for r in linears}
+        selected = defaults | CHOICES
+    selected = distributed.broadcast_object(selected)
     CHOICES.clear()
     CHOICES.update(selected)
     if folder and dist.is_main:
@@ -160,10 +161,6 @@ def select_attention_backends(
         except OSError as error:
             text = "%s cannot be written (%s): a resumed run may select other attention backends"
             log.warning(text, folder / FILE, error.strerror or error)
-    if dist.is_main:  # the selection is the same on all ranks
-        _report(requests, say)
-        for line in compiled_linears(linears):
-            say(line)
     if padded:  # a detector's images have many sizes
         pin_for_all_sizes(requests)
         for copy in copies:
@@ -193,9 +190,21 @@ def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
             attention.backend = name
 
 
-def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
+def _load_native_on_all_ranks() -> None:
+    """Load the native library, or turn it off on all ranks if it cannot be loaded on one."""
+    problem = "; ".join(library.prepare())
+    if distributed.all_reduce_max(bool(problem)) and not problem:
+        library.turn_off("it cannot be used on another rank")
+
+
+def _report(
+    requests: list[BackendRequest], say: Callable[[str], None], *, resumed: bool = False
+) -> None:
     """Log the backend that is selected for each attention call. Also log a warning for each call
-    whose tuned backend cannot run. say: function that logs a line."""
+    whose tuned backend cannot run.
+
+    say: function that logs a line. resumed: whether the backends are those of a run's folder.
+    """
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
@@ -205,7 +214,7 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
     for request in requests:
         name = choose(request.case, request.backend)
         how = explain(request.case, request.backend)[name].removeprefix("chosen")
-        say(f"{request}: {name}{how}")
+        say(f"{request}: {name}{how.replace('tuned', 'as before') if resumed else how}")
 
 
 def _read_stored(folder: Path) -> dict[str, str] | None:
@@ -248,8 +257,3 @@ def _tune_missing(
                 say(line)
     if found:
         tuning_cache.save(requests[0].case.device, found)
-
-
-def _tune_native(case: Case) -> list[tuner.Trial]:
-    """Time the default backend and the compiled one, see `tuner.tune`."""
-    return tuner.tune(case, [choose(case), NATIVE])

@@ -5,7 +5,6 @@ with those of attention.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -49,22 +48,21 @@ def linear_requests(
     device: torch.device,
     *,
     training: bool = True,
-    optimized: bool = False,
     padded: bool = False,
     world: int = 1,
 ) -> list[LinearRequest]:
     """Return the calls of linear layers and MLPs that an MsViT makes on a CPU.
 
-    Calls in evaluation are always included. training: include the calls in training. optimized:
-    include the calls of the network after it is optimized for inference. padded: whether the images
-    have padding. world: number of processes that share a batch of DATALOADER.BSZ images.
-    Returns [] for other networks and devices.
+    Calls in evaluation are always included. training: include the calls in training. padded:
+    whether the images have padding. world: number of processes that share a batch of DATALOADER.BSZ
+    images.
+    Returns [] for other networks and devices, and with MODEL.COMPILE, where torch.compile computes
+    them.
     """
-    if not isinstance(network, MsViT) or device.type != "cpu":
+    if not isinstance(network, MsViT) or device.type != "cpu" or cfg.MODEL.COMPILE:
         return []
     batch = max(1, cfg.DATALOADER.BSZ // world)
     dtype = amp_dtype(cfg) or torch.float32
-    optimized = optimized and not padded and torch.backends.mkldnn.is_available()
     found = {}
     grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
@@ -78,8 +76,6 @@ def linear_requests(
                 for kind, dim, features in _operations(block, **own):
                     case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
                     found[LinearRequest(number, case)] = None
-                    if optimized and not needs_grad and kind in (NORM_LINEAR, MLP):
-                        found[LinearRequest(number, replace(case, packed=True))] = None
     return list(found)
 
 
@@ -104,6 +100,15 @@ def _operations(
         yield MLP, *weights.weight1.shape[::-1]
 
 
-def compiled_linears(requests: list[LinearRequest]) -> list[str]:
-    """Return a log line for each call of a linear layer or MLP that uses the compiled backend."""
-    return [f"{each}: native, tuned" for each in requests if choose(each.case) == "native"]
+def describe_linears(requests: list[LinearRequest]) -> list[str]:
+    """Return a line for each phase in which the compiled backend computes linear layers or MLPs."""
+    lines = []
+    for phase in dict.fromkeys(request.case.phase for request in requests):
+        asked = [request for request in requests if request.case.phase == phase]
+        native = [request for request in asked if choose(request.case) == "native"]
+        if native:
+            stages = dict.fromkeys(str(each.stage) for each in native)
+            where = f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}"
+            count = f"{len(native)} of {len(asked)} linear layers and MLPs"
+            lines.append(f"{where}: {count} in {phase}: native")
+    return lines

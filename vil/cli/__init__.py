@@ -33,6 +33,7 @@ from vil.utils.console import (
     standard_streams,
 )
 from vil.utils.errors import INTERRUPTED, ConfigError, DataError, one_line
+from vil.utils.openmp import spin_briefly
 from vil.utils.registry import Entry
 from vil.workflows.log_forwarding import log_warnings_once
 
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the command-line arguments after `vil`, by default from sys.argv.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    spin_briefly()
     with standard_streams():
         try:
             code = run_command(words)

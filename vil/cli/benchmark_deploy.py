@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "percentage of predictions that must agree with those of eager (97)"
     add("--agreement", type=float, default=97.0, metavar="P", help=text)
     add("--calibration", metavar="DIR", help="folder of images to calibrate static int8")
-    add("--no-tune", action="store_true", help="do not tune attention backends first")
+    add("--no-tune", action="store_true", help=argparse.SUPPRESS)  # kept: nothing is tuned now
     add("--classes", metavar="FILE", help="file with class names (default: the run's classes.txt)")
     add(
         "--out",
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
         images=args.images,
         least_agreement=args.agreement,
         calibration=args.calibration,
-        tune=not args.no_tune,
     )
     cfg, name, class_names = find_model(args)
     beside = [] if args.beside == ["none"] else args.beside

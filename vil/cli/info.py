@@ -23,8 +23,6 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(report.environment))
     for line in () if args.all else report.summary():
         print(line)
-    for line in report.notes if args.all else ():
-        print(line)
     for request, verdicts in report.verdicts if args.all else ():
         print(request)
         for name, verdict, about in verdicts:

@@ -91,9 +91,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
             backend = "cpu:gloo,cuda:nccl"
         # known GPUs let NCCL connect now, instead of at the first collective
         gpu = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
-        torch_dist.init_process_group(
-            backend, rank=dist.rank, world_size=dist.world, device_id=gpu
-        )
+        torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world, device_id=gpu)
     return dist
 
 

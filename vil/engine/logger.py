@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from vil.engine.remaining_time import RemainingTime
+from vil.engine.slow_steps import SlowSteps
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
 from vil.utils.machine import now
@@ -76,6 +77,7 @@ class RunLogger:
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
         self.thread_hint, self.data_hint = thread_hint, data_hint
         self.first_step_time = 0.0
+        self.slow_steps = SlowSteps()
         self.remaining = RemainingTime(step, end, time.monotonic())
         self._reopen_metrics(
             lambda at, split: at > step or (evaluates and at == step and split.startswith("val/"))
@@ -140,6 +142,11 @@ class RunLogger:
         self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
         self._hint(times["data"] / times["time"])
+
+    def watch_speed(self, seconds: float) -> None:
+        """Log a hint if steps have become slow. seconds: of a step, without waiting for data."""
+        if self.enabled and (text := self.slow_steps.add(seconds)):
+            self.say(f"hint: {text}")
 
     def _hint(self, waiting: float) -> None:
         """Log the advice of `thread_hint` and `data_hint` (see `begin`), each at most once.

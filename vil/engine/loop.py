@@ -211,6 +211,7 @@ def train(
             bad = bad_steps.count(previous, plain, state.step + 1)
             state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
             run.tick(state.step)
+            run.log.watch_speed(meter.computed())
 
             if is_line_due(state.step, end=end, per_epoch=per_epoch, log_freq=log_freq):
                 run.log.training(state.step, lr, read_metrics(meter, scaler, state))

@@ -42,7 +42,7 @@ class Meter:
     def reset(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.steps, self.good_steps = 0, torch.zeros(())
-        self.began = self.waited = 0.0
+        self.began = self.waited = self.received = 0.0
 
     def watch(
         self, batches: Iterable[Any], waiting: Callable[[], AbstractContextManager]
@@ -61,11 +61,16 @@ class Meter:
                     batch = next(iterator, None)
                 if batch is None:
                     return
-                self.waited += time.perf_counter() - requested
+                self.received = time.perf_counter()
+                self.waited += self.received - requested
                 yield batch
         finally:
             if hasattr(iterator, "close"):  # now, because a traceback may keep the iterator alive
                 iterator.close()
+
+    def computed(self) -> float:
+        """Return the seconds since the step received its batch."""
+        return time.perf_counter() - self.received
 
     def add(self, metrics: dict[str, Tensor], bad: Tensor) -> None:
         """Add the metrics of a step, which are scalar tensors. A skipped step (`bad` is 1) does not

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from vil.layers.block import Block, mlp_weights
-from vil.layers.fused_attention import PackedProjections, can_fuse
+from vil.layers.fused_attention import can_fuse, join_projections
 from vil.layers.linear import has_hooks
-from vil.layers.packed_linear import InParts, PackedLinear, PackedMlp, can_pack
-from vil.layers.packed_patches import PackedPatchEmbed, can_pack_embed
-from vil.models.stage import Stage
-from vil.ops.linear_case import MLP, NORM_LINEAR, is_tuned_native
+from vil.layers.packed_linear import PackedLinear, can_pack
+from vil.ops.linear_case import MLP, NORM_LINEAR, is_packed_native
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a PackedLinear can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
@@ -97,11 +95,11 @@ def optimize_for_inference(
     in `dtype`. Modules with hooks are not replaced.
 
     On a CPU, in float32 or bfloat16:
-    - Linear layers use oneDNN with reordered weights. In an MLP, the first linear layer also
-      computes GELU or ReLU. MLPs process a few tokens at a time.
+    - The weights of linear layers are packed, in the memory layout of a matmul. In the blocks of
+      vil's models, it is that of vil's compiled C++ code where this is faster (see
+      `vil.ops.linear_case`). Elsewhere it is that of oneDNN. In an MLP, oneDNN's first linear layer
+      also computes GELU or ReLU.
     - Convolutions use the channels-last format.
-    - MLPs and attention projections use compiled C++ code if `vil tune` found it faster. If a
-      stage has MLPs that use it, so does the stage's patch embedding.
 
     model: a model of this package, of timm, or any other module.
     dtype: type to which parameters and inputs are converted.
@@ -117,8 +115,8 @@ def optimize_for_inference(
     kept: set[nn.Module] = set()
     if not compile:
         _use_channels_last(fast)
-        kept = _pack_blocks(fast, dtype)
-    for module in [module for module in fast.modules() if module not in kept]:
+        kept = {layer for block in [*fast.modules()] for layer in _pack_block(block, dtype)}
+    for module in list(fast.modules()):
         fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
             if child not in kept:
@@ -135,50 +133,39 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
     name: attribute of the parent that holds `child`.
     fused: "gelu" or "relu" if the parent is an MLP whose first linear layer will also compute this
     activation, or "".
-    pack: whether to replace linear layers and MLPs.
+    pack: whether to replace linear layers.
     """
     if has_hooks(child):
         return child
     if type(child) in UNUSED or (fused and name == "act"):
         return nn.Identity()
     if pack and can_pack(child):
-        return PackedLinear(child, fused if name == "fc1" else "")
-    if (
-        pack
-        and type(child) is Mlp
-        and can_pack(child.fc1)
-        and not any(map(has_hooks, child.modules()))
-    ):
-        return InParts(child, child.fc1.out_features)
+        return PackedLinear(child.weight, child.bias, fused if name == "fc1" else "")
     return child
 
 
-def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> set[nn.Module]:
-    """Make modules use vil's compiled C++ code, in place, and pack their weights for it.
+def _pack_block(block: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Pack the weights of a vil `Block` for the compiled C++ code, in place.
 
-    Attention projections and MLPs use this code if `vil tune` found it faster. If a stage has MLPs
-    that use it, so does the stage's patch embedding. Returns the modules of the packed projections
-    and MLPs, which the caller must not replace.
+    The attention projections are packed if this code is selected for them, and so is the MLP. Other
+    modules, and blocks on other devices, are not changed. Returns the linear layers that the caller
+    must not replace.
     """
-    packed = set()
-    for block in [module for module in model.modules() if isinstance(module, Block)]:
-        norm, attn = block.norm1, block.attn
-        fusible = can_fuse(norm, attn) and norm.weight.device.type == "cpu"
-        if fusible and is_tuned_native(NORM_LINEAR, attn.dim, 3 * attn.dim, dtype):
-            packed.update(layer for layer in attn.children() if isinstance(layer, nn.Linear))
-            attn.packed = PackedProjections(norm, attn)
-        weights = mlp_weights(block.norm2, block.mlp)
-        if not weights or weights.weight1.device.type != "cpu":
-            continue
-        if is_tuned_native(MLP, *weights.weight1.shape[::-1], dtype):
-            block.mlp = PackedMlp(block.mlp, weights, block.norm2.eps)
-            packed.update(block.mlp.modules())
-    for stage in [module for module in model.modules() if isinstance(module, Stage)]:
-        mlps = [getattr(block, "mlp", None) for block in stage.blocks]
-        compiled = any(isinstance(mlp, PackedMlp) for mlp in mlps)
-        if compiled and can_pack_embed(stage.embed):  # with the same matmul as MLPs
-            stage.embed.packed = PackedPatchEmbed(stage.embed)
-    return packed
+    if not isinstance(block, Block) or block.norm1.weight.device.type != "cpu":
+        return []
+    norm, attn, mlp = block.norm1, block.attn, block.mlp
+    kept: list[nn.Module] = []
+    if can_fuse(norm, attn) and is_packed_native(NORM_LINEAR, attn.dim, 3 * attn.dim, dtype):
+        attn.joined = PackedLinear(*join_projections(attn), native=True)
+        attn.proj = PackedLinear(attn.proj.weight, attn.proj.bias, native=True)
+        if len(attn.projections) == 1:
+            setattr(attn, attn.projections[0], attn.joined)
+        else:  # with hooks or padding, these are used instead of the joined layer
+            kept = [getattr(attn, name) for name in attn.projections]
+    weights = mlp_weights(block.norm2, mlp)
+    if weights and is_packed_native(MLP, *weights.weight1.shape[::-1], dtype):
+        mlp.fc1, mlp.fc2 = (PackedLinear(x.weight, x.bias, native=True) for x in (mlp.fc1, mlp.fc2))
+    return kept
 
 
 def _use_channels_last(model: nn.Module) -> None:

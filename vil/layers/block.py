@@ -14,15 +14,15 @@ from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arg
 from vil.layers.attention.build import COMMON
 from vil.layers.fused_attention import attend_fused, is_fused
 from vil.layers.linear import drops, has_hooks, has_plain_type
-from vil.layers.packed_linear import PackedMlp
+from vil.layers.packed_linear import PackedLinear, is_packed
 from vil.layers.padding import Grid
 from vil.ops.linear_case import MLP, is_native
 from vil.ops.mlp import MlpWeights, norm_mlp
 from vil.utils.lookup import lookup
 
 KINDS = dict(
-    fc1=(nn.Linear,), act=(nn.GELU,), drop1=(nn.Dropout, nn.Identity), norm=(nn.Identity,),
-    fc2=(nn.Linear,), drop2=(nn.Dropout, nn.Identity),
+    fc1=(nn.Linear, PackedLinear), act=(nn.GELU,), drop1=(nn.Dropout, nn.Identity),
+    norm=(nn.Identity,), fc2=(nn.Linear, PackedLinear), drop2=(nn.Dropout, nn.Identity),
 )  # fmt: skip
 
 
@@ -80,14 +80,14 @@ class Block(nn.Module):
 def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
     """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
 
-    Uses compiled code if tuning found it faster. If `mlp` is a `PackedMlp`, `norm` is ignored,
-    because the `PackedMlp` includes a norm.
+    Uses the compiled code if the MLP's weights are packed for it, or if it is selected.
     """
-    if isinstance(mlp, PackedMlp):
-        return mlp.norm_mlp(x, residual=residual)
-    hidden = getattr(mlp.fc1, "out_features", 0) if type(mlp) is Mlp else 0
-    if is_native(MLP, x, hidden) and (weights := mlp_weights(norm, mlp)):
-        return norm_mlp(x, weights, eps=norm.eps, residual=residual)
+    if type(mlp) is Mlp:
+        packed = is_packed(mlp.fc1, x)
+        plain = type(mlp.fc1) is not PackedLinear
+        native = packed or plain and is_native(MLP, x, getattr(mlp.fc1, "out_features", 0))
+        if native and (weights := mlp_weights(norm, mlp)):
+            return norm_mlp(x, weights, eps=norm.eps, residual=residual, packed=packed)
     y = mlp(norm(x))
     return x + y if residual else y
 
@@ -95,8 +95,9 @@ def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool
 def mlp_weights(norm: nn.Module, mlp: nn.Module, training: bool | None = None) -> MlpWeights | None:
     """Return the parameters of a layer norm and an MLP with exact GELU.
 
-    Returns None if the modules are not a layer norm and such an MLP, if they have hooks, if they
-    apply dropout, or if their parameters are not plain tensors. training: see `drops`.
+    The weight matrices are packed if the linear layers are, see `vil.layers.packed_linear`. Returns
+    None if the modules are not a layer norm and such an MLP, if they have hooks, if they apply
+    dropout, or if their parameters are not plain tensors. training: see `drops`.
     """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None
@@ -104,8 +105,11 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module, training: bool | None = None) -
     if replaced or mlp.act.approximate != "none":
         return None
     modules = (norm, mlp, *(getattr(mlp, name) for name in KINDS))
-    layers = (norm, mlp.fc1, mlp.fc2)
-    tensors = [x for layer in layers for x in (layer.weight, layer.bias)]
+    packed = [is_packed(layer) for layer in (mlp.fc1, mlp.fc2)]
+    if packed[0] != packed[1] or (type(mlp.fc1) is PackedLinear and not packed[0]):
+        return None
+    weights = [layer.packed if packed[0] else layer.weight for layer in (mlp.fc1, mlp.fc2)]
+    tensors = [norm.weight, norm.bias, weights[0], mlp.fc1.bias, weights[1], mlp.fc2.bias]
     if any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
         return None
     if any(drops(module, training) for module in modules):

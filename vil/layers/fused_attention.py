@@ -6,19 +6,16 @@ projection and the residual connection are another.
 Shapes: B batch, T tokens, C channels.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, GlobalLocalAttention
 from vil.layers.attention.full import FullAttention
 from vil.layers.linear import drops, has_hooks, has_plain_type, is_plain
-from vil.layers.packed_linear import Packed
+from vil.layers.packed_linear import is_packed
 from vil.layers.padding import Grid
-from vil.ops.linear import Norm, linear, linear_native, pack_weight
-from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, compute_dtype, is_native
-from vil.ops.native import library
+from vil.ops.linear import Norm, linear
+from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, is_native
 
 # methods that `attend_fused` replaces
 FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
@@ -27,15 +24,21 @@ FORWARDS = (FullAttention.forward, GlobalLocalAttention.forward)
 def is_fused(norm: nn.Module, attn: nn.Module, x: Tensor, *, residual: bool = False) -> bool:
     """Return whether `attend_fused` should compute attn(norm(x)), plus x if `residual`.
 
-    With packed weights, the compiled code must support x (B, T, C), and no module may have hooks.
-    Without them, `can_fuse` must be true, and tuning must have found compiled code faster for the
-    projections to q, k and v, or for the output projection.
+    x: tokens (B, T, C). `can_fuse` must be true, and either the weights are packed, or the compiled
+    code is selected for the projections to q, k and v or for the output projection.
     """
-    if packed := getattr(attn, "packed", None):
-        return packed.can_run(x) and not any(map(has_hooks, (norm, attn, *attn.children())))
+    if is_joined(attn):
+        hooked = any(map(has_hooks, (norm, attn, *attn.children())))
+        return not hooked and is_packed(attn.joined, x)
     last = LINEAR_RESIDUAL if residual else LINEAR
     native = is_native(NORM_LINEAR, x, 3 * x.shape[-1]) or is_native(last, x, x.shape[-1])
     return native and can_fuse(norm, attn)
+
+
+def is_joined(attn: nn.Module) -> bool:
+    """Return whether `vil.optimize_for_inference` has packed an attention's projections for the
+    compiled code. Those to q, k and v are then one layer, `attn.joined`."""
+    return is_packed(getattr(attn, "joined", None))
 
 
 def can_fuse(norm: nn.Module, attn: nn.Module, training: bool | None = None) -> bool:
@@ -59,35 +62,6 @@ def can_fuse(norm: nn.Module, attn: nn.Module, training: bool | None = None) -> 
     return all(map(has_plain_type, (norm.weight, norm.bias))) and all(plain)
 
 
-class PackedProjections(Packed):
-    """The parameters of a block's layer norm and attention, with packed weights, for inference.
-
-    norm, attn: the block's modules, with parameters in float32 or bfloat16. `can_fuse` must be true
-    for them. The parameters are detached, so they get no gradients.
-    """
-
-    def __init__(self, norm: nn.LayerNorm, attn: Attention) -> None:
-        super().__init__()
-        self.norm = Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
-        layers = join_projections(attn), (attn.proj.weight, attn.proj.bias)
-        self.weights = [weight.detach() for weight, _ in layers]
-        self.biases = [None if bias is None else bias.detach() for _, bias in layers]
-        self.pack()
-
-    def pack(self) -> None:
-        """Pack the weights if the compiled code can run on this machine."""
-        half = self.weights[0].dtype == torch.bfloat16
-        ready = library.is_ready(self.weights[0].dtype)
-        self.packed = [pack_weight(w, half=half) for w in self.weights] if ready else None
-
-    def can_run(self, x: Tensor) -> bool:
-        """Return whether the compiled code can compute a call for x (B, T, C)."""
-        if x.device.type != "cpu" or self.is_traced(x):
-            return False
-        dtype = self.weights[0].dtype  # the packed layout depends on it
-        return self.packed is not None and x.dtype == compute_dtype(x) == dtype
-
-
 def join_projections(attn: Attention) -> tuple[Tensor, Tensor | None]:
     """Return the concatenated weights (3C, C) and biases (3C,) of the projections to q, k and v.
 
@@ -106,12 +80,11 @@ def attend_fused(
     norm: nn.LayerNorm, attn: Attention, x: Tensor, grid: Grid, *, residual: bool = False
 ) -> Tensor:
     """Return attn(norm(x), grid) for x (B, T, C), plus x itself if `residual`."""
-    if packed := getattr(attn, "packed", None):
-        compute, norm = partial(linear_native, packed=True), packed.norm
-        first, last = zip(packed.packed, packed.biases)
+    packed = is_joined(attn)
+    if packed:
+        first, last = ((layer.packed, layer.bias) for layer in (attn.joined, attn.proj))
     else:
-        compute, norm = linear, Norm(norm.weight, norm.bias, norm.eps)
         first, last = join_projections(attn), (attn.proj.weight, attn.proj.bias)
-    qkv = compute(x, *first, norm=norm)
-    out = attn.attend_qkv(qkv, grid)
-    return compute(out, *last, residual=x if residual else None)
+    norm = Norm(norm.weight, norm.bias, norm.eps)
+    out = attn.attend_qkv(linear(x, *first, norm=norm, packed=packed), grid)
+    return linear(out, *last, residual=x if residual else None, packed=packed)

@@ -1,4 +1,4 @@
-"""Call linear layers, with compiled code if tuning found that it is faster than PyTorch."""
+"""Call linear layers, with compiled code where it is faster than PyTorch."""
 
 from torch import Tensor, nn
 
@@ -9,8 +9,8 @@ from vil.ops.linear_case import LINEAR, is_native
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Map x (..., I) to layer(x) (..., O), for a linear layer with I input and O output features.
 
-    Calls `vil.ops.linear.linear` if tuning found compiled code faster and the layer is a plain
-    nn.Linear. Otherwise calls the layer.
+    Calls `vil.ops.linear.linear` if compiled code is selected and the layer is a plain nn.Linear.
+    Otherwise calls the layer.
     """
     native = type(layer) is nn.Linear and is_native(LINEAR, x, layer.out_features)
     if native and is_plain(layer):

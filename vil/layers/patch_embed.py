@@ -50,10 +50,6 @@ class PatchEmbed(nn.Module):
                 f"the input of a stage is {x.shape[-2]}x{x.shape[-1]} (rows x columns), smaller "
                 f"than its patches of {self.patch}x{self.patch}: use larger images"
             )
-        packed = getattr(self, "packed", None)  # set by `vil.optimize_for_inference`
-        if packed is not None and packed.can_run(x, self):
-            grid = (x.shape[2] // self.patch, x.shape[3] // self.patch)
-            return packed(x, self, grid), grid
         x = self.proj(x)
         grid = (x.shape[2], x.shape[3])
         tokens = self.norm_embed(x.flatten(2).mT)

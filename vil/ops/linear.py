@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
-from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native
+from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native, no_packed_gradients
 from vil.ops.native import library
 from vil.ops.operator_call import call_operator, differentiable_gradients
 from vil.utils.precision import autocast_off
@@ -33,14 +33,16 @@ class Norm(NamedTuple):
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None,
-    residual: Tensor | None = None,
+    residual: Tensor | None = None, packed: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return norm(x) @ weight.T + bias + residual, a tensor (..., O).
 
     x (..., I). weight (O, I). bias (O,). residual (..., O). norm: a layer norm that is applied to x
-    first. If `vil tune` has measured this shape, the fastest backend is used, else PyTorch's
-    operators.
+    first. packed: whether `weight` is from `pack_weight`. Then the C++ code computes the call,
+    without gradients. Otherwise `vil.ops.linear_case` selects the backend.
     """
+    if packed:
+        return linear_native(x, weight, bias, norm=norm, residual=residual, packed=True)
     parameters = (weight, bias, residual, *(norm[:2] if norm else ()))
     native = is_native(kind_of(norm, residual), x, weight.shape[0], *parameters)
     if residual is not None and residual.dtype not in (torch.float32, compute_dtype(x)):
@@ -194,10 +196,7 @@ def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     needs = list(ctx.needs_input_grad[:5])
     if ctx.packed:
-        raise RuntimeError(
-            "a linear layer with a packed weight has no gradients: to compute gradients, use the "
-            "original model, which is not optimized for inference"
-        )
+        raise no_packed_gradients()
     if torch.is_grad_enabled():  # a second derivative may follow
         x, gain, shift, weight, bias = saved
         norm = None if gain is None else Norm(gain, shift, ctx.eps)

@@ -3,7 +3,8 @@
 Shapes: (..., C) has any number of leading dimensions, and C channels.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -11,19 +12,72 @@ import torch
 from torch import Tensor
 
 from vil.ops.attention_case import next_power_of_2
-from vil.ops.dispatch import CHOICES
+from vil.ops.dispatch import CHOICES, DEFAULT
 from vil.ops.native import library
 from vil.utils.transforms import is_exporting, is_transformed
 
 CHANNELS_UNIT = 16  # the C++ code needs numbers of channels that are multiples of this
 LINEAR, NORM_LINEAR, LINEAR_RESIDUAL = "linear", "norm linear", "linear residual"
-MLP = "mlp"
+NORM_LINEAR_RESIDUAL, MLP = "norm linear residual", "mlp"
 NAMES = {  # {kind of call: its name in logs}
     LINEAR: "linear layer",
     NORM_LINEAR: "norm and linear layer",
     LINEAR_RESIDUAL: "linear layer and residual",
-    "norm linear residual": "norm, linear layer and residual",
+    NORM_LINEAR_RESIDUAL: "norm, linear layer and residual",
     MLP: "norm and MLP",
+}
+
+# How the C++ code divides the work, see linear.h: at least so many tasks; from more tokens on, so
+# many tokens in each; in training, at most so many gradients of weights in all tasks together.
+FEWEST_TASKS, SUM_UNITS = 4, 1 << 23
+ROWS_PER_TASK = {"training": 768, "evaluation": 256}
+# kinds without a row of their own in NATIVE_FROM
+RULED_AS = {LINEAR: LINEAR_RESIDUAL, NORM_LINEAR_RESIDUAL: NORM_LINEAR}
+# {(kind, phase): {result of `library.arithmetic`: {most input channels: fewest tokens}}}: from how
+# many tokens on the C++ code is selected. It is not for more channels than a row lists.
+# From `vil tune` on two cores of an Intel Xeon with AMX, and of one without, with 48 to 768
+# channels and 50 to 50,000 tokens.
+NATIVE_FROM = {
+    (NORM_LINEAR, "training"): {
+        "float32": {96: 3200},
+        "bfloat16": {48: 1, 96: 800},
+        "amx": {96: 1, 192: 800},
+    },
+    (NORM_LINEAR, "evaluation"): {
+        "float32": {96: 800, 192: 3200},
+        "bfloat16": {768: 1},
+        "amx": {384: 1},
+    },
+    (NORM_LINEAR, "optimized for inference"): {
+        "float32": {192: 1},
+        "bfloat16": {768: 1},
+        "amx": {192: 1},
+    },
+    (LINEAR_RESIDUAL, "training"): {
+        "float32": {96: 12_800},
+        "bfloat16": {48: 1, 96: 800},
+        "amx": {96: 1, 192: 800},
+    },
+    (LINEAR_RESIDUAL, "evaluation"): {
+        "float32": {48: 3200, 384: 800},
+        "bfloat16": {768: 1},
+        "amx": {768: 1},
+    },
+    (MLP, "training"): {
+        "float32": {96: 800, 192: 3200},
+        "bfloat16": {96: 1},
+        "amx": {96: 1, 192: 800, 384: 3200},
+    },
+    (MLP, "evaluation"): {
+        "float32": {96: 1, 192: 200, 384: 3200},
+        "bfloat16": {768: 1},
+        "amx": {768: 1},
+    },
+    (MLP, "optimized for inference"): {
+        "float32": {384: 1},
+        "bfloat16": {768: 1},
+        "amx": {768: 1},
+    },
 }
 
 
@@ -88,11 +142,40 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def choose(case: LinearCase) -> str:
-    """Return the backend for a case: "native" if tuning found it fastest and it can run, else
-    "torch"."""
-    if CHOICES.get(case.bucket()) != "native" or case.unsupported() or library.prepare():
+    """Return the backend for a case, "native" or "torch".
+
+    It is the one that tuning found fastest. If the case is not tuned, `by_rule` selects it.
+    """
+    name = CHOICES.get(case.bucket()) or by_rule(case)
+    return "native" if name == "native" and not reasons_against(case) else "torch"
+
+
+def reasons_against(case: LinearCase) -> list[str]:
+    """Return the reasons why the C++ backend cannot compute a case; an empty list if it can. Loads
+    the library, and compiles it first if needed."""
+    return case.unsupported() or library.prepare() or case.unsupported()
+
+
+def by_rule(case: LinearCase) -> str:
+    """Return the backend for a case that is not tuned, from the table NATIVE_FROM. It may not
+    support the case."""
+    if CHOICES.get(DEFAULT) == "":
         return "torch"
-    return "native"
+    return _by_rule(case, library.arithmetic(case.dtype), torch.get_num_threads())
+
+
+@lru_cache(1024)
+def _by_rule(case: LinearCase, arithmetic: str, threads: int) -> str:
+    kind = RULED_AS.get(case.kind, case.kind)
+    limits = NATIVE_FROM.get((kind, case.phase), {}).get(arithmetic, {})
+    fewest = next((tokens for dim, tokens in limits.items() if case.dim <= dim), math.inf)
+    if threads > FEWEST_TASKS and not case.packed:  # is there a task for each?
+        rows = ROWS_PER_TASK["training" if case.needs_grad else "evaluation"]
+        weights = case.dim * case.features * (2 if case.kind == MLP else 1)
+        fewest = max(fewest, rows * threads)
+        if case.needs_grad and weights * threads > SUM_UNITS:
+            fewest = math.inf
+    return "native" if case.tokens >= fewest else "torch"
 
 
 def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> bool:
@@ -101,7 +184,7 @@ def is_native(kind: str, x: Tensor, features: int, *weights: Tensor | None) -> b
     kind, features: as in `LinearCase`. weights: the parameters of the layers. Returns False under
     torch.compile, which fuses PyTorch's operators itself.
     """
-    if not CHOICES or not x.is_cpu or x.dtype not in library.DTYPES:
+    if not x.is_cpu or x.dtype not in library.DTYPES:
         return False
     if torch.compiler.is_compiling() or is_exporting():
         return False
@@ -117,20 +200,18 @@ def _case(*fields: Any) -> LinearCase:
     return LinearCase(*others, needs_grad=needs_grad)
 
 
-def is_tuned_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
-    """Return whether the C++ backend can run a layer and was fastest for at least one token count.
+def is_packed_native(kind: str, dim: int, features: int, dtype: torch.dtype) -> bool:
+    """Return whether a layer of a model optimized for inference is packed for the C++ backend.
 
-    Only the timings without autograd count. If the layer was tuned with packed weights, only the
-    timings with packed weights count. The arguments are as in `LinearCase`.
+    The rule decides, for any number of tokens. The arguments are as in `LinearCase`.
     """
-    case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False)
-    for packed in (True, False):
-        sizes, _, rest = replace(case, packed=packed).bucket().partition(" 1 tokens")
-        names = {
-            name
-            for bucket, name in CHOICES.items()
-            if bucket.startswith(sizes) and bucket.endswith(rest)
-        }
-        if names:
-            return "native" in names and not (case.unsupported() or library.prepare())
-    return False
+    case = LinearCase(kind, 1, dim, features, dtype, needs_grad=False, packed=True)
+    return by_rule(case) == "native" and not reasons_against(case)
+
+
+def no_packed_gradients() -> RuntimeError:
+    """Return the error for a backward pass through a layer with packed weights."""
+    return RuntimeError(
+        "a layer with packed weights has no gradients: to compute gradients, use the original "
+        "model, which is not optimized for inference"
+    )

@@ -216,6 +216,8 @@ def _num_products(qkv_shape: Sequence[int], numbers: Sequence[int]) -> int:
     of `to_numbers`."""
     batch, tokens, channels = qkv_shape
     window, num_global = from_numbers(numbers)
+    if isinstance(window, Window) and window.covers_grid:  # without the padding of its chunk
+        return batch * channels // 3 * tokens**2
     return batch * channels // 3 * (num_pairs(window, num_global) + num_global * tokens)
 
 

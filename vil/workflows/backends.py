@@ -13,10 +13,11 @@ from vil.builders.attention_backend import (
     backend_requests,
 )
 from vil.builders.device import configure_device
-from vil.builders.linear_backend import LinearRequest, compiled_linears, linear_requests
+from vil.builders.linear_backend import LinearRequest, describe_linears, linear_requests
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
-from vil.ops.dispatch import CHOICES, describe_crossover
+from vil.ops.dispatch import CHOICES
+from vil.ops.native import library
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
 from vil.tasks import task_for, with_num_classes
@@ -28,21 +29,19 @@ from vil.utils.machine import version
 class BackendReport(NamedTuple):
     """A report that names the attention backend of each local attention call of a model.
 
-    environment: lines of text on package versions, device and threads.
+    environment: lines of text on package versions, device, threads and the native library.
     verdicts: (request, backends) for each attention call. `backends` has (name, verdict,
     description) of every backend. A verdict begins with "chosen" or "could run", or gives the
     reasons why the backend cannot run the call.
     num_tuned: number of attention calls whose fastest backend is in the tuning cache.
     file: path of the tuning cache.
-    notes: lines of text on how backends are selected.
-    linears: a line of text for each linear layer or MLP that runs as compiled C++ code.
+    linears: lines of text on the linear layers and MLPs that run as compiled C++ code.
     """
 
     environment: list[str]
     verdicts: list[tuple[BackendRequest, list[tuple[str, str, str]]]]
     num_tuned: int
     file: str
-    notes: list[str]
     linears: list[str]
 
     def summary(self) -> list[str]:
@@ -71,8 +70,7 @@ def requests_of(
 ) -> tuple[list[BackendRequest], list[LinearRequest]]:
     """List the calls of the config's model that backends can run, in training and in evaluation.
 
-    Returns (calls of local attention, calls of linear layers and MLPs). The second list includes
-    the calls that the model makes after it is optimized for inference. Unless `device` is a CPU,
+    Returns (calls of local attention, calls of linear layers and MLPs). Unless `device` is a CPU,
     the second list is empty.
     """
     cfg = with_num_classes(cfg)
@@ -80,10 +78,11 @@ def requests_of(
         model = task_for(cfg, device).build_model()
     network = attention_network(model)
     padded = network is not model
-    linears = linear_requests(network, cfg, device, optimized=True, padded=padded)
+    linears = linear_requests(network, cfg, device, padded=padded)
     return backend_requests(model, cfg, device), linears
 
 
+@as_config_error
 def explain_backends(cfg: CfgNode) -> BackendReport:
     """Report which attention backend runs each local attention call of the config's model, and
     which other backends could run it, or why they cannot."""
@@ -95,15 +94,12 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
         for r in requests
     ]
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
-    has_layout = any(request.case.is_layout for request in requests)
-    notes = [describe_crossover()] if has_layout else []
     return BackendReport(
         environment=_environment(device),
         verdicts=verdicts,
         num_tuned=tuned,
         file=str(tuning_cache.path()),
-        notes=notes,
-        linears=compiled_linears(linears),
+        linears=describe_linears(linears),
     )
 
 
@@ -116,6 +112,7 @@ def _environment(device: torch.device) -> list[str]:
         "  ".join(f"{name} {version(name)}" for name in PACKAGES),
         f"device {device}, {torch.get_num_threads()} threads, GPUs: {', '.join(cards) or 'none'} "
         f"(torch is built for {built})",
+        f"native library: {library.describe()}",
     ]
 
 

@@ -1,6 +1,5 @@
 """Benchmark several ways, such as ONNX or bfloat16, to run models for inference on a CPU."""
 
-import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -8,17 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from yacs.config import CfgNode
 
 from vil.bench.deploy import PATHS, PLAIN, Row, Subject, compare_paths
 from vil.bench.deploy_plot import plot_accuracy_and_speed
-from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import prepare_for_evaluation
 from vil.config import diff, override
-from vil.engine.distributed import DistInfo
-from vil.ops.dispatch import CHOICES
+from vil.ops.tuning import tuning_cache
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
@@ -34,7 +31,6 @@ from vil.workflows.quantization_images import (
     iter_inputs,
 )
 
-log = logging.getLogger(__name__)
 # Published top-1 on ImageNet, in percent, at 224 pixels, after training on ImageNet-1k alone. The
 # values of ViL are from table 4 of arXiv 2103.15358. The others are from timm's file
 # results/results-imagenet.csv. levit_256 was trained with distillation.
@@ -64,7 +60,6 @@ class DeploySettings(NamedTuple):
     least_agreement: minimum percentage of these images with the same predicted class. A path below
     it is not timed.
     calibration: folder of images for static int8 quantization; None for training images.
-    tune: whether to first find the fastest attention backends by timing.
     """
 
     paths: Sequence[str]
@@ -73,7 +68,6 @@ class DeploySettings(NamedTuple):
     images: int = 512
     least_agreement: float = 97.0
     calibration: str | None = None
-    tune: bool = True
 
 
 class DeployBenchmark:
@@ -145,7 +139,7 @@ class DeployBenchmark:
         if not cfg.MODEL.MODEL_PATH and not cfg.MODEL.PRETRAINED:
             return self.open_other(self.name, folder, cfg)
         inference = load_model(cfg, self.class_names)
-        self.select_backends(inference.model)
+        tuning_cache.load("cpu")  # of every batch size
         task = inference.task
         batches = iter_calibration_batches(cfg, task, self.calibration)
         if not self.calibration:
@@ -167,35 +161,10 @@ class DeployBenchmark:
         torch.manual_seed(cfg.SEED)
         device = configure_device(cfg)
         model = prepare_for_evaluation(cfg, task_for(cfg, device).build_model(), device).eval()
-        self.select_backends(model)
+        tuning_cache.load("cpu")
         size = (cfg.INPUT.IMAGE_SIZE,) * 2
         calibration = torch.randn(16, cfg.INPUT.CHANNELS, *size)
         return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
-
-    def select_backends(self, model: nn.Module) -> None:
-        """Select a model's attention backends for each batch size, in float32 and in bfloat16.
-
-        With the setting `tune`, backends are first timed on attention calls that are not in the
-        tuning cache. The backends that were selected for earlier models are kept.
-        """
-        chosen = dict(CHOICES)
-        if self.settings.tune:
-            self.say("selecting the attention backends of each stage and batch size")
-        for batch in self.settings.batches:
-            for amp in (False, True):
-                changes = [f"DATALOADER.BSZ={batch}", f"AMP.ENABLED={amp}", "AMP.DTYPE=bfloat16"]
-                cfg = override(self.cfg, [*changes, "EVAL.FAST=True"])
-                select_attention_backends(
-                    model,
-                    cfg,
-                    torch.device("cpu"),
-                    DistInfo(),
-                    training=False,
-                    tune=self.settings.tune,
-                    say=log.debug,
-                )
-                chosen |= CHOICES
-        CHOICES.update(chosen)
 
 
 def published_top1(name: str, cfg: CfgNode) -> float | None:
@@ -246,7 +215,7 @@ def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:
     targets: list[Tensor] = []
     with closing(iter(loader)) as batches:
         for batch in batches:
-            images.append(batch.images)
+            images.append(batch.to("cpu").images)
             targets.append(batch.targets)
             if sum(map(len, images)) >= count:
                 break

@@ -159,7 +159,7 @@ def load_for_evaluation(
     fast = cfg.EVAL.FAST
     if fast:
         refuse_without(cfg, "evaluate --fast")
-    select_attention_backends(model, cfg, device, dist, training=False, tune=fast)
+    select_attention_backends(model, cfg, device, dist, training=False)
     if fast:
         dtype, task.amp_dtype = task.amp_dtype or torch.float32, None
         model = optimize_for_inference(model, dtype=dtype, compile=cfg.MODEL.COMPILE)

@@ -30,7 +30,7 @@ def backends(model: torch.nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_one_backend_for_all_sizes(training):
+def test_one_backend_for_all_sizes(training, without_native):
     """That of small maps, which has a limit, is not taken although the usual size is small."""
     cfg = get_config(None, SMALL)
     model = vil.build_model(cfg)

@@ -86,7 +86,6 @@ class Attention(nn.Module):
         self.scale = (dim // num_heads) ** -0.5
         self.attn_drop, self.grid, self.qkv_bias = attn_drop, grid, qkv_bias
         self.proj_drop = nn.Dropout(proj_drop)
-        self.packed = None  # PackedProjections of a model that was optimized for inference
 
     def linear(self, parts: int) -> nn.Linear:
         """Return a linear layer from C to parts * C features, such as parts=3 for q, k and v."""

@@ -1,7 +1,7 @@
 """Full attention: every token attends to every token.
 
-By default, torch's scaled_dot_product_attention computes it. On a CPU, `vil tune` may select the
-compiled C++ backend of local attention for calls without bias, padding and dropout.
+torch's scaled_dot_product_attention computes it. On a CPU, the compiled C++ backend of local
+attention computes calls without bias, padding and dropout, unless it cannot run or is slower.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 `valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
@@ -26,10 +26,10 @@ from vil.layers.pos_embed import (
     same_size,
 )
 from vil.ops import Case, Window
-from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.dispatch import choose
 from vil.ops.qkv_attention import NATIVE, attend_qkv
 from vil.ops.window import SELF_CHUNK, Mask
-from vil.utils.transforms import is_transformed
+from vil.utils.transforms import is_exporting, is_transformed
 
 REPLACED = ("sdpa", "split_parts", "merge_heads")  # methods that the compiled backend replaces
 
@@ -81,18 +81,17 @@ class FullAttention(Attention):
     def is_native(self, qkv: Tensor, grid: Grid, valid_hw: Valid) -> bool:
         """Return whether `attend_qkv` should use the compiled backend for these arguments.
 
-        True only if the backend supports the call, and `vil tune` selected it for such calls.
         Otherwise, torch's attention is used.
         """
-        if not CHOICES or valid_hw is not None or not self.is_tunable(qkv.device.type):
+        if valid_hw is not None or not self.is_tunable(qkv.device.type):
             return False
         if overrides(self, REPLACED) or qkv.shape[0] == 0:
             return False
-        if is_transformed(qkv):  # an operator has no jvp
+        if is_exporting() or is_transformed(qkv):  # an operator has no jvp
             return False
         call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device=qkv.device.type)
         case = self.make_case(one_chunk(grid), training=torch.is_grad_enabled(), **call)
-        return tuned(case) == NATIVE
+        return not case.symbolic and choose(case) == NATIVE
 
     def is_tunable(self, device: str) -> bool:
         """Return whether the compiled backend supports this attention for images without padding.

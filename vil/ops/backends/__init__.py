@@ -92,7 +92,8 @@ class Implementation(Entry):
         If the case is supported, this method also prepares the backend, for example by compiling
         it. If the preparation fails, the reasons for this are returned.
         """
-        return self.unsupported(case) or self.prepare()
+        # the second time, it is known what was prepared, such as the instructions of a library
+        return self.unsupported(case) or self.prepare() or self.unsupported(case)
 
     def resolve(self) -> None:
         """Import `run`, `unsupported` and `prepare` now instead of at first use.

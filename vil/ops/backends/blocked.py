@@ -1,4 +1,4 @@
-"""Local attention in batches of a few chunks, whose scores fit into the CPU cache.
+"""Local attention in batches of a few chunks, whose scores are never stored for all chunks.
 
 The backward pass recomputes the scores of each batch, as in FlashAttention (arXiv:2205.14135). q, k
 and v keep their memory layout, and only the chunks of one batch are copied.

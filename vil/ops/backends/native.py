@@ -1,7 +1,7 @@
 """Local attention in C++, for CPUs. It computes few scores at a time, which fit into the cache.
 
-The sources in vil/ops/native are compiled at first use. This backend is selected only if it was the
-fastest in `vil tune` or if the user requests it, so other runs need no compiler.
+The library of vil/ops/native is loaded at first use. It is compiled then if the package has none
+that fits.
 
 Unlike the backend `blocked`, it packs keys only once, applies the bias, the mask and the softmax in
 one pass, and has no intermediate tensor of the size of the grid.

@@ -1,7 +1,8 @@
 // The passes of local attention: the division of a call into tasks for threads.
 //
 // A task computes a head of an image or, if there are few of them, a band of its rows of chunks.
-// Each task has its own sums, which are added in a fixed order, so results repeat bit for bit.
+// Each task has its own sums, which are added in a fixed order. Tasks depend only on the sizes of
+// the call, so results are equal bit for bit for all numbers of threads.
 #pragma once
 
 #include <vector>
@@ -13,14 +14,12 @@
 
 namespace vil {
 
-constexpr int64_t TASKS_PER_THREAD = 3;  // so that a thread that is late does not delay the others
+constexpr int64_t FEWEST_BANDS = 16;  // of a call with enough rows of chunks
 
 std::vector<Band> bands_of(const Call& call) {
   const int64_t rows = call.chunks(0), lanes = call.images * call.heads;
-  int64_t count = 1;  // few bands, because a band also packs the rows around it
-  if (lanes < TASKS_PER_THREAD * call.threads)
-    count = std::min(divide_up(rows, 2), divide_up(TASKS_PER_THREAD * call.threads, lanes));
-  if (call.threads == 1) count = 1;
+  // not more than needed, because a band also packs the rows around it
+  const int64_t count = std::clamp<int64_t>(divide_up(FEWEST_BANDS, lanes), 1, divide_up(rows, 2));
   std::vector<Band> bands;
   for (int64_t lane = 0; lane < lanes; ++lane)  // the images of a head in turn, which share a tile
     for (int64_t i = 0; i < count; ++i)

@@ -6,7 +6,6 @@
 #include "attention.h"
 #include "linear.h"
 #include "mlp.h"
-#include "patches.h"
 
 namespace vil {
 namespace {
@@ -39,6 +38,8 @@ const char* with_type(bool half, Run run) {
 }  // namespace
 }  // namespace vil
 
+extern "C" void vil_use_openmp(vil::RunParallel function) { vil::run_parallel = function; }
+
 extern "C" const char* vil_attention(const vil::Call* call, int is_backward) {
   return vil::with_type(call->bfloat16, [&](auto type) {
     using Type = decltype(type);
@@ -70,14 +71,4 @@ extern "C" const char* vil_mlp(const vil::MlpCall* call, int is_backward) {
     call->tokens_bfloat16 ? vil::mlp<Type, Element>(*call, is_backward)
                           : vil::mlp<Type, float>(*call, is_backward);
   });
-}
-
-extern "C" const char* vil_pack_mlp(const vil::MlpCall* call, int) {
-  return vil::with_type(call->compute_bfloat16,
-                        [&](auto type) { vil::pack_mlp<decltype(type)>(*call); });
-}
-
-extern "C" const char* vil_embed_patches(const vil::PatchCall* call, int) {
-  return vil::with_type(call->bfloat16,
-                        [&](auto type) { vil::embed_patches<decltype(type)>(*call); });
 }

@@ -1,103 +1,117 @@
-"""Compile the C++ sources of this folder, and load the library.
+"""Load the compiled C++ code of this folder, and compile it first if needed.
 
-The library is compiled at first use, in about ten seconds, and stored in $VIL_CACHE/native (see
-`vil.utils.cache_dir`). If the cache cannot be written, each process compiles its own copy. The
-library uses torch's copy of OpenMP, because a process must have only one copy.
+A wheel has the compiled libraries. Where they do not fit, the library is compiled at first use, in
+about ten seconds, and stored in $VIL_CACHE/native (see `vil.utils.cache_dir`). If the cache cannot
+be written, each process compiles its own copy. VIL_NATIVE=0 turns the library off.
 """
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
-import shutil
-import subprocess
+import platform
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vil.ops.native import build
 from vil.utils.cache_dir import cache_dir, hold_lock
 from vil.utils.machine import search_file
 
 log = logging.getLogger(__name__)
 
-SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("library.cpp")]
 DTYPES = (torch.float32, torch.bfloat16)
-OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w"]
-INSTRUCTIONS = {  # {capability: compiler options, which torch's kernels use as well}
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
-    "AVX2": ["-mavx2", "-mfma"],
-}
-AMX = ("-mamx-tile", "-mamx-bf16")
-COMPILERS = ("g++", "c++", "clang++")
-MAX_SECONDS = 300  # of the compiler
+VARIABLE = "VIL_NATIVE"
+
+
+class Library(NamedTuple):
+    """The result of loading the library.
+
+    functions: the loaded library; None if there is a problem.
+    instructions: its instruction set, a key of `build.INSTRUCTION_SETS`.
+    origin: where it is from, such as "the package".
+    problem: why it cannot be used, or "".
+    """
+
+    functions: ctypes.CDLL | None = None
+    instructions: str = ""
+    origin: str = ""
+    problem: str = ""
 
 
 @functools.cache
-def capability() -> str:
-    """Return torch's name for the CPU's instruction set, such as "AVX512"."""
-    return torch.backends.cpu.get_cpu_capability()
+def instruction_sets() -> list[str]:
+    """Return the keys of `build.INSTRUCTION_SETS` that this CPU has and torch uses, best first.
+
+    torch uses fewer than the CPU has if the environment variable ATEN_CPU_CAPABILITY says so.
+    """
+    flags = set((search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or "").split())
+    allowed = {"AVX2": ["avx2"], "DEFAULT": []}
+    names = allowed.get(torch.backends.cpu.get_cpu_capability(), build.INSTRUCTION_SETS)
+    return [name for name in names if flags.issuperset(build.INSTRUCTION_SETS[name])]
 
 
 @torch.compiler.assume_constant_result
 def has_bfloat16() -> bool:
-    """Return whether the CPU has instructions for bfloat16 dot products (AVX512-BF16)."""
-    return capability() == "AVX512" and "avx512_bf16" in _cpu_flags()
+    """Return whether the library can multiply in bfloat16, which needs AVX512-BF16."""
+    return _instructions() in ("amx", "avx512_bf16")
 
 
-@functools.cache
-def _cpu_flags() -> list[str]:
-    return (search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or "").split()
+def _instructions() -> str:
+    """Return the instruction set of the loaded library, or the one to try first."""
+    if _load.cache_info().currsize:
+        return _load().instructions
+    return next(iter(instruction_sets()), "")
 
 
-def compiler() -> list[str]:
-    """Return the path of the C++ compiler and its arguments, or an empty list if there is none.
-
-    The compiler is $CXX, which may include arguments ("ccache g++"). If CXX is not set, it is the
-    first of COMPILERS that is installed.
-    """
-    text = os.environ.get("CXX", "").strip()
-    commands = [[text], text.split()] if text else [[name] for name in COMPILERS]
-    found = ([shutil.which(name), *arguments] for name, *arguments in commands)
-    return next((command for command in found if command[0]), [])
+@torch.compiler.assume_constant_result
+def arithmetic(dtype: torch.dtype) -> str:
+    """Return how the library multiplies matrices of a dtype: "float32", "bfloat16", or "amx" for
+    bfloat16 with the CPU's matrix unit."""
+    if dtype == torch.float32:
+        return "float32"
+    return "amx" if _instructions() == "amx" else "bfloat16"
 
 
-@functools.cache
-def path() -> Path:
-    """Return the path of the compiled library in the cache.
+_off: list[str] = []  # why the library is not used, see `turn_off`
 
-    The path contains torch's version, the CPU's instruction set, and a hash of the sources and of
-    the compiler's options.
-    """
-    digest = hashlib.sha256()
-    for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
-        digest.update(part if isinstance(part, bytes) else part.encode())
-    folder = f"torch-{torch.__version__}-{capability()}-{digest.hexdigest()[:12]}"
-    return cache_dir() / "native" / folder / "library.so"
+
+def turn_off(reason: str) -> None:
+    """Do not use the library in this process, because another rank of the run cannot."""
+    _off[:] = [reason]
 
 
 @torch.compiler.assume_constant_result
 def obstacle() -> str:
     """Return a reason why the library cannot be loaded or compiled on this machine.
 
-    Returns "" if no reason is known before compilation, which may still fail.
+    Returns "" if no reason is known yet. Compilation may still fail.
+    Raises ValueError if the environment variable VIL_NATIVE is neither 0 nor 1.
     """
-    return _obstacle()
+    if _off:
+        return _off[0]
+    return _load().problem if _load.cache_info().currsize else _obstacle()
 
 
 @functools.cache
 def _obstacle() -> str:
-    if sys.platform != "linux" or capability() not in INSTRUCTIONS:
-        return f"it needs Linux and AVX2 or AVX512, not {sys.platform} and {capability()}"
-    if not compiler() and not path().exists():
-        names = os.environ.get("CXX") or ", ".join(COMPILERS)
-        return f"no C++ compiler ({names}) was found: install one, or set CXX to its path"
-    return ""
+    value = os.environ.get(VARIABLE, "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be 0 (no compiled code) or 1, not {value!r}")
+    if value == "0":
+        return f"{VARIABLE}=0 turns it off"
+    if sys.platform != "linux" or not instruction_sets():
+        return f"it needs Linux and a CPU with AVX2, not {sys.platform} on {platform.machine()}"
+    names = instruction_sets()
+    files = [file for name in names for file in (_shipped(name), path(name))]
+    if build.compiler() or any(map(os.path.exists, files)):  # False for an unreadable folder
+        return ""
+    return build.MISSING.format(os.environ.get("CXX") or ", ".join(build.COMPILERS))
 
 
 def unsupported(device: str, dtype: torch.dtype) -> list[str]:
@@ -105,53 +119,138 @@ def unsupported(device: str, dtype: torch.dtype) -> list[str]:
 
     Returns an empty list if it can, unless its compilation fails.
     """
-    no_bfloat16 = dtype == torch.bfloat16 and not has_bfloat16()
-    checks = {
-        f"it needs a CPU, not {device}": device != "cpu",
-        f"it computes in float32 and bfloat16, not in {str(dtype)[6:]}": dtype not in DTYPES,
-        "bfloat16 needs a CPU with AVX512-BF16": no_bfloat16,
-        obstacle(): obstacle() != "",
-    }
-    return [text for text, applies in checks.items() if applies]
+    if device != "cpu":
+        return [f"it needs a CPU, not {device}"]
+    if dtype not in DTYPES:
+        return [f"it computes in float32 and bfloat16, not in {str(dtype)[6:]}"]
+    if reason := obstacle():
+        return [reason]
+    if dtype == torch.bfloat16 and not has_bfloat16():
+        return ["bfloat16 needs a CPU with AVX512-BF16"]
+    return []
 
 
 @torch.compiler.assume_constant_result
 def prepare() -> list[str]:
-    """Compile the library if needed, and load it.
+    """Load the library, and compile it first if needed.
 
     Returns the reasons for a failure, or an empty list if the library is loaded. The result and the
-    library are cached until the process ends.
+    library are kept until the process ends.
     """
-    return list(_prepare())
+    if _off:
+        return list(_off)
+    return [text for text in [_load().problem] if text]
 
 
 def is_ready(dtype: torch.dtype) -> bool:
-    """Return whether the library can be loaded and can compute in a dtype on this CPU.
+    """Return whether the library is loaded and can compute in a dtype on this CPU. Compiles it
+    first if needed."""
+    return not prepare() and not unsupported("cpu", dtype)
 
-    dtype: float32 or bfloat16. Compiles the library first if needed.
-    """
-    return not prepare() and (dtype != torch.bfloat16 or has_bfloat16())
+
+def describe() -> str:
+    """Describe in one line whether the library can be used, and with which instructions. Loads it,
+    and compiles it first if needed."""
+    if reasons := prepare():
+        return f"not used: {reasons[0]}"
+    return f"{_load().instructions}, from {_load().origin}"
 
 
 @functools.cache
-def _prepare() -> list[str]:
+def path(instructions: str) -> Path:
+    """Return the path of the library in the cache, compiled for a key of `build.INSTRUCTION_SETS`.
+
+    The path contains the version of the C library and a hash of the sources, because a home folder
+    may be shared by different machines.
+    """
+    libc = "-".join(platform.libc_ver()) or "libc"
+    folder = f"{libc}-{build.source_digest()}"
+    return cache_dir() / "native" / folder / f"{instructions}.so"
+
+
+def _shipped(instructions: str) -> Path:
+    return build.BUILT / f"{instructions}.so"
+
+
+@functools.cache
+def _load() -> Library:
+    """Load the library for the best instruction set for which it is shipped or can be compiled."""
+    if reason := _obstacle():
+        return Library(problem=reason)
+    problems = []
+    for name in instruction_sets():
+        if os.path.exists(_shipped(name)):
+            try:
+                return Library(_open(_shipped(name)), name, "the package")
+            except OSError as error:  # built for a newer C library, for example
+                log.info("the package's native library cannot be loaded: %s", error)
+        try:
+            return Library(_open_compiled(name), name, "the cache")
+        except (build.CompilerError, OSError) as error:  # an old compiler may not know AMX
+            problems.append(f"{name}: {error}")
+            log.info("the native library for %s", problems[-1])
+    log.warning("the native library is not used, so attention is slower: %s", problems[-1])
+    return Library(problem=problems[-1])
+
+
+def _open(file: Path) -> ctypes.CDLL:
+    """Load a library. Raises OSError if it is damaged or does not fit this machine."""
+    if not build.is_complete(file):
+        raise OSError(f"{file} is damaged")
+    functions = ctypes.CDLL(str(file))
+    functions.vil_use_openmp(_openmp())
+    return functions
+
+
+def _openmp() -> ctypes.c_void_p:
+    """Return the address of OpenMP's GOMP_parallel, in the copy of OpenMP that torch uses.
+
+    Returns a null pointer if torch does not use OpenMP.
+    """
+    torch_library = ctypes.CDLL(torch._C.__file__)  # a symbol is searched in all that it depends on
+    function = getattr(torch_library, "GOMP_parallel", None)
+    return ctypes.cast(function, ctypes.c_void_p)
+
+
+def _open_compiled(instructions: str) -> ctypes.CDLL:
+    """Load the library from the cache, compiling it first if it is missing or damaged.
+
+    If the cache cannot be written, the library is compiled to a temporary folder.
+    Raises `build.CompilerError` if it cannot be compiled, and OSError if it cannot be loaded.
+    """
+    file = path(instructions)
     try:
-        load()
-    except (OSError, RuntimeError) as error:
-        return [str(error)]
-    return []
+        if not (file.exists() and build.is_complete(file)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with hold_lock(file.parent):  # another process may be compiling it
+                if not (file.exists() and build.is_complete(file)):
+                    _compile(file, instructions)
+        return _open(file)
+    except OSError as error:
+        log.warning(
+            "the cache cannot be used, so the native library is compiled for this process only: %s",
+            error,
+        )
+        with tempfile.TemporaryDirectory(prefix="vil-native-") as folder:
+            _compile(Path(folder, file.name), instructions)
+            return _open(Path(folder, file.name))
+
+
+def _compile(file: Path, instructions: str) -> None:
+    start = time.perf_counter()
+    build.compile_to(file, instructions)
+    seconds = time.perf_counter() - start
+    log.info("compiled the native library (%s) in %.0f s", instructions, seconds)
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
-    """Load and return the native library. Compiles it first if needed.
-
-    Raises RuntimeError if the library cannot be compiled, and OSError if it cannot be loaded.
-    """
-    if reason := obstacle():
-        raise RuntimeError(reason)
-    with _built() as file:
-        return ctypes.CDLL(str(file))
+def _function(name: str) -> ctypes._CFuncPtr:
+    """Return a function of the library. Raises RuntimeError if the library cannot be used."""
+    if reasons := prepare():
+        raise RuntimeError(f"the native library cannot be used: {reasons[0]}")
+    function = getattr(_load().functions, name)
+    function.restype = ctypes.c_char_p
+    return function
 
 
 def as_float32(**tensors: Tensor | None) -> dict[str, Tensor]:
@@ -167,96 +266,5 @@ def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:
     arguments. is_backward: whether to run the backward pass.
     Raises RuntimeError if the function fails, for example because memory cannot be allocated.
     """
-    function = getattr(load(), name)
-    function.restype = ctypes.c_char_p
-    if error := function(ctypes.byref(numbers), int(is_backward)):
+    if error := _function(name)(ctypes.byref(numbers), int(is_backward)):
         raise RuntimeError(f"the native library failed: {error.decode()}")
-
-
-@contextmanager
-def _built() -> Iterator[Path]:
-    """Context manager that returns the path of the native library, compiling it first if needed.
-
-    The library is in the cache. If the cache cannot be written, it is in a temporary folder, which
-    is deleted at the end of the `with` block.
-    """
-    file = path()
-    try:
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with hold_lock(file.parent):
-                if not file.exists():  # another process may have compiled it
-                    _compile(file)
-    except OSError as error:
-        log.warning(
-            "the cache cannot be used, so the native library is compiled for this process only: %s",
-            error,
-        )
-    else:
-        yield file
-        return
-    with tempfile.TemporaryDirectory(prefix="vil-native-") as folder:
-        _compile(Path(folder, file.name))
-        yield Path(folder, file.name)
-
-
-def _compile(file: Path) -> None:
-    """Compile the library to a temporary file, and rename it to `file`.
-
-    Raises RuntimeError with the compiler's error message if compilation fails.
-    """
-    if not compiler():
-        raise RuntimeError(obstacle())
-    aside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        _run_compiler([*_options(), str(SOURCES[-1]), *_openmp(), "-o", str(aside)])
-        os.replace(aside, file)
-    finally:
-        with suppress(OSError):
-            aside.unlink()
-
-
-def _run_compiler(arguments: list[str]) -> None:
-    """Run the C++ compiler. Raises RuntimeError with its error message if it fails."""
-    name = " ".join(compiler())
-    log.info("compiling the native library with %s, which takes about ten seconds", name)
-    command = [*compiler(), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
-    except OSError as error:
-        raise RuntimeError(f"the C++ compiler {name} cannot be run: {error}") from None
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the C++ compiler {name} was stopped after {MAX_SECONDS} s") from None
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"status {done.returncode}"]
-        first = next((line for line in lines if "error" in line), lines[-1])
-        raise RuntimeError(f"the C++ compiler {name} failed: {first.strip()}")
-
-
-def _options() -> list[str]:
-    """Return the compiler's options for this CPU."""
-    bfloat16 = ["-mavx512bf16"] if has_bfloat16() else []
-    tiles = AMX if bfloat16 and "amx_bf16" in _cpu_flags() and _compiles(AMX) else []
-    return [*OPTIONS, *INSTRUCTIONS.get(capability(), []), *bfloat16, *tiles]
-
-
-@functools.cache
-def _compiles(options: tuple[str, ...]) -> bool:
-    """Return whether the C++ compiler accepts these options. An old compiler may not."""
-    command = [*compiler(), *options, "-E", "-x", "c++", os.devnull]
-    try:
-        return not subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def _openmp() -> list[str]:
-    """Return a list with the path of torch's OpenMP library, or an empty list if torch has none.
-
-    The native library is linked to this file, so that torch and the native library use the same
-    threads.
-    """
-    folder = Path(torch.__file__).parent
-    places = (folder / "lib", folder.parent / "torch.libs")
-    found = [str(file) for place in places for file in sorted(place.glob("libgomp*.so*"))]
-    return found[:1]

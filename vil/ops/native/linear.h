@@ -26,11 +26,13 @@ struct LinearCall {  // as in vil/ops/linear.py; all arrays are contiguous
 };
 
 constexpr int64_t LINEAR_UNITS = 32768;  // inputs or outputs of a block, whichever are more
-constexpr int64_t FORWARD_TASKS = 2;  // per thread; 1 in the backward pass, as each task has sums
+constexpr int64_t MOST_TASKS = 64, FEWEST_TASKS = 4;  // if there are enough rows
 constexpr int64_t MIN_ROWS = 128;  // limit of a block, because each block reads all weights
 constexpr int64_t FEW_ROWS = 32;   // of a task, if the weights stay in the level-2 cache
 constexpr int64_t LARGE_UNITS = 1 << 19;  // weights above this size do not stay there
 constexpr int64_t MIN_BACKWARD_ROWS = 192;  // each block also writes the gradients of the weights
+constexpr int64_t ROWS_PER_SUM = 768;  // of a backward task, whose sums are written and added
+constexpr int64_t SUM_UNITS = 1 << 23;  // of all tasks
 
 // Add `part` of all tasks. Write the `count` floats that begin at `first` to the same place of
 // `out`.
@@ -54,12 +56,11 @@ struct Division {
 // Divide `rows` rows about evenly. If they are few, or if the weights do not fit into the level-2
 // cache, the features are divided too: a task then reads only a part of the weights. size: the
 // largest number of rows of a block. units: of all weights.
-inline Division divide(
-    int64_t rows, int64_t features, int64_t units, int64_t size, int64_t threads) {
-  const int64_t wanted = threads > 1 ? FORWARD_TASKS * threads : 1;
+inline Division divide(int64_t rows, int64_t features, int64_t units, int64_t size) {
   const int64_t least = units > LARGE_UNITS ? MIN_ROWS : FEW_ROWS;
-  const int64_t tasks = std::clamp<int64_t>(rows / least, 1, wanted);
-  const int64_t parts = std::min(divide_up(wanted, tasks), divide_up(features, PANEL_WIDTH));
+  const int64_t few = std::clamp<int64_t>(rows / least, 1, FEWEST_TASKS);
+  const int64_t tasks = std::clamp<int64_t>(rows / size, few, MOST_TASKS);
+  const int64_t parts = std::min(divide_up(FEWEST_TASKS, tasks), divide_up(features, PANEL_WIDTH));
   const int64_t blocks = tasks * std::max<int64_t>(divide_up(rows, tasks * size), 1);
   return {tasks, parts, 2 * std::max<int64_t>(divide_up(rows, 2 * blocks), 1)};
 }
@@ -78,11 +79,14 @@ void run_forward(const Call& call, const Weights& weights, const Division& divis
 }
 
 // Run a backward pass over all rows, in tasks of complete blocks of `size` rows. Return the sums of
-// each task.
+// each task. units: of the sums of a task.
 template <class Task, class Scratch, class Sums, class Call, class Weights>
-std::vector<Sums> run_backward(const Call& call, const Weights& weights, int64_t size) {
+std::vector<Sums> run_backward(
+    const Call& call, const Weights& weights, int64_t size, int64_t units) {
   const int64_t blocks = divide_up(call.rows, size);
-  const int64_t tasks = std::min(blocks, call.threads);
+  const int64_t most = std::max(std::min(MOST_TASKS, SUM_UNITS / units), FEWEST_TASKS);
+  const int64_t wanted = std::clamp(call.rows / ROWS_PER_SUM, FEWEST_TASKS, most);
+  const int64_t tasks = std::min(blocks, wanted);
   std::vector<Sums> sums;
   for (int64_t i = 0; i < tasks; ++i) sums.emplace_back(call);
   parallel<Scratch>(tasks, call.threads, [&](int64_t i, Scratch& scratch) {
@@ -263,14 +267,15 @@ void linear(const LinearCall& call, bool is_backward) {
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
   using Task = LinearTask<Type, In, Out>;
   if (!is_backward) {
-    const Division division = divide(call.rows, outputs, inputs * outputs, size, call.threads);
+    const Division division = divide(call.rows, outputs, inputs * outputs, size);
     run_forward<Task, LinearScratch>(
         call, weight, division, [&](Task& task, Range rows, int64_t part) {
           task.forward(rows, part_of(outputs, part, division.parts));
         });
     return;
   }
-  const auto sums = run_backward<Task, LinearScratch, LinearSums>(call, weight, size);
+  const auto sums = run_backward<Task, LinearScratch, LinearSums>(
+      call, weight, size, inputs * outputs);
   if (sums.empty()) return;
   if (call.dgain) {
     sum_tasks(sums, &LinearSums::dgain, 0, call.inputs, call.dgain);

@@ -18,9 +18,9 @@ struct MlpCall {  // as in vil/ops/mlp.py; x, dy, y and dx are contiguous
   void *y, *dx;                                                   // (rows, dim)
   const float *gain, *shift, *weight1, *bias1, *weight2, *bias2;  // weights: (outputs, inputs)
   float *dgain, *dshift, *dweight1, *dbias1, *dweight2, *dbias2;
-  float* saved;   // (rows, hidden), outputs of the first linear layer without its bias, or null
-  float* packed;  // both weights as right-hand operands of the forward pass, or null
-  int64_t rows, dim, hidden, residual, threads;  // residual: whether x is added to y
+  float* saved;  // (rows, hidden), outputs of the first linear layer without its bias, or null
+  // residual: whether x is added to y; packed: whether the weights are packed
+  int64_t rows, dim, hidden, residual, threads, packed;
   int64_t compute_bfloat16, tokens_bfloat16;  // dtype of the operands of matmuls; of x, dy, y, dx
   double eps;
 };
@@ -35,9 +35,9 @@ struct MlpWeights {
 
   MlpWeights(const MlpCall& call, bool backward) {
     if (call.packed) {
-      first.use(call.packed, call.dim, call.hidden);
-      second.use(call.packed + call.dim * call.hidden / Type::PAIR, call.hidden, call.dim);
-      if (!call.weight1) return;
+      first.use(const_cast<float*>(call.weight1), call.dim, call.hidden);
+      second.use(const_cast<float*>(call.weight2), call.hidden, call.dim);
+      return;
     }
     if (!backward || !call.saved)
       first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
@@ -261,23 +261,17 @@ inline void sum_gradients(const MlpCall& call, std::vector<MlpSums>& tasks) {
   sum_tasks(tasks, &MlpSums::dshift, 0, call.dim, call.dshift);
 }
 
-// Pack both weights to call.packed.
-template <class Type>
-void pack_mlp(const MlpCall& call) {
-  MlpWeights<Type>(call, false);
-}
-
 template <class Type, class Element>
 void mlp(const MlpCall& call, bool is_backward) {
   const MlpWeights<Type> weights(call, is_backward);
   const int64_t size = block_rows(call, is_backward), dim = call.dim, hidden = call.hidden;
   using Task = MlpTask<Type, Element>;
   if (is_backward) {
-    auto sums = run_backward<Task, MlpScratch, MlpSums>(call, weights, size);
+    auto sums = run_backward<Task, MlpScratch, MlpSums>(call, weights, size, 2 * dim * hidden);
     if (!sums.empty()) sum_gradients(call, sums);
     return;
   }
-  const Division division = divide(call.rows, hidden, 2 * dim * hidden, size, call.threads);
+  const Division division = divide(call.rows, hidden, 2 * dim * hidden, size);
   const int64_t units = call.rows * dim, parts = division.parts;
   // not a vector, which would be filled with zeros by one thread
   const std::unique_ptr<float[]> partial(parts > 1 ? new float[parts * units] : nullptr);
@@ -285,7 +279,7 @@ void mlp(const MlpCall& call, bool is_backward) {
     task.forward(rows, part_of(hidden, part, parts), parts > 1 ? &partial[part * units] : nullptr);
   });
   if (parts == 1 || !call.rows) return;
-  const int64_t tasks = std::min(call.rows, FORWARD_TASKS * call.threads);
+  const int64_t tasks = std::min(call.rows, FEWEST_TASKS);
   const Division whole{tasks, 1, divide_up(call.rows, tasks)};
   run_forward<Task, MlpScratch>(call, weights, whole, [&](Task& task, Range rows, int64_t) {
     for (int64_t row = rows.first; row < rows.last; ++row) {

@@ -6,19 +6,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops import onednn
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear import Norm, linear_native, linear_torch, pack_weight
-from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, MLP, NORM_LINEAR, LinearCase
+from vil.ops.linear import Norm, linear_native, linear_torch
+from vil.ops.linear_case import LINEAR, LINEAR_RESIDUAL, MLP, LinearCase
 from vil.ops.mlp import (
     MlpWeights,
     norm_mlp_native,
-    norm_mlp_packed,
     norm_mlp_torch,
-    pack_weights,
 )
 from vil.ops.native import library
 from vil.ops.testing import describe_mismatch
@@ -27,7 +23,6 @@ from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate
 
 EPS = 1e-6
-PACKED_FACTOR = 0.95
 ALLOWED = 8 * torch.finfo(torch.float32).eps  # see `describe_mismatch`
 CHECKED_TOKENS = 257  # so that the last block of tokens is incomplete in every backend
 
@@ -45,45 +40,6 @@ def backends(case: LinearCase) -> dict[str, Compute]:
     if case.kind == MLP:
         return {name: partial(_run_mlp, compute) for name, compute in MLPS.items()}
     return {name: partial(_run_linear, compute) for name, compute in LINEARS.items()}
-
-
-def packed_backends(case: LinearCase, weights: dict[str, Tensor]) -> dict[str, Compute]:
-    """Return {backend: function} like `backends`, but for packed weights.
-
-    The functions use `weights`, which is packed once, and ignore the weights that they are called
-    with. "native" is the C++ backend. "torch" uses oneDNN, as in a model optimized for inference.
-    case: a norm and a linear layer, or an MLP.
-    """
-    half, w = case.dtype == torch.bfloat16, weights
-    norm = Norm(w["gain"], w["shift"], EPS)
-
-    def normalize(x: Tensor) -> Tensor:
-        return F.layer_norm(x, norm.gain.shape, *norm)
-
-    if case.kind == MLP:
-        first, second = onednn.pack(w["weight1"]), onednn.pack(w["weight2"])
-        ours = pack_weights(MlpWeights(**w), half=half)
-
-        def layers(x: Tensor) -> Tensor:
-            hidden = onednn.linear_packed(x, first, w["bias1"], "gelu")
-            return onednn.linear_packed(hidden, second, w["bias2"])
-
-        def mlp_torch(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
-            return x + onednn.apply_in_parts(layers, normalize(x), case.features)
-
-        def mlp_native(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
-            return norm_mlp_packed(x, ours, eps=EPS, residual=True)
-
-        return {"torch": mlp_torch, "native": mlp_native}
-    theirs, ours = onednn.pack(w["weight"]), pack_weight(w["weight"], half=half)
-
-    def norm_linear_torch(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        return onednn.linear_packed(normalize(x), theirs, w["bias"])
-
-    def norm_linear_native(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        return linear_native(x, ours, w["bias"], norm=norm, packed=True)
-
-    return {"torch": norm_linear_torch, "native": norm_linear_native}
 
 
 def _run_mlp(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
@@ -111,26 +67,21 @@ def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
 
 
 def tune_linear(case: LinearCase, *, rounds: int = ROUNDS) -> list[Trial]:
-    """Measure the backends on a case, and store the best one in CHOICES.
+    """Measure the backends on a case, and store the fastest one in CHOICES.
 
-    The best one is the fastest. Exception: for a norm and a linear layer with packed weights,
-    "native" is the best one even if it is up to 5 % slower than "torch". rounds: how often each
-    backend is timed. Returns usable backends, the best first, then rejected ones with the reason.
+    rounds: how often each backend is timed. Returns usable backends, fastest first, then rejected
+    ones with the reason.
     """
     reasons = {"torch": "", "native": reason_against_native(case)}
     x, weights, cotangent = make_tensors(case)
-    pack = case.packed and not reasons["native"]
-    computes = packed_backends(case, weights) if pack else backends(case)
     candidates = {
         name: _candidate(compute, case, x, weights, cotangent)
-        for name, compute in computes.items()
+        for name, compute in backends(case).items()
         if not reasons[name]
     }
     trials, failed = time_candidates(candidates, case.device, rounds)
     reasons |= failed
-    # queries, keys and values by `native` also save copies in attention and the output projection
-    factor = PACKED_FACTOR if case.packed and case.kind == NORM_LINEAR else 1.0
-    trials.sort(key=lambda trial: trial.seconds * (factor if trial.name == "native" else 1.0))
+    trials.sort(key=lambda trial: trial.seconds)
     if trials:
         CHOICES[case.bucket()] = trials[0].name
     return trials + [Trial(name, reason) for name, reason in reasons.items() if reason]
@@ -145,7 +96,7 @@ def reason_against_native(case: LinearCase) -> str:
         return "; ".join(reasons)
     try:
         case = replace(case, tokens=min(case.tokens, CHECKED_TOKENS))
-        text = _find_packed_mismatch(case) if case.packed else _find_mismatch(case)
+        text = _find_mismatch(case)
         return text and f"wrong: {text}"
     except RuntimeError as error:
         return f"failed: {one_line(error)}"
@@ -154,9 +105,8 @@ def reason_against_native(case: LinearCase) -> str:
 def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return random (x, {name: weight}, gradient of the output) for a case.
 
-    Packed weights have the dtype of the matmuls. Other weights and the gradient are float32. x is
-    float32 if a norm comes first and the weights are not packed. Otherwise, it has the dtype of the
-    matmuls.
+    The weights and the gradient are float32. x is float32 if a norm comes first. Otherwise, it has
+    the dtype of the matmuls.
     """
     generator = torch.Generator().manual_seed(0)
     outputs = case.dim if case.kind == MLP else case.features
@@ -166,8 +116,6 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         drawn = torch.randn(shape, generator=generator).to(case.device)
         tensors[name] = drawn / shape[-1] ** 0.5 if name.startswith("weight") else drawn
     cotangent = tensors.pop("cotangent")
-    if case.packed:
-        tensors = {name: tensor.to(case.dtype) for name, tensor in tensors.items()}
     if case.kind in (LINEAR, LINEAR_RESIDUAL):
         tensors["x"] = tensors["x"].to(case.dtype)  # like attention's output under autocast
     for tensor in tensors.values():
@@ -176,7 +124,7 @@ def make_tensors(case: LinearCase) -> tuple[Tensor, dict[str, Tensor], Tensor]:
 
 
 def _autocast(case: LinearCase) -> AbstractContextManager:
-    half = case.dtype != torch.float32 and not case.packed
+    half = case.dtype != torch.float32
     return torch.autocast(case.device, case.dtype if half else None, enabled=half)
 
 
@@ -215,12 +163,3 @@ def _find_mismatch(case: LinearCase) -> str:
     with _autocast(case):
         plain, found = (results(compute, x, weights) for compute in backends(case).values())
     return describe_mismatch(zip(names, wanted, plain, found), case.dtype, ALLOWED)
-
-
-def _find_packed_mismatch(case: LinearCase) -> str:
-    """Describe a wrong output of the C++ backend with packed weights; "" if it is correct."""
-    x, weights, _ = make_tensors(replace(case, device="cpu"))
-    doubles = {name: weight.double() for name, weight in weights.items()}
-    wanted = backends(case)["torch"](x.double(), doubles)
-    plain, found = (compute(x, weights) for compute in packed_backends(case, weights).values())
-    return describe_mismatch([("out", wanted, plain, found)], case.dtype, ALLOWED)

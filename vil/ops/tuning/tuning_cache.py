@@ -44,10 +44,12 @@ def machine(device: str) -> str:
     the code.
     """
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
-    threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
-    precision = torch.get_float32_matmul_precision()  # "high" allows TF32
+    if device == "cpu":
+        settings = f"{torch.get_num_threads()} threads"
+    else:
+        settings = f"products {torch.get_float32_matmul_precision()}"  # "high" allows TF32
     versions = f"torch {torch.__version__}, triton {version('triton')}, code {fingerprint()}"
-    return f"{device} {name}{threads}, products {precision}, {versions}"
+    return f"{device} {name}, {settings}, {versions}"
 
 
 def fingerprint() -> str:

@@ -230,9 +230,7 @@ class _Case(NamedTuple):
     bias: np.ndarray
 
     @classmethod
-    def of(
-        cls, window: Window, sides: tuple[int, int], corner: tuple, transposed: bool
-    ) -> _Case:
+    def of(cls, window: Window, sides: tuple[int, int], corner: tuple, transposed: bool) -> _Case:
         """sides: lines of a group. corner: its first row and column; None far from the edges."""
         x, y = (
             _Lines.around(window, axis, sides[axis], corner[axis], transposed) for axis in (0, 1)
