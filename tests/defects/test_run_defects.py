@@ -140,7 +140,8 @@ def test_clipping_averaging_and_accumulation_take_effect():
 def test_nothing_deprecated_is_imported_or_called():
     """B26. Dependencies are imported first, so that all further warnings are the package's."""
     code = """
-import pkgutil, sys, warnings
+import os, pkgutil, sys, warnings
+os.environ["VIL_NATIVE"] = "0"  # there is no PATH to a compiler
 import timm, torch, torchvision, yacs.config
 import torch.utils.tensorboard, timm.data, timm.optim, timm.data.mixup, torchvision.transforms.v2
 warnings.simplefilter("error", DeprecationWarning)

@@ -83,7 +83,8 @@ def test_an_untuned_model_compiles_to_one_graph():
     model, images = small().eval(), torch.randn(2, 3, 48, 48)
     with torch.no_grad():
         plain = model(images)
-        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(images), plain)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(images), plain)  # with torch's linear layers
 
 
 @pytest.mark.long

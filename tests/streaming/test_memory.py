@@ -66,17 +66,17 @@ def check_case(seed: int, folder) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", FAST)
-def test_plans_and_peaks_agree(seed, tmp_path):
+def test_plans_and_peaks_agree(seed, tmp_path, without_native):  # `native` needs less
     check_case(seed, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", LONG)
-def test_plans_and_peaks_agree_for_more_models(seed, tmp_path):
+def test_plans_and_peaks_agree_for_more_models(seed, tmp_path, without_native):
     check_case(seed, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [seed for seed in range(32) if seed not in (*FAST, *LONG)])
-def test_plans_and_peaks_agree_for_all_models(seed, tmp_path):
+def test_plans_and_peaks_agree_for_all_models(seed, tmp_path, without_native):
     check_case(seed, tmp_path)
