@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import get_worker_info
 
+from vil.builders import device
 from vil.data.robust_dataset import RobustDataset
 from vil.engine import logger, loop
 from vil.utils import machine
@@ -129,6 +130,7 @@ def card():
     torch.cuda.is_available = lambda: True
     torch.cuda.is_bf16_supported = lambda including_emulation=True: False
     torch.cuda.get_device_name = lambda device=None: "an old card"
+    device._start_device = lambda place: None
 
 
 KINDS = {
