@@ -34,8 +34,10 @@ def traced(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path, without_native):
-    """In random shift, whose evaluation has all nine chunks. Native layers would not be traced."""
+def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path, monkeypatch):
+    """In random shift, whose evaluation has all nine chunks."""
+    # torch.compile computes linear layers itself, which differs in the last bits
+    monkeypatch.setattr("vil.ops.linear_case.by_rule", lambda case: "torch")
     keys = ("MODEL.VIT.MSVIT.MODE=1",)
     plain = weights(tmp_path / "plain", *keys)
     assert not traced

@@ -70,8 +70,8 @@ def test_a_backward_inside_autocast_keeps_its_precision():
 @pytest.mark.long
 @pytest.mark.parametrize("biased", [False, True])
 def test_scores_are_never_stored(biased):
-    """Peak memory is less than a third of that with stored scores."""
-    grid, inputs = (48, 48), make((48, 48))
+    """Peak memory is less than a quarter of that with stored scores."""
+    grid, inputs = (80, 80), make((80, 80))
     window, bias = Window(grid, 8), LocalBias(torch.randn(2, 31**2, requires_grad=True))
 
     def step(backend):
@@ -82,7 +82,7 @@ def test_scores_are_never_stored(biased):
         peak_tensor_bytes(lambda name=name: step(name), torch.device("cpu"))
         for name in ("blocked", "chunk_handgrad")
     )
-    assert few < many / 3
+    assert few < many / 4
 
 
 @pytest.mark.parametrize("backend", ["blocked", "flex", "native", "triton"])

@@ -242,6 +242,21 @@ def test_where_it_cannot_run_other_backends_do(environment, reason, tmp_path):
     assert reason in error
 
 
+@needs_compiler
+@pytest.mark.long
+def test_a_compiler_that_fails_is_one_line(tmp_path):
+    """And `vil info` names the backends that run instead."""
+    words = ["info", "--config-file", "digits/vil_nano.yaml", "DEVICE", "cpu"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "vil", *words], capture_output=True, text=True, check=True,
+        env={**os.environ, "VIL_CACHE": str(tmp_path), "CXX": "false"},
+    )  # fmt: skip
+    (line,) = ended.stderr.splitlines()
+    assert "false failed: status 1" in line
+    assert "native library: not used: the C++ compiler" in ended.stdout
+    assert "native in" not in ended.stdout
+
+
 @pytest.mark.long
 def test_a_wrong_value_of_the_variable_is_an_error(tmp_path):
     _, error = attend_elsewhere(tmp_path, "pass", VIL_NATIVE="maybe").communicate()

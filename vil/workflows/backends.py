@@ -87,6 +87,7 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     """Report which attention backend runs each local attention call of the config's model, and
     which other backends could run it, or why they cannot."""
     device = configure_device(cfg)
+    environment = _environment(device)  # first, because it loads the native library
     requests, linears = requests_of(cfg, device)
     tuning_cache.load(device.type)
     verdicts = [
@@ -95,7 +96,7 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     ]
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
     return BackendReport(
-        environment=_environment(device),
+        environment=environment,
         verdicts=verdicts,
         num_tuned=tuned,
         file=str(tuning_cache.path()),

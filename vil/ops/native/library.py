@@ -185,12 +185,15 @@ def _load() -> Library:
             except OSError as error:  # built for a newer C library, for example
                 log.info("the package's native library cannot be loaded: %s", error)
         try:
-            return Library(_open_compiled(name), name, "the cache")
+            functions = _open_compiled(name)
         except (build.CompilerError, OSError) as error:  # an old compiler may not know AMX
-            problems.append(f"{name}: {error}")
-            log.info("the native library for %s", problems[-1])
-    log.warning("the native library is not used, so attention is slower: %s", problems[-1])
-    return Library(problem=problems[-1])
+            problems.append(str(error))
+            continue
+        if problems:
+            log.info("the native library is for %s only: %s", name, problems[0])
+        return Library(functions, name, "the cache")
+    log.warning("the native library is not used, so attention is slower: %s", problems[0])
+    return Library(problem=problems[0])
 
 
 def _open(file: Path) -> ctypes.CDLL:
