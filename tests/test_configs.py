@@ -10,10 +10,10 @@ import torch
 
 import vil
 from tests.common.marks import cases
-from vil.builders.optim import build_optimizer, build_schedule, report_lr
 from vil.config import diff, get_config
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS
+from vil.optim.build import build_optimizer, build_schedule, report_lr
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))

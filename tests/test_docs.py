@@ -22,13 +22,13 @@ from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
 from tests.common.marks import cases
 from tests.common.small_tasks import SMALL_TASKS
-from vil.builders.model import prepare_for_evaluation
 from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.engine.logger import SLOW_DATA
 from vil.tasks.image_task import MAX_EVAL_BATCH, build_train_transform
+from vil.workflows.prepare import prepare_for_evaluation
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from vil.builders.optim import build_schedule, report_lr, scaled_lr
 from vil.config import get_config
+from vil.optim.build import build_schedule, report_lr, scaled_lr
 from vil.optim.learning_rates import LR_RANGES, default_scaling
 
 pytestmark = pytest.mark.smoke

@@ -37,6 +37,11 @@ class DistInfo:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
+    @property
+    def local_ranks(self) -> int:
+        """The number of processes of this run on this machine."""
+        return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if self.world > 1 else 1
+
 
 def read_environment(environment: Mapping[str, str]) -> DistInfo:
     """Read the ranks from torchrun's environment variables; without these, there is one process.
@@ -93,11 +98,6 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
         gpu = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
         torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world, device_id=gpu)
     return dist
-
-
-def local_ranks(dist: DistInfo) -> int:
-    """Return the number of processes of this run on this machine."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if dist.world > 1 else 1
 
 
 def current() -> DistInfo:

@@ -55,8 +55,6 @@ class RunLogger:
         steps_per_epoch: int,
         batch_size: int,
         evaluates: bool = False,
-        thread_hint: Callable[[], str] | None = None,
-        data_hint: Callable[[], str] | None = None,
     ) -> None:
         """Start to log metrics of the steps after `step`, to files and a progress bar.
 
@@ -66,16 +64,13 @@ class RunLogger:
         batch_size: images per step over all ranks.
         evaluates: whether the run begins with an evaluation at `step`. If so, records of an earlier
         evaluation at `step` are removed too.
-        thread_hint: called after the first line of metrics. Returns advice to log, or "".
-        data_hint: called once, when steps spend more than the fraction SLOW_DATA of their time
-        waiting for data. Returns advice to log.
         """
         if not self.enabled:
             return
         from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
 
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
-        self.thread_hint, self.data_hint = thread_hint, data_hint
+        self.data_hint_given = False
         self.first_step_time = 0.0
         self.slow_steps = SlowSteps()
         self.remaining = RemainingTime(step, end, time.monotonic())
@@ -141,26 +136,24 @@ class RunLogger:
         left = self.remaining.update(step, times["time"], time.monotonic())
         self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
-        self._hint(times["data"] / times["time"])
+        self._hint_at_data(times["data"] / times["time"])
 
     def watch_speed(self, seconds: float) -> None:
         """Log a hint if steps have become slow. seconds: of a step, without waiting for data."""
         if self.enabled and (text := self.slow_steps.add(seconds)):
             self.say(f"hint: {text}")
 
-    def _hint(self, waiting: float) -> None:
-        """Log the advice of `thread_hint` and `data_hint` (see `begin`), each at most once.
-
-        waiting: fraction of a step's time that is spent waiting for data.
-        """
-        if self.thread_hint and (text := self.thread_hint()):
-            self.say(f"hint: {text}")
-        self.thread_hint = None
+    def _hint_at_data(self, waiting: float) -> None:
+        """Log once how to load data faster, if steps wait for data. waiting: fraction of the time
+        of a step that is spent waiting."""
         # the first line includes the start of the loader workers
-        if self.data_hint and self.remaining.lines > 1 and waiting > SLOW_DATA:
-            text = self.data_hint()
-            self.say(f"hint: steps wait for data {100 * waiting:.0f} % of their time: {text}")
-            self.data_hint = None
+        if self.data_hint_given or self.remaining.lines < 2 or waiting < SLOW_DATA:
+            return
+        self.data_hint_given = True
+        self.say(
+            f"hint: steps wait for data {100 * waiting:.0f} % of their time: raise "
+            "DATALOADER.WORKERS if processor cores are idle, or store smaller images"
+        )
 
     def first_progress(self, step: int) -> None:
         """Log the remaining time after FIRST_SECONDS, unless metrics have been logged by then.

@@ -110,8 +110,6 @@ def train(
     min_delta: float = 0.0,
     max_bad_steps: int = 10,
     log_freq: int = 10,
-    thread_hint: Callable[[], str] | None = None,
-    data_hint: Callable[[], str] | None = None,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,
 ) -> TrainState:
@@ -131,7 +129,6 @@ def train(
     max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
     not finite. Without float16, larger values than half an epoch are reduced to half an epoch.
     log_freq: steps between two lines of the log.
-    thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: step at which the run ends, if that is before its last epoch.
     draw: called on rank 0 with the run's folder after each evaluation.
 
@@ -152,8 +149,6 @@ def train(
         evaluates=policy.evaluates(state, end),
         steps_per_epoch=per_epoch,
         batch_size=state.batch_size,
-        thread_hint=thread_hint,
-        data_hint=data_hint,
     )
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0

@@ -12,21 +12,16 @@ from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.builders.advice import count_idle_cores, data_advice, thread_advice
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.cost import num_params
-from vil.builders.data import check_extras
-from vil.builders.device import configure_device, process_group
-from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
+from vil.data.build import check_extras
 from vil.data.classes import check_class_names
 from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
 from vil.engine import distributed
+from vil.engine.build import configure_device, process_group
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, checkpoints, resolve_link
 from vil.engine.checkpoint.save_load import resume as resume_state
@@ -35,15 +30,17 @@ from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
+from vil.optim.build import build_optimization, check_optimizer
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
+from vil.tasks.cost import num_params
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
-from vil.utils.machine import read_cpu_time
 from vil.utils.metric_format import format_pair
+from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.configure import (
     Options,
     Overrides,
@@ -55,6 +52,7 @@ from vil.workflows.configure import (
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.inference import open_test_sets
 from vil.workflows.log_forwarding import forward_logs
+from vil.workflows.prepare import find_weights, prepare_for_training
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
@@ -182,7 +180,6 @@ def run_training(
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(preserve_global_state())
-        cpu_time = read_cpu_time()
         device = configure_device(cfg)
         dist = enter(process_group(cfg, device))
         hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
@@ -246,8 +243,6 @@ def run_training(
                 run=run,
                 guard=guard,
                 set_progress=set_progress,
-                thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
-                data_hint=lambda: data_advice(cfg, device, dist, count_idle_cores(dist, cpu_time)),
                 max_steps=max_steps,
                 draw=draw,
                 **loop_settings(cfg),

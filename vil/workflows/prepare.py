@@ -1,149 +1,34 @@
-"""Build the network that a config describes, find its weights, and move, shard and compile it."""
+"""Find the weights of a model, and move, shard and compile it as the config says."""
 
 import logging
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import attention_network, backend_requests
-from vil.builders.device import amp_dtype, memory_format
-from vil.builders.limits import check_model_size
-from vil.builders.optim import optimizer_name
-from vil.config import LEGACY_ATTN_BACKENDS
-from vil.config.access import own_settings, warn_unused
-from vil.config.defaults import leaves
-from vil.config.rules import names_in
+from vil.engine.build import amp_dtype, memory_format
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.fsdp import shard
-from vil.integrations.external_models import build_external
-from vil.layers.attention import ATTENTIONS
-from vil.models.arch import parse_arch
-from vil.models.registry import ARCHS
 from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import OPTIMIZERS
+from vil.optim.build import optimizer_name
 from vil.optim.ema import Ema
 from vil.pretrained import state_dict_io
 from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
+from vil.workflows.attention_backend import attention_network, backend_requests
 
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 log = logging.getLogger(__name__)
-
-
-@as_config_error
-def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
-    """Build the network that the config describes, with a linear head of `num_outputs` outputs.
-
-    The weights are random. A timm or torchvision model gets its published weights if both
-    `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if the config is invalid.
-    """
-    torch.manual_seed(cfg.SEED)
-    common = dict(
-        num_classes=num_outputs,
-        img_size=cfg.INPUT.IMAGE_SIZE,
-        in_chans=cfg.INPUT.CHANNELS,
-        drop_rate=cfg.MODEL.VIT.DROP,
-        drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
-        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
-    )
-    if cfg.MODEL.ARCH == "msvit":
-        return _build_msvit(cfg, common)
-    return _build_external(cfg, common, load_pretrained)
-
-
-def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool) -> nn.Module:
-    arch = cfg.MODEL.ARCH
-    taken = ("DROP", "DROP_PATH") if arch.startswith("timm/") else ()
-    unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
-    warn_unused(cfg, f"{arch} is an external model", unused)
-    if arch in ARCHS:
-        folder = "digits" if arch == "vil_nano" else "imagenet"
-        raise ConfigError(
-            f"MODEL.ARCH {arch} is not an architecture but a packaged config: use "
-            f"--config-file {folder}/{arch}.yaml"
-        )
-    if cfg.FINETUNE.FREEZE_STAGES:
-        raise ConfigError(
-            f"MODEL.ARCH {arch} has no stages to freeze (only msvit has stages): set "
-            "FINETUNE.FREEZE_STAGES to 0"
-        )
-    return build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
-
-
-def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
-    if cfg.MODEL.PRETRAINED:
-        raise ConfigError(
-            "MODEL.PRETRAINED is only for timm and torchvision models: for MODEL.ARCH msvit, set "
-            "MODEL.MODEL_PATH to a weight file"
-        )
-    vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
-    attention, backend = _attention_names(msvit)
-    stages = parse_arch(msvit.ARCH, attention)
-    check_model_size(stages, common["num_classes"])
-    present = {name for stage in stages for name in stage.attention}
-    for names, keys in _keys_by_attention().items():
-        if present.isdisjoint(names):
-            warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
-    arguments = {n: own_settings(cfg, e) for n, e in ATTENTIONS.items() if e.keys and n in present}
-    for settings in arguments.values():
-        if "backend" in settings:
-            settings["backend"] = backend  # a legacy ATTN_TYPE may pin it
-    model = MsViT(
-        stages,
-        norm_embed=vit.NORM_EMBED,
-        norm_eps=msvit.LN_EPS,
-        avg_pool=vit.AVG_POOL,
-        pos_resize=vit.POS_RESIZE,
-        reversible=vit.REVERSIBLE,
-        attention_args=arguments,
-        **common,
-    )
-    model.freeze_stages(cfg.FINETUNE.FREEZE_STAGES)
-    return model
-
-
-def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
-    """Group config keys by the attention types that read them. Returns {names of attention types:
-    keys that exactly these types read}."""
-    readers: dict[str, list[str]] = {}
-    for name, entry in ATTENTIONS.items():
-        for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
-            readers.setdefault(key, []).append(name)
-    keys: dict[tuple[str, ...], list[str]] = {}
-    for key, names in readers.items():
-        keys.setdefault(tuple(names), []).append(key)
-    return keys
-
-
-def _attention_names(msvit: CfgNode) -> tuple[str, str]:
-    """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
-
-    In ATTN_TYPE, legacy names of the 2021 code are replaced by current ones. A legacy name also
-    selects the backend, instead of BACKEND. Raises ConfigError if legacy names select different
-    backends.
-    """
-    legacy = LEGACY_ATTN_BACKENDS
-    pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
-    if len(pinned) > 1:
-        raise ConfigError(
-            f"legacy names in ATTN_TYPE {msvit.ATTN_TYPE} select several backends "
-            f"({', '.join(sorted(pinned))}): replace these names by longformer, and select one "
-            "backend with BACKEND"
-        )
-    longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
-    current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
-    attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), msvit.ATTN_TYPE)
-    return attention, next(iter(pinned), msvit.BACKEND)
 
 
 @as_config_error

@@ -11,12 +11,11 @@ from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
 from vil.config.defaults import KEYS
-from vil.integrations.external_models import find_no_decay_params, number_layers
-from vil.models.vision_longformer import MsViT
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.learning_rates import default_scaling, explain_unusual_lr, lr_factor
 from vil.optim.optimizers import check_usable
+from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         model.named_parameters(),
         optim.WD,
         optim.WD0,
-        model.no_weight_decay() if isinstance(model, MsViT) else find_no_decay_params(model),
+        find_no_decay_params(model),
         **(_layer_arguments(model) if optim.LAYER_DECAY < 1 else {}),
         layer_decay=optim.LAYER_DECAY,
     )
