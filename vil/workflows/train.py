@@ -30,14 +30,21 @@ from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
-from vil.optim.build import build_optimization, check_optimizer
+from vil.optim.build import build_optimization, optimizer_name
+from vil.optim.optimizers import check_usable
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.cost import num_params
 from vil.utils.console import echo_error
-from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
+from vil.utils.errors import (
+    CheckpointError,
+    ConfigError,
+    RunInUseError,
+    StoppedError,
+    as_config_error,
+)
 from vil.utils.global_state import preserve_global_state
 from vil.utils.metric_format import format_pair
 from vil.workflows.attention_backend import select_attention_backends
@@ -168,7 +175,7 @@ def run_training(
     for no limit. synthetic: datasets to use instead of the config's, as {"train": dataset, "val":
     dataset}.
     """
-    check_optimizer(cfg)
+    as_config_error(check_usable)(optimizer_name(cfg))
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
     cfg = with_num_classes(cfg)
