@@ -73,6 +73,7 @@ class TrainedModel(NamedTuple):
     ema: Ema | None
 
 
+@as_config_error
 def prepare_for_training(
     cfg: CfgNode, model: nn.Module, dist: DistInfo, device: torch.device
 ) -> TrainedModel:
@@ -86,15 +87,20 @@ def prepare_for_training(
     models = [model, *([ema.model] if ema else [])]
     if cfg.MODEL.COMPILE and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
         log.warning("MODEL.COMPILE compiles reversible blocks for evaluation, but not for training")
-    _apply_fsdp(cfg, models, dist, device)
-    _compile(cfg, models, device)
+    if cfg.DISTRIBUTED.STRATEGY == "fsdp" and dist.world > 1:
+        _check_sharding(optimizer_name(cfg), amp_dtype(cfg))
+        for each in models:
+            _shard(each, dist, device, amp_dtype(cfg))
+    if cfg.MODEL.COMPILE:
+        _compile(models, cfg.MODEL.COMPILE_MODE, device)
     return TrainedModel(model, ema)
 
 
 def prepare_for_evaluation(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
     """Move the model to the device, and compile it if MODEL.COMPILE is set."""
     model = move_to_device(cfg, model, device, training=False)
-    _compile(cfg, [model], device)
+    if cfg.MODEL.COMPILE:
+        _compile([model], cfg.MODEL.COMPILE_MODE, device)
     return model
 
 
@@ -112,10 +118,8 @@ def move_to_device(
     return model.to(device, memory_format=memory_format(cfg))
 
 
-def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> None:
-    """Set each model up to be compiled on its first call, if MODEL.COMPILE is set."""
-    if not cfg.MODEL.COMPILE:
-        return
+def _compile(models: list[nn.Module], mode: str, device: torch.device) -> None:
+    """Set each model up to be compiled on its first call. mode: of `torch.compile`."""
     if not has_compiler(device.type):
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(
@@ -123,27 +127,27 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
             "False"
         )
     for model in models:
-        model.compile(mode=cfg.MODEL.COMPILE_MODE)
+        model.compile(mode=mode)
 
 
-@as_config_error
-def _apply_fsdp(
-    cfg: CfgNode, models: list[nn.Module], dist: DistInfo, device: torch.device
-) -> None:
-    """Shard each model in place if DISTRIBUTED.STRATEGY is fsdp and there are several processes."""
-    if cfg.DISTRIBUTED.STRATEGY != "fsdp" or dist.world == 1:
-        return
-    if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":
+def _check_sharding(optimizer: str, amp_dtype: torch.dtype | None) -> None:
+    """Raise ConfigError if sharded weights cannot be trained. optimizer: its name."""
+    if amp_dtype == torch.float16:
         raise ConfigError("DISTRIBUTED.STRATEGY fsdp cannot train in float16: use bfloat16")
-    if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
+    if not OPTIMIZERS.entry(optimizer).facts.get("can_shard"):
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
         raise ConfigError(
-            f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer_name(cfg)}: set "
+            f"DISTRIBUTED.STRATEGY fsdp does not support the optimizer {optimizer}: set "
             f"DISTRIBUTED.STRATEGY to 'ddp', or use another optimizer ({known}, or an elementwise "
             "optimizer of timm, such as timm/lion)"
         )
-    for model in models:
-        network = attention_network(model)
-        stages = network.stages if isinstance(network, MsViT) else ()
-        units = ([stage] if stage.reversible else stage.blocks for stage in stages)
-        shard(model, chain.from_iterable(units), dist, device, amp_dtype(cfg))
+
+
+def _shard(
+    model: nn.Module, dist: DistInfo, device: torch.device, amp_dtype: torch.dtype | None
+) -> None:
+    """Shard a model in place, block by block if it is an MsViT. amp_dtype: see `shard`."""
+    network = attention_network(model)
+    stages = network.stages if isinstance(network, MsViT) else ()
+    units = ([stage] if stage.reversible else stage.blocks for stage in stages)
+    shard(model, chain.from_iterable(units), dist, device, amp_dtype)
