@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 
@@ -26,6 +27,10 @@ from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
 from vil.utils.machine import now
 from vil.utils.metric_format import format_pairs
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from torch.utils.tensorboard import SummaryWriter
 
 REDRAW_SECONDS = 0.2
 FIRST_SECONDS = 10.0  # until `first_progress` logs a line
@@ -41,7 +46,9 @@ class RunLogger:
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
-        self.bar = self.metrics = self.tensorboard = None
+        self.bar: Progress | None = None
+        self.metrics: TextIO | None = None
+        self.tensorboard: SummaryWriter | None = None
         self.drawn_time, self.last_error = 0.0, ""
         self.said: set[str] = set()  # by `say_once`
         self.last_evaluation: dict[str, dict] = {}
@@ -98,7 +105,7 @@ class RunLogger:
 
     def say(self, text: str) -> None:
         """Write a line to the terminal and to log.txt."""
-        if not self.enabled:
+        if self.text is None:
             return
         line = f"{now()} {text}"
         with self.ignore_os_errors():
@@ -219,7 +226,7 @@ class RunLogger:
 
         split: name of the group of metrics, such as "train" or "val/<test set>".
         """
-        if not self.enabled:
+        if self.metrics is None or self.tensorboard is None:
             return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
         numbers = {k: v if math.isfinite(v) else None for k, v in metrics.items()}

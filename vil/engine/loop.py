@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
@@ -303,7 +304,7 @@ def backward(
     accumulated gradients equal those of the unsplit batch, except for batch norms and dropout.
     """
     means: dict[str, Tensor] = {}
-    normalizers = []
+    normalizers: list[Tensor] = []
     for number, part in enumerate(task.split(batch, num_parts), start=1):
         with sync_gradients(model, number == num_parts):
             with autocast(device, task.amp_dtype):
@@ -314,7 +315,9 @@ def backward(
         for name, metric in {"loss": value, **metrics}.items():
             means[name] = means.get(name, 0) + metric.detach() / num_parts
     if normalizers:
-        means["loss"] = means["loss"] * rescale_gradients(model, sum(normalizers), num_parts)
+        means["loss"] = means["loss"] * rescale_gradients(
+            model, sum(normalizers[1:], normalizers[0]), num_parts
+        )
     return means
 
 
@@ -343,4 +346,6 @@ def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
     """
     if is_sharded(model):
         model.set_requires_gradient_sync(sync)
-    return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()
+    return (
+        nullcontext() if sync or not isinstance(model, DistributedDataParallel) else model.no_sync()
+    )

@@ -41,7 +41,7 @@ OTHER_PACKAGES = {
 @functools.cache
 def timm_entries() -> dict[str, Entry]:
     """Return {"timm/<name>": entry} for all optimizers of the installed version of timm."""
-    return {PREFIX + name: make_entry(name) for name in list_optimizers()}
+    return {PREFIX + name: make_entry(name) for name in map(str, list_optimizers())}
 
 
 def make_entry(name: str) -> Entry:
@@ -120,7 +120,7 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Kron. Its random numbers are seeded by the step, so they are equal on all ranks."""
-    kron = create_optimizer_v2(groups, deterministic=True, **arguments)
+    kron: Any = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 
     @functools.wraps(update)
