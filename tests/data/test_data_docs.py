@@ -33,10 +33,10 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
         assert len(written.classes) == 10
 
 
-def test_the_table_has_every_dataset_and_its_own_arguments():
-    table = PAGE.split("## ")[0]
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", table, flags=re.MULTILINE))
-    rows = {name: row.replace("\\|", "|") for name, row in rows.items()}
-    assert rows.keys() == DATASETS.keys() | {"<path>.yaml", "<path>.csv", "<path>.tar"}
+def test_the_tables_have_every_dataset_and_its_own_arguments():
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.split("## ")[0], flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    set_by_keys = {"channels", "target_type"}
     for name, entry in DATASETS.items():
-        assert rows[name] == describe_arguments(entry.load()), name
+        arguments = re.findall(r"`(\w+)`", describe_arguments(entry.load()))
+        assert {name, *arguments} - set_by_keys <= named, name
