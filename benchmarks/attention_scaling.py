@@ -6,29 +6,32 @@
 All grids have about the same number of tokens in total, because larger grids have smaller batches.
 A pair is a query and a key that it attends to. Grids and backends are timed in interleaved rounds,
 and the results are medians. chunk_handgrad uses the algorithm of the 2021 code. sdpa is torch's
-full attention, so its pairs are all pairs. flex has no backward pass on CPUs. sdpa and flex do not
-run on large grids. The script also plots the times per token.
+full attention, so its pairs are all pairs, and it does not run on large grids. The script also
+plots the times per token.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from shared import CPU, RESULTS, add_json, make_parser, write_json
 
-from vil.bench.baselines import BESIDE, count_pairs, make_candidate, reasons_against
 from vil.ops import BACKENDS, Case, Window
 from vil.ops.testing import make_inputs
-from vil.utils.interleaved_timer import Candidate, Limits, time_interleaved
+from vil.utils.interleaved_timer import Limits, time_interleaved
 from vil.utils.machine import free_bytes, machine
+from vil.workflows.benchmark_attention import (
+    BASELINES,
+    count_pairs,
+    make_candidate,
+    reasons_against,
+)
 
 SIDES = (14, 28, 56, 112, 224, 512)
 WINDOW, HEADS, CHANNELS = 7, 2, 32
-NAMES = ("native", "blocked", "chunk_handgrad", "flex", "sdpa")
-LARGEST = {"sdpa": 56, "flex": 112}  # {backend: side of the largest grid on which it runs}
-FORWARD_ONLY = ("flex",)
+NAMES = ("native", "blocked", "chunk_handgrad", "sdpa")
+LARGEST = {"sdpa": 56}  # {backend: side of the largest grid on which it runs}
 SLOW = Limits(slow=3.0, too_slow=1000.0)
 
 
@@ -39,13 +42,9 @@ def make_candidates(side: int, tokens: int, dtype: torch.dtype, names: list[str]
     case = Case(Window((side, side), WINDOW), batch, HEADS, CHANNELS, 1, dtype)
     inputs, found = make_inputs(case), {}
     for name in names:
-        grad = name not in FORWARD_ONLY
-        wanted = replace(case, needs_grad=grad)
-        if side > LARGEST.get(name, side) or reasons_against(name, wanted, free_bytes(CPU) / 2):
+        if side > LARGEST.get(name, side) or reasons_against(name, case, free_bytes(CPU) / 2):
             continue
-        candidate = make_candidate(name, wanted, inputs)
-        if not grad:
-            candidate = Candidate(candidate.forward)
+        candidate = make_candidate(name, case, inputs)
         pairs = count_pairs(case.window, 1) if name in BACKENDS else side**2 * (side**2 + 1)
         found[name] = candidate, batch * HEADS * pairs, batch * side**2
     return found
@@ -69,9 +68,8 @@ def measure(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
         row = dict(backend=name, side=side, dtype=str(dtype).removeprefix("torch."))
         row["forward_ns_per_pair"] = 1e6 * each.forward_ms / pairs
         row["forward_us_per_token"] = 1e3 * each.forward_ms / count
-        if name not in FORWARD_ONLY:
-            row["both_ns_per_pair"] = 1e6 * each.total_ms / pairs
-            row["both_us_per_token"] = 1e3 * each.total_ms / count
+        row["both_ns_per_pair"] = 1e6 * each.total_ms / pairs
+        row["both_us_per_token"] = 1e3 * each.total_ms / count
         rows.append(row)
     for key, reason in failed.items():
         print(f"{key}: {reason}")
@@ -99,10 +97,9 @@ def plot(rows: list[dict], file: Path) -> None:
             points = [
                 (row["side"], row["both_us_per_token"])
                 for row in rows
-                if (row["backend"], row["dtype"]) == (name, dtype) and "both_us_per_token" in row
+                if (row["backend"], row["dtype"]) == (name, dtype)
             ]
-            if points:
-                axes.loglog(*zip(*points), "o-", label=name, base=2)
+            axes.loglog(*zip(*points), "o-", label=name, base=2)
         axes.set(title=dtype, xlabel="tokens per side", ylabel="microseconds per token")
         sides = sorted({row["side"] for row in rows})
         axes.set_xticks(sides, labels=map(str, sides))
@@ -117,7 +114,11 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument(
-        "--backends", nargs="+", default=list(NAMES), choices=[*BACKENDS, *BESIDE], metavar="NAME"
+        "--backends",
+        nargs="+",
+        default=list(NAMES),
+        choices=[*BACKENDS, *BASELINES],
+        metavar="NAME",
     )
     parser.add_argument("--rounds", type=int, default=9)
     add_json(parser, RESULTS / "attention-scaling-cpu.json")

