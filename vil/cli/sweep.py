@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.output_dir or Path("sweeps", Path(name).stem))
     options = options_of(args)
     words = [*options.words, *([] if args.seed is None else [f"SEED={args.seed}"])]
-    own = dict(file=args.grid, data=args.data, imports=options.imports)
-    runs = sweep.plan_sweep(sweep.make_grid(args.config_file, words, **own), folder)
+    own = dict(output_dir=folder, file=args.grid, data=args.data, imports=options.imports)
+    runs = sweep.plan_sweep(args.config_file, words, **own)
     if args.table and not (folder / "sweep.json").is_file():
         raise ConfigError(f"--table: {folder} has no sweep yet; to start one, leave out this flag")
     sizes = sweep.check_models(runs)

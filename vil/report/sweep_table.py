@@ -142,9 +142,9 @@ def to_csv(rows: Sequence[RunRow | GroupRow], metric: str) -> str:
     metric, for the titles of its columns."""
     titles = {"metric": metric, "spread": f"{metric}_std", "best": f"best_{metric}"}
     titles |= {"test": f"test_{metric}", "test_spread": f"test_{metric}_std"}
-    lines = []
+    omitted, lines = ("settings", "code", "values", "tests"), []
     for row in rows:
-        cells = {k: v for k, v in row._asdict().items() if k not in ("settings", "values", "tests")}
+        cells = {k: v for k, v in row._asdict().items() if k not in omitted}
         lines.append({titles.get(k, k): v for k, v in cells.items()} | row.settings)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, lines[0], lineterminator="\n")

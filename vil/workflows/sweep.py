@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,15 +97,11 @@ class SweepRun:
 
     @property
     def folder(self) -> Path:
-        return self.sweep / "runs" / self.name
+        return self.path("runs")
 
-    @property
-    def config_file(self) -> Path:
-        return self.sweep / "configs" / f"{self.name}.yaml"
-
-    @property
-    def output_file(self) -> Path:
-        return self.sweep / "output" / f"{self.name}.txt"
+    def path(self, part: str, suffix: str = "") -> Path:
+        """Return a path in a part of the sweep's folder, such as configs/<run>.yaml."""
+        return self.sweep / part / f"{self.name}{suffix}"
 
 
 def sweep(
@@ -140,130 +136,64 @@ def sweep(
     and SIGUSR1, StoppedError is raised. If the config of any run is invalid, ConfigError is raised
     before the first run starts.
     """
-    values = dict(axes=grid, variants=variants, data=data, imports=imports)
-    runs = plan_sweep(make_grid(config, overrides, file=file, **values), output_dir)
+    runs = plan_sweep(
+        config, overrides, output_dir=output_dir, grid=grid, variants=variants, file=file,
+        data=data, imports=imports,
+    )  # fmt: skip
     return run_sweep(runs, check_models(runs), jobs=jobs, num_processes=num_processes, say=say)
-
-
-# The grid
-
-
-@dataclass
-class Grid:
-    """Settings of a sweep, which trains each variant with each combination of axis values.
-
-    config: the base config; None for the defaults. fixed: settings of all runs. axes: {config key
-    to vary: a setting for each value}. variants: named sets of settings. imports: Python files to
-    run first, which may register components.
-    """
-
-    config: CfgNode | str | Path | None = None
-    fixed: dict[str, Setting] = field(default_factory=dict)
-    axes: dict[str, list[Setting]] = field(default_factory=dict)
-    variants: dict[str, list[Setting]] = field(default_factory=dict)
-    imports: Sequence[str] = ()
-
-    def fix(self, key: str, value: Any, where: str) -> None:
-        """Set a key of all runs, in place of an axis of the same key."""
-        self.axes.pop(key, None)
-        self.fixed[key] = Setting(key, value, where)
-
-    def vary(self, key: str, values: Any, where: str) -> None:
-        """Add an axis, in place of a fixed setting of the same key."""
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{where}: {key}: expected a list of values, got {values!r:.80}")
-        self.fixed.pop(key, None)
-        self.axes[key] = [Setting(key, value, where) for value in values]
-
-
-def make_grid(
-    config: CfgNode | str | Path | None = None,
-    overrides: Overrides | None = None,
-    *,
-    file: str | Path | None = None,
-    axes: Mapping[str, Sequence[Any]] | None = None,
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
-    data: str | Path | None = None,
-    imports: Sequence[str] = (),
-) -> Grid:
-    """Make the grid of a sweep from a grid file, and from the other arguments of `sweep`, which
-    replace the file's settings. In `overrides`, a list of values makes its key an axis. Raises
-    ConfigError for invalid settings."""
-    grid = read_grid(file) if file else Grid()
-    grid.config, grid.imports = grid.config if config is None else config, imports
-    with forward_logs(False):  # `expand` repeats the warnings
-        make_config(grid.config, imports=imports)  # runs the imports, so that their keys are known
-    for setting in yaml_source.from_options(as_options(overrides)):
-        (grid.vary if is_axis(setting) else grid.fix)(*setting)
-    lists = {key: list(values) for key, values in (axes or {}).items()}
-    for setting in yaml_source.from_mapping(lists, "grid"):
-        grid.vary(*setting)
-    if data is not None:
-        grid.fix("DATA.PATH", str(data), "--data")
-    for name, settings in (variants or {}).items():
-        grid.variants[name] = list(yaml_source.from_mapping(settings, "variant"))
-    if "OUTPUT_DIR" in {**grid.fixed, **grid.axes}:
-        raise ConfigError("OUTPUT_DIR is not allowed, because --output sets the folder of all runs")
-    return grid
-
-
-def read_grid(file: str | Path) -> Grid:
-    """Read a grid file. docs/guides/sweep.md describes its keys `base`, `fixed`, `grid` and
-    `variants`. Raises ConfigError if it, or a config file that it names, is missing or invalid."""
-    path, grid = yaml_source.find(file), Grid()
-    text, is_variant = yaml_source.read_text(path), re.compile(r"variants\.[^.]+").fullmatch
-    for full_key, value, where in yaml_source.read_yaml(text, yaml_source.shown(path), is_variant):
-        part, _, key = full_key.partition(".")
-        name, _, variant_key = key.partition(".")
-        if full_key == "base" or variant_key == "_BASE_":
-            roots = yaml_source.base_roots(path)
-            value = str(yaml_source.find_base(str(value), path, where, roots))
-        if full_key == "base":
-            grid.config = value
-        elif part in ("fixed", "grid") and key:
-            (grid.vary if part == "grid" else grid.fix)(key, value, where)
-        elif part == "variants" and variant_key:
-            grid.variants.setdefault(name, []).append(Setting(variant_key, value, where))
-        elif part == "variants" and key and value in ("", EMPTY):
-            grid.variants[name] = []
-        elif value != "" or part not in ("fixed", "grid", "variants"):
-            raise ConfigError(
-                f"{where}: {full_key}: expected `base: FILE`, or config keys with their values in "
-                "`fixed`, `grid` or a variant in `variants`"
-            )
-    return grid
-
-
-def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has a list of values to sweep over, rather than a single value. If
-    one value of the key is itself a list, the list to sweep over must contain a list."""
-    if not isinstance(setting.value, list):
-        return False
-    section, _, name = setting.key.rpartition(".")
-    if section == "DATA.KWARGS":
-        is_list_key = takes_list(name)
-    else:
-        is_list_key = setting.key in KEYS and isinstance(KEYS[setting.key].default, list | tuple)
-    return not is_list_key or any(isinstance(item, list) for item in setting.value)
 
 
 # The runs
 
 
-def plan_sweep(grid: Grid, folder: str | Path) -> list[SweepRun]:
-    """List the runs of a sweep: those that its folder records, then those of a grid. A grid without
-    axes and variants stands for the runs of the folder. No files are written.
+def plan_sweep(
+    config: CfgNode | str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    output_dir: str | Path,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+    file: str | Path | None = None,
+    data: str | Path | None = None,
+    imports: Sequence[str] = (),
+) -> list[SweepRun]:
+    """List the runs of a sweep: those that its folder records, then those of the grid. If no grid
+    is given, the other arguments apply to the recorded runs. No files are written.
 
-    Raises ConfigError if the config of a run is invalid, or contradicts the recorded runs.
+    The arguments are those of `sweep`, and replace the settings of the grid file. In `overrides`, a
+    list of values makes its key an axis of the grid. Raises ConfigError if the config of a run is
+    invalid, or contradicts a recorded run.
     """
-    folder = Path(folder)
+    folder, fixed, axes = Path(output_dir), {}, {}
+    base, entries, named = read_grid(file) if file else (None, [], {})
+    config = base if config is None else config
+    with forward_logs(False):  # `expand` repeats the warnings
+        make_config(config, imports=imports)  # runs the imports, so that their keys are known
+    words = yaml_source.from_options(as_options(overrides))
+    entries += [("grid" if is_axis(word) else "fixed", word) for word in words]
+    lists = {key: list(values) for key, values in (grid or {}).items()}
+    entries += [("grid", setting) for setting in yaml_source.from_mapping(lists, "grid")]
+    if data is not None:
+        entries.append(("fixed", Setting("DATA.PATH", str(data), "--data")))
+    for name, settings in (variants or {}).items():
+        named[name] = list(yaml_source.from_mapping(settings, "variant"))
+    for part, (key, value, where) in entries:
+        if key == "OUTPUT_DIR":
+            raise ConfigError(f"{where}: {key} is not allowed, because --output sets the folders")
+        if part == "grid" and not (isinstance(value, list) and value):
+            raise ConfigError(f"{where}: {key}: expected a list of values, got {value!r:.80}")
+        fixed.pop(key, None)
+        axes.pop(key, None)
+        if part == "grid":
+            axes[key] = [Setting(key, each, where) for each in value]
+        else:
+            fixed[key] = Setting(key, value, where)
     with log_warnings_once():
         known = read_plan(folder)
-        if grid.axes or grid.variants:
-            planned = expand(grid, folder)
-        elif known and grid.config is None:
-            words = list(grid.fixed.values())
-            planned = [replace(run, cfg=override(run.cfg, words)) for run in known]
+        if axes or named:
+            planned = expand(folder, config, fixed, axes, named, imports)
+        elif known and config is None:
+            planned = [replace(run, cfg=override(run.cfg, list(fixed.values()))) for run in known]
         else:
             raise ConfigError(
                 f"{folder} has {len(known) or 'no'} runs yet, and there is nothing to sweep over: "
@@ -281,27 +211,77 @@ def plan_sweep(grid: Grid, folder: str | Path) -> list[SweepRun]:
     return list({run.name: run for run in (*known, *planned)}.values())
 
 
-def expand(grid: Grid, folder: Path) -> list[SweepRun]:
-    """Return the run of each cell of a grid. The last axis varies fastest. Raises ConfigError if a
-    config is invalid, or if two runs have the same name."""
+def read_grid(
+    file: str | Path,
+) -> tuple[str | None, list[tuple[str, Setting]], dict[str, list[Setting]]]:
+    """Read a grid file, which docs/guides/sweep.md describes. Returns the base config, the settings
+    with their parts of the file ("fixed" or "grid"), and {name of a variant: its settings}. Raises
+    ConfigError if the file, or a config file that it names, is missing or invalid."""
+    path, base, entries, variants = yaml_source.find(file), None, [], {}
+    text, is_variant = yaml_source.read_text(path), re.compile(r"variants\.[^.]+").fullmatch
+    for full_key, value, where in yaml_source.read_yaml(text, yaml_source.shown(path), is_variant):
+        part, _, key = full_key.partition(".")
+        name, _, variant_key = key.partition(".")
+        if full_key == "base" or variant_key == "_BASE_":
+            roots = yaml_source.base_roots(path)
+            value = str(yaml_source.find_base(str(value), path, where, roots))
+        if full_key == "base":
+            base = value
+        elif part in ("fixed", "grid") and key:
+            entries.append((part, Setting(key, value, where)))
+        elif part == "variants" and variant_key:
+            variants.setdefault(name, []).append(Setting(variant_key, value, where))
+        elif part == "variants" and key and value in ("", EMPTY):
+            variants[name] = []
+        elif value != "" or part not in ("fixed", "grid", "variants"):
+            raise ConfigError(
+                f"{where}: {full_key}: expected `base: FILE`, or config keys with their values in "
+                "`fixed`, `grid` or a variant in `variants`"
+            )
+    return base, entries, variants
+
+
+def is_axis(setting: Setting) -> bool:
+    """Return whether a setting has a list of values to sweep over, rather than a single value. If
+    one value of the key is itself a list, the list to sweep over must contain a list."""
+    if not isinstance(setting.value, list):
+        return False
+    section, _, name = setting.key.rpartition(".")
+    if section == "DATA.KWARGS":
+        is_list_key = takes_list(name)
+    else:
+        is_list_key = setting.key in KEYS and isinstance(KEYS[setting.key].default, list | tuple)
+    return not is_list_key or any(isinstance(item, list) for item in setting.value)
+
+
+def expand(
+    folder: Path,
+    config: CfgNode | str | Path | None,
+    fixed: Mapping[str, Setting],
+    axes: Mapping[str, Sequence[Setting]],
+    variants: Mapping[str, Sequence[Setting]],
+    imports: Sequence[str],
+) -> list[SweepRun]:
+    """Return the run of each combination of a variant and axis values. The last axis varies
+    fastest. Raises ConfigError if a config is invalid, or if two runs have the same name."""
     runs: dict[str, SweepRun] = {}
-    short = {key: key.rpartition(".")[2].lower() for key in grid.axes}
+    short = {key: key.rpartition(".")[2].lower() for key in axes}
     for key in [key for key in short if [*short.values()].count(short[key]) > 1]:
         short[key] = key.lower()
-    variants = (grid.variants or {"": []}).items()
-    for (variant, settings), *values in itertools.product(variants, *grid.axes.values()):
+    choices = (variants or {"": []}).items()
+    for (variant, settings), *values in itertools.product(choices, *axes.values()):
         labels = [slug(variant)] if variant else []
         name = "-".join([*labels, *(f"{short[s.key]}_{slug(s.value)}" for s in values)])
         own = {setting.key: setting for setting in settings}
-        base = own.pop("_BASE_").value if "_BASE_" in own else grid.config
-        words = [*grid.fixed.values(), *own.values(), *values]
+        base = own.pop("_BASE_").value if "_BASE_" in own else config
+        words = [*fixed.values(), *own.values(), *values]
         try:
             if name in runs:
                 raise ConfigError("given twice; use variants to give runs other names")
-            if both := own.keys() & grid.axes.keys():
+            if both := own.keys() & axes.keys():
                 raise ConfigError(f"{min(both)} is set by the variant, but is also an axis")
             output = folder / "runs" / name
-            cfg = make_config(base, words, output_dir=output, imports=grid.imports)
+            cfg = make_config(base, words, output_dir=output, imports=imports)
         except ConfigError as error:
             raise ConfigError(f"run {name}: {error}") from error
         runs[name] = SweepRun(folder, name, cfg)
@@ -327,7 +307,7 @@ def read_plan(folder: Path) -> list[SweepRun]:
         runs = [SweepRun(folder, row["name"], CfgNode()) for row in rows]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
-    return [replace(run, cfg=get_config(run.config_file)) for run in runs]
+    return [replace(run, cfg=get_config(run.path("configs", ".yaml"))) for run in runs]
 
 
 def write_plan(runs: Sequence[SweepRun]) -> None:
@@ -338,7 +318,7 @@ def write_plan(runs: Sequence[SweepRun]) -> None:
         make_folder(folder / name, "--output")
     with os_error_as(ConfigError, f"--output {folder}"):
         for run in runs:
-            replace_text(run.config_file, dump(run.cfg))
+            replace_text(run.path("configs", ".yaml"), dump(run.cfg))
         names = [{"name": run.name} for run in runs]
         replace_text(folder / "sweep.json", json.dumps({"runs": names}, indent=1) + "\n")
 
@@ -387,8 +367,8 @@ def train_runs(
     returncodes: dict[str, int] = {}
     active: dict[int, tuple[SweepRun, subprocess.Popen]] = {}  # by slot
     titles = {run.name: f"[{i}/{len(runs)}] {run.name}" for i, run in enumerate(runs, start=1)}
-    metric = metric_of(runs[0])
-    waiting = [run for run in runs if read_row(run, metric).state != "finished"]
+    metric, rows = metric_of(runs[0]).name, read_rows(runs)
+    waiting = [run for run, row in zip(runs, rows) if row.state != "finished"]
     if len(runs) > len(waiting) > 0:
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs have finished")
 
@@ -407,7 +387,7 @@ def train_runs(
             ready = (run for run in waiting if slot is not None and not is_locked(run.folder))
             if not received and (run := next(ready, None)):
                 waiting.remove(run)
-                step = read_row(run, metric).step
+                step = read_rows([run])[0].step
                 say(f"{titles[run.name]} {f'resumes after step {step}' if step else 'starts'}")
                 active[slot] = run, start(run, slot, jobs, num_processes)
                 if received:  # while the process was started
@@ -417,10 +397,8 @@ def train_runs(
             for slot, (run, process) in list(active.items()):
                 if process.poll() is not None:
                     del active[slot]
-                    returncodes[run.name] = process.returncode
-                    if process.returncode < 0 and not received:
-                        record_death(run, -process.returncode)
-                    say(f"{titles[run.name]} {describe_end(read_row(run, metric), metric)}")
+                    code = returncodes[run.name] = 0 if received else process.returncode
+                    say(f"{titles[run.name]} {describe_end(run, code, metric)}")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -447,8 +425,8 @@ def start(run: SweepRun, slot: int, jobs: int, num_processes: int) -> subprocess
         names = [devices[(first + i) % len(devices)] for i in range(num_processes)]
         own["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(names))
     command = train_command(num_processes)
-    command += ["--config-file", str(run.config_file), "--output_dir", str(run.folder)]
-    with run.output_file.open("a", **TEXT) as stream:
+    command += ["--config-file", str(run.path("configs", ".yaml")), "--output_dir", str(run.folder)]
+    with run.path("output", ".txt").open("a", **TEXT) as stream:
         stream.write(f"# {now()} {shlex.join(command)}\n")
         stream.flush()
         streams = dict(stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
@@ -464,18 +442,21 @@ def train_command(num_processes: int) -> list[str]:
     return [sys.executable, *words]
 
 
-def record_death(run: SweepRun, number: int) -> None:
-    """Append to a run's output that a signal has killed the run."""
-    hint = " (out of memory?)" if number == signal.SIGKILL else ""
-    with run.output_file.open("a", **TEXT) as stream:
-        stream.write(f"vil train: killed by signal {number}, {signal.strsignal(number)}{hint}\n")
+def describe_end(run: SweepRun, returncode: int, metric: str) -> str:
+    """Describe in one line how a run ended: its metric and training time, or why it failed. If a
+    signal killed the run, the signal is appended to the run's output first.
 
-
-def describe_end(row: RunRow, metric: Metric) -> str:
-    """Describe in one line how a run ended: its metric and training time, or why it failed."""
+    returncode: of the run's process; 0 if a signal has stopped the sweep. metric: its name.
+    """
+    if returncode < 0:
+        name = signal.strsignal(-returncode)
+        hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
+        with run.path("output", ".txt").open("a", **TEXT) as stream:
+            stream.write(f"vil train: killed by signal {-returncode}, {name}{hint}\n")
+    (row,) = read_rows([run])
     if row.state != "finished":
         return f"{row.state}: {row.reason}"
-    result = "" if row.metric is None else f"{metric.name} {row.metric:.2f}, "
+    result = "" if row.metric is None else f"{metric} {row.metric:.2f}, "
     return f"finished: {result}{timedelta(seconds=round(row.seconds or 0))} of training"
 
 
@@ -509,60 +490,50 @@ def check_models(runs: Sequence[SweepRun]) -> dict[str, tuple]:
 
 
 def read_rows(runs: Sequence[SweepRun]) -> list[RunRow]:
-    """Read the states and the logged results of runs. The rows have the values of the config keys
-    in which the runs differ."""
+    """Read the states and the logged results of runs from their folders. The rows have the values
+    of the config keys in which the runs differ."""
+    metric, rows = metric_of(runs[0]), []
     changed = {key for run in runs for key in diff(runs[0].cfg, run.cfg)} - {"SEED", "OUTPUT_DIR"}
-    keys = [key for key in leaves(runs[0].cfg) if key in changed]
-    metric = metric_of(runs[0])
-    return [read_row(run, metric, keys) for run in runs]
-
-
-def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
-    """Read the state and the logged results of a run from its folder. keys: the config keys for the
-    row's `settings`."""
-    record, values = RunRecord.read(run.folder), leaves(run.cfg)
-    status = record.status
-    state, code = status.get("state", "pending"), status.get("code")
-    reason = "" if state == "finished" else status.get("reason") or last_error(run.output_file)
-    if state != "finished":
-        if is_locked(run.folder):
-            state, reason = "running", ""
-        elif code in (PREEMPTED, INTERRUPTED) or (state == "running" and not reason):
-            state = "interrupted"
-        elif reason:  # without a status, the run ended before its first step
-            state = "failed"
-    results, tests = (
-        [point[metric.name] for point in points if metric.name in point]
-        for points in (next(iter(record.evaluations(s).values()), []) for s in ("val", "test"))
-    )
-    steps = [point for point in record.points if point["split"] == "train"]
-    speeds = [point["img/s"] for point in steps if "img/s" in point]
-    return RunRow(
-        run.name,
-        run.group,
-        {key: values.get(key) for key in keys},
-        seed=values["SEED"],
-        state=state,
-        step=status.get("step", 0),
-        code=code,
-        reason=" ".join(reason.split())[:500],
-        metric=results[-1] if results else None,
-        best=(max if metric.higher_is_better else min)(results, default=None),
-        test=tests[-1] if tests else None,
-        images_per_second=statistics.median(speeds) if speeds else None,
-        memory_mib=max((point["mem"] for point in steps if "mem" in point), default=None),
-        seconds=record.training_seconds() if steps else None,
-    )
-
-
-def last_error(file: Path) -> str:
-    """Return the last error message in the output of a run, or "" if there is none."""
-    if not file.is_file():
-        return ""
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - TAIL))
-        text = stream.read().decode("utf-8", "replace")
-    return (ERROR.findall(text) or [""])[-1]
+    for run in runs:
+        record, output = RunRecord.read(run.folder), run.path("output", ".txt")
+        state, code = record.status.get("state", "pending"), record.status.get("code")
+        reason = record.status.get("reason", "")
+        if not reason and output.is_file():
+            tail = output.read_bytes()[-TAIL:].decode("utf-8", "replace")
+            reason = (ERROR.findall(tail) or [""])[-1]
+        if state != "finished":
+            if is_locked(run.folder):
+                state, reason = "running", ""
+            elif code in (PREEMPTED, INTERRUPTED) or (state == "running" and not reason):
+                state = "interrupted"
+            elif reason:  # without a status, the run ended before its first step
+                state = "failed"
+        results, tests = (
+            [point[metric.name] for point in points if metric.name in point]
+            for points in (next(iter(record.evaluations(s).values()), []) for s in ("val", "test"))
+        )
+        steps = [point for point in record.points if point["split"] == "train"]
+        speeds = [point["img/s"] for point in steps if "img/s" in point]
+        values = leaves(run.cfg)
+        rows.append(
+            RunRow(
+                run.name,
+                run.group,
+                settings={key: value for key, value in values.items() if key in changed},
+                seed=values["SEED"],
+                state=state,
+                step=record.status.get("step", 0),
+                code=code,
+                reason="" if state == "finished" else " ".join(reason.split())[:500],
+                metric=results[-1] if results else None,
+                best=(max if metric.higher_is_better else min)(results, default=None),
+                test=tests[-1] if tests else None,
+                images_per_second=statistics.median(speeds) if speeds else None,
+                memory_mib=max((point["mem"] for point in steps if "mem" in point), default=None),
+                seconds=record.training_seconds() if steps else None,
+            )
+        )
+    return rows
 
 
 def write_table(
