@@ -5,6 +5,7 @@ Needs Debian's slurm-wlm and munge, and root. A job that was put back waits for 
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -134,6 +135,23 @@ def test_a_job_is_warned_saves_waits_and_ends_as_if_nothing_had_been(slurm, tmp_
     assert f"resuming from {folder}/checkpoints/step-" in log
     ours, theirs = (load_file(checkpoint(run) / "model.safetensors") for run in (folder, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_sweep_is_an_array_whose_tasks_are_requeued(slurm, tmp_path):
+    words = [*LONG, "SEED=[0, 1]", "--slurm=--cpus-per-task=1"]
+    line = [sys.executable, "-m", "vil", "sweep", "--output", "s"]
+    done = subprocess.run(
+        [*line, *words], env=slurm, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    job = re.search(r"Submitted batch job (\d+)", done.stdout)[1]
+    runs = [tmp_path / f"s/runs/seed_{seed}" for seed in (0, 1)]
+    wait_until(lambda: status(runs[1]).get("state") == "running", 120)
+    ask(slurm, "scancel", "--signal=USR1", "--batch", f"{job}_1")
+    wait_until(lambda: status(runs[1]).get("code") == 75, 60)
+    assert 0 < status(runs[1])["step"] < 800
+    wait_until(lambda: all(status(run).get("state") == "finished" for run in runs), DEADLINE)
+    assert "back into the queue" in (tmp_path / f"s/output/slurm-{job}_1.txt").read_text()
+    assert "resuming from" in (tmp_path / "s/output/seed_1.txt").read_text()
 
 
 def test_the_script_says_how_it_is_used(tmp_path):

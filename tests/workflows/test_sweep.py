@@ -1,27 +1,39 @@
-"""What a sweep would run, what it refuses, and what it remembers. Nothing is trained here;
-test_sweep_runs.py does that."""
+"""Sweeps: the runs of a grid, what is refused, what a folder remembers, and the table. In real
+processes: killed and started again they lose nothing, and signals stop them as `vil train`."""
 
+import csv
+import io
 import json
+import os
 import re
+import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.common.small_runs import TINY, succeeds, vil
+import vil as package
+from tests.common.small_runs import (
+    TINY,
+    checkpoint,
+    command,
+    environment,
+    figures,
+    metrics,
+    succeeds,
+    vil,
+)
 from vil.config import get_config
-from vil.config.defaults import KEYS
 from vil.report import run_record
+from vil.report.sweep_table import RunRow, format_table, summarize, to_csv
 from vil.utils.errors import ConfigError
-from vil.workflows.sweep import check_models
-from vil.workflows.sweeping.plan import identify, plan_sweep, write_plan
-from vil.workflows.sweeping.results import make_table
-from vil.workflows.sweeping.slurm import ranges
-from vil.workflows.sweeping.source import make_grid
-from vil.workflows.sweeping.state import begin_attempt, end_attempt, read_state
+from vil.workflows.sweep import check_models, plan_sweep, read_rows, write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+COMPONENTS = Path(__file__).parents[1] / "plugins/my_components.py"
 ATTN = "MODEL.VIT.MSVIT.ATTN_TYPE"
 GRID = f"""
 base: digits/vil_nano.yaml
@@ -38,6 +50,7 @@ variants:
 grid:
   SEED: [0, 1]
 """
+DEADLINE = 300
 
 
 @pytest.fixture(autouse=True)
@@ -46,68 +59,69 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def planned(*words, folder="s", **settings):
-    return plan_sweep(make_grid(None, [*TINY, *words], **settings), folder)
+    return plan_sweep(None, [*TINY, *words], output_dir=folder, **settings)
 
 
-def names(plan):
-    return [run.name for run in plan.runs]
+def remember(*words, **settings):
+    runs = planned(*words, **settings)
+    write_plan(runs)
+    return runs
 
 
-# ----------------------------------------------------------------------------------- the grid
+def names(runs):
+    return [run.name for run in runs]
+
+
+# ------------------------------------------------------------------------------------- the grid
 
 
 def test_a_run_for_each_combination_the_last_key_fastest():
-    plan = planned(f"{ATTN}=[full, longformer]", "SEED", "[0, 7]")
-    assert names(plan) == [
+    runs = planned(f"{ATTN}=[full, longformer]", "SEED", "[0, 7]")
+    assert names(runs) == [
         "attn_type_full-seed_0", "attn_type_full-seed_7",
         "attn_type_longformer-seed_0", "attn_type_longformer-seed_7",
     ]  # fmt: skip
-    assert [run.cfg.SEED for run in plan.runs] == [0, 7, 0, 7]
-    assert list(plan.groups) == ["attn_type_full", "attn_type_longformer"]
+    assert [run.cfg.SEED for run in runs] == [0, 7, 0, 7]
+    assert [run.group for run in runs[1:3]] == ["attn_type_full", "attn_type_longformer"]
 
 
 def test_a_list_is_one_value_of_a_key_that_takes_a_list():
-    plan = planned("AUG.SCALE=[0.5, 1.0]", "SEED=[1]")
-    assert [run.cfg.AUG.SCALE for run in plan.runs] == [(0.5, 1.0)]
-    plan = planned("AUG.SCALE=[[0.5, 1.0], [0.7, 1.0]]")
-    assert [run.cfg.AUG.SCALE for run in plan.runs] == [(0.5, 1.0), (0.7, 1.0)]
-    assert names(plan) == ["scale_0.5_1.0", "scale_0.7_1.0"]
-    plan = planned("DATA.KWARGS.label_columns=[a, b]", "SEED=[1]")
-    assert [run.cfg.DATA.KWARGS.label_columns for run in plan.runs] == [["a", "b"]]
-    plan = planned("DATA.KWARGS.n=[32, 64]")
-    assert [run.cfg.DATA.KWARGS.n for run in plan.runs] == [32, 64]
-
-
-def test_names_are_those_of_folders_and_differ():
-    values = ["a/b", "a|b", "x" * 90, "x" * 91]
-    plan = planned(axes={"DATA.PATH": ["d"], "MODEL.MODEL_PATH": values})
-    assert len(set(names(plan))) == 4
-    assert all(re.fullmatch(r"[\w.+-]{1,80}", name) for name in names(plan))
-    plan = planned("MODEL.VIT.DROP=[0.0]", "OPTIM.ADAM.BETA1=[0.8]", "OPTIM.LR=[1e-3, 0.01]")
-    assert names(plan) == ["drop_0.0-beta1_0.8-lr_1e-3", "drop_0.0-beta1_0.8-lr_0.01"]
+    runs = planned("AUG.SCALE=[0.5, 1.0]", "SEED=[1]")
+    assert [run.cfg.AUG.SCALE for run in runs] == [(0.5, 1.0)]
+    runs = planned("AUG.SCALE=[[0.5, 1.0], [0.7, 1.0]]")
+    assert [run.cfg.AUG.SCALE for run in runs] == [(0.5, 1.0), (0.7, 1.0)]
+    assert names(runs) == ["scale_0.5_1.0", "scale_0.7_1.0"]
+    runs = planned("DATA.KWARGS.label_columns=[a, b]", "SEED=[1]")
+    assert [run.cfg.DATA.KWARGS.label_columns for run in runs] == [["a", "b"]]
+    runs = planned("DATA.KWARGS.n=[32, 64]")
+    assert [run.cfg.DATA.KWARGS.n for run in runs] == [32, 64]
 
 
 def test_a_file_has_a_base_fixed_settings_variants_and_a_grid():
     Path("g.yaml").write_text(GRID)
-    plan = plan_sweep(make_grid(file="g.yaml"), "s")
-    assert names(plan)[:2] == ["plain-seed_0", "plain-seed_1"]
-    first = {run.variant: run.cfg for run in plan.runs if run.cfg.SEED == 0}
+    runs = plan_sweep(file="g.yaml", output_dir="s")
+    assert names(runs)[:3] == ["plain-seed_0", "plain-seed_1", "bare-seed_0"]
+    first = {run.group: run.cfg for run in runs if run.cfg.SEED == 0}
     assert first["plain"].OPTIM.EPOCHS == 3
     assert first["plain"].DATALOADER.BSZ == 16
     assert first["full"].OPTIM.EPOCHS == 5  # a variant wins over fixed
     own = get_config("digits/vil_nano_linformer.yaml")
     assert first["linformer"].MODEL == own.MODEL
     assert first["linformer"].OPTIM.EPOCHS == 3  # fixed wins over a config file
-    plan = plan_sweep(make_grid(None, ["SEED=[5]", "OPTIM.LR=0.1"], file="g.yaml"), "s")
-    assert {run.cfg.SEED for run in plan.runs} == {5}
-    assert {run.cfg.OPTIM.LR for run in plan.runs} == {0.1}
+    runs = plan_sweep(None, ["SEED=[5]", "OPTIM.LR=0.1"], file="g.yaml", output_dir="s")
+    assert {run.cfg.SEED for run in runs} == {5}
+    assert {run.cfg.OPTIM.LR for run in runs} == {0.1}
 
 
-def test_a_config_that_two_variants_share_runs_once(caplog):
-    Path("g.yaml").write_text(GRID)
-    plan = plan_sweep(make_grid(file="g.yaml"), "s")
-    assert not [name for name in names(plan) if name.startswith("bare")]
-    assert "plain-seed_0 and bare-seed_0 have the same config" in caplog.text
+def test_python_values_make_the_same_grid():
+    words = planned(f"{ATTN}=[full, longformer]", "OPTIM.LR=[0.1, 0.2]")
+    axes = {ATTN: ["full", "longformer"], "OPTIM.LR": [0.1, 0.2]}
+    python = plan_sweep(None, TINY, grid=axes, output_dir="s")
+    assert names(words) == names(python)
+    assert [run.cfg for run in words] == [run.cfg for run in python]
+    variants = {"a": {"OPTIM.LR": 0.1, "AUG.SCALE": [0.5, 1]}, "b": {}}
+    runs = plan_sweep(None, TINY, variants=variants, output_dir="s")
+    assert [run.cfg.OPTIM.LR for run in runs] == [0.1, 0.01]
 
 
 def test_a_warning_about_all_configs_is_given_once(caplog):
@@ -115,46 +129,35 @@ def test_a_warning_about_all_configs_is_given_once(caplog):
     assert caplog.text.count("OPTIM.WARMUP") == 1
 
 
-def test_python_values_make_the_same_grid():
-    words = planned(f"{ATTN}=[full, longformer]", "OPTIM.LR=[0.1, 0.2]")
-    python = plan_sweep(
-        make_grid(None, TINY, axes={ATTN: ["full", "longformer"], "OPTIM.LR": [0.1, 0.2]}), "s"
-    )
-    assert names(words) == names(python)
-    assert [run.cfg for run in words.runs] == [run.cfg for run in python.runs]
-    variants = {"a": {"OPTIM.LR": 0.1, "AUG.SCALE": [0.5, 1]}, "b": {}}
-    plan = plan_sweep(make_grid(None, TINY, variants=variants), "s")
-    assert [run.cfg.OPTIM.LR for run in plan.runs] == [0.1, 0.01]
+def test_the_examples_are_grids():
+    runs = plan_sweep(file=EXAMPLES / "sweep_attentions.yaml", output_dir="s")
+    assert len(runs) == 21
+    write_plan(runs)
+    assert len(plan_sweep(file=EXAMPLES / "sweep_patterns.yaml", output_dir="s")) == 30
 
-
-# --------------------------------------------------------------------------------- bad input
 
 WRONG = [
     ("OPTIM.EPOCH=3 SEED=[0,1]", "OPTIM.EPOCH: unknown key; did you mean OPTIM.EPOCHS?"),
     ("OPTIM.EPOCH=[3,4]", "OPTIM.EPOCH: unknown key; did you mean OPTIM.EPOCHS?"),
     (f"{ATTN}=[full,longfromer]", "did you mean longformer?"),
     ("SEED=[0,x]", "run seed_x: command line: SEED: expected int, got 'x'"),
-    ("SEED=[0,-1]", "SEED: expected between 0 and"),
     ("SEED=[]", "SEED: expected a list of values, got []"),
-    ("SEED=[1,1]", "SEED: '1' is given twice"),
-    ("SEED=3", "has no sweep yet, and there is nothing to sweep over"),
-    ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR is not allowed, because --output sets the"),
-    ("OUTPUT_DIR=[x,y]", "OUTPUT_DIR is not allowed, because --output sets the"),
+    ("SEED=[1,1]", "run seed_1: given twice"),
+    ("DATA.PATH=[a/b,a_b]", "run path_a_b: given twice"),
+    ("SEED=3", "s has no runs yet, and there is nothing to sweep over"),
+    ("OUTPUT_DIR=[x,y]", "OUTPUT_DIR is not allowed, because --output sets the folders"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): the width"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
+    ("SEED=[1] --table", "--table: s has no sweep yet; to start one, leave out this flag"),
+    ('SEED=[1] --slurm=--comment="a', "--slurm '--comment=\"a': No closing quotation"),
+    ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
+    ("SEED=[1] --jobs 0", "expected an integer of at least 1, got '0'"),
+    ("--grid none.yaml", "none.yaml: no such config file"),
     pytest.param(
         "TASK=[classification,detection]",
         "run task_detection: TASK detection needs a detector: set DETECTION.MODEL",
         marks=pytest.mark.detection,
     ),
-    ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),
-    ("SEED=[1] --task 0", "--task 0: s has no sweep yet; to start one, leave out this flag"),
-    ("SEED=[1] --table", "--table: s has no sweep yet; to start one, leave out this flag"),
-    ('SEED=[1] --slurm=--comment="a', "--slurm '--comment=\"a': No closing quotation"),
-    ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
-    ("SEED=[1] --list --table", "not allowed with"),
-    ("SEED=[1] --jobs 0", "expected an integer of at least 1, got '0'"),
-    ("--grid none.yaml", "none.yaml: no such config file"),
 ]
 
 
@@ -168,22 +171,13 @@ def test_wrong_words_are_refused_in_one_line_before_any_work(words, message):
 
 
 FILES = [
-    ("gird:\n  SEED: [1]", "g.yaml:2: unknown part of a sweep 'gird'; did you mean 'grid'?"),
+    ("gird:\n  SEED: [1]", "g.yaml:2: gird.SEED: expected `base: FILE`, or config keys"),
     ("grid:\n  SEED: 1", "g.yaml:2: SEED: expected a list of values, got '1'"),
-    ("grid: [1]", "g.yaml:1: grid: expected a mapping of keys to values"),
+    ("grid: [1]", "g.yaml:1: grid: expected `base: FILE`, or config keys"),
     ("base: no.yaml\ngrid: {SEED: [1]}", "g.yaml:1: _BASE_ no.yaml: no such config file"),
-    ("base: /etc/hosts.yaml\ngrid: {SEED: [1]}", "/etc/hosts.yaml: no such config file"),
-    ("variants:\n  a: 3", "g.yaml:2: variant a: expected a mapping of config keys to values, got"),
+    ("variants:\n  a: 3", "g.yaml:2: variants.a: expected `base: FILE`, or config keys"),
     ("variants:\n  a: {OPTIM.LRR: 3}", "run a: g.yaml:2: OPTIM.LRR: unknown key; did you mean"),
-    ("variants:\n  ../a: {OPTIM.LR: 3}", "expected a name of letters, digits"),
-    (
-        "variants:\n  a: {SEED: 3}\ngrid: {SEED: [1]}",
-        "SEED is set by the variant a, but is also an axis",
-    ),
-    (
-        "fixed: {SEED: 1}\nvariants:\n  a: {SEED: 3}",
-        "SEED has no effect, because every variant sets it",
-    ),
+    ("variants:\n  a: {SEED: 3}\ngrid: {SEED: [1]}", "SEED is set by the variant, but is also"),
     ("variants:\n  a: !!python/name:os.system", "tags are not allowed"),
 ]
 
@@ -201,86 +195,49 @@ def test_wrong_files_are_refused_with_their_line(text, message):
 @pytest.mark.detection
 def test_runs_of_two_metrics_are_not_compared():
     variants = {"a": {}, "b": {"_BASE_": "scenes/retinanet_vil_nano.yaml"}}
-    plan = plan_sweep(make_grid("digits/vil_nano.yaml", variants=variants), "s")
-    with pytest.raises(ConfigError, match="run b has the metric box_ap, but run a has top1"):
-        check_models(plan)
+    runs = plan_sweep("digits/vil_nano.yaml", variants=variants, output_dir="s")
+    with pytest.raises(ConfigError, match="run b: has the metric box_ap, but .* run has top1"):
+        check_models(runs)
 
 
 # -------------------------------------------------------------------------- what it remembers
-
-
-def remember(*words, **settings):
-    plan = planned(*words, **settings)
-    write_plan(plan)
-    return plan
 
 
 def test_a_larger_grid_adds_runs_and_the_folder_alone_is_enough():
     first = remember("SEED=[0, 1]")
     second = remember("SEED=[0, 1, 2]")
     assert names(second) == ["seed_0", "seed_1", "seed_2"]
-    assert names(plan_sweep(make_grid(), "s")) == names(second)
-    known = plan_sweep(make_grid(), "s").runs[:2]
-    assert [identify(run) for run in known] == [identify(run) for run in first.runs]
-    third = plan_sweep(make_grid(None, ["SEED=[3]"]), "s")  # on the base of the folder
-    assert names(third) == [*names(second), "seed_3"]
-    assert third.runs[3].cfg.OPTIM == first.runs[0].cfg.OPTIM
-
-
-def test_another_name_of_the_same_config_is_the_same_run():
-    remember("SEED=[0, 1]")
-    plan = remember("OPTIM.LR=[0.01, 0.02]", "SEED=[0, 1]")
-    assert names(plan) == ["seed_0", "seed_1", "lr_0.02-seed_0", "lr_0.02-seed_1"]
-    assert list(map(len, plan.groups.values())) == [2, 2]
-
-
-def test_a_path_may_be_swept_over(caplog):
-    def paths(plan):
-        return {run.name: run.cfg.DATA.PATH for run in plan.runs}
-
-    assert paths(remember("DATA.PATH=[a, b]")) == {"path_a": "a", "path_b": "b"}
-    more = {f"path_{name}": name for name in "abc"}
-    assert paths(remember("DATA.PATH=[c]")) == more
-    assert not caplog.text
-    plan = remember("DATA.PATH=[a, b]", "SEED=[0]", flags={"DATA.PATH": "d"})
-    assert paths(plan) == more | {"seed_0": "d"}
-    assert paths(planned(folder="t", variants={n: {"DATA.PATH": n} for n in "ab"})) == {"a": "a"}
-    assert "a and b have the same config: only one of them is trained" in caplog.text
+    known = plan_sweep(output_dir="s")
+    assert names(known) == names(second)
+    assert [run.cfg for run in known[:2]] == [run.cfg for run in first]
+    moved = plan_sweep(data="elsewhere", output_dir="s")  # how, not what
+    assert {run.cfg.DATA.PATH for run in moved} == {"elsewhere"}
 
 
 def test_a_contradicting_base_is_refused_with_its_key():
     remember("SEED=[0, 1]")
-    with pytest.raises(ConfigError, match="OPTIM.EPOCHS is 2 in the sweep in s, and cannot"):
-        planned("SEED=[0, 1, 2]", "OPTIM.EPOCHS=5")
-    remember("SEED=[0]", "DATALOADER.WORKERS=1", "RUN.KEEP=1")  # how, not what
+    for words in (["SEED=[2]", "OPTIM.EPOCHS=5"], ["SEED=[0]", "OPTIM.EPOCHS=5"]):
+        with pytest.raises(ConfigError, match="OPTIM.EPOCHS is 2 in the sweep in s, and cannot"):
+            planned(*words)
+    remember(variants={"a": {}})
+    with pytest.raises(ConfigError, match="SEED is 0 in the sweep in s"):
+        planned("SEED=1", variants={"a": {}})
+    remember("SEED=[0]", "DATALOADER.WORKERS=1")
     assert get_config("s/configs/seed_0.yaml").DATALOADER.WORKERS == 1
-    assert get_config("s/configs/seed_1.yaml").RUN.KEEP == 1
 
 
-def test_a_base_may_need_the_values_of_the_axes():
-    axis = "SOLVER.WARMUP_EPOCHS=[0, 0.5]"
-    for words in (("SEED=[0]",), ("SEED=[0, 1]",)):
-        plan = remember(axis, *words, "OPTIM.EPOCHS=1", "SOLVER.LR_POLICY=cosine")
-    assert [run.cfg.SOLVER.WARMUP_EPOCHS for run in plan.runs] == [0, 0.5, 0, 0.5]
-    with pytest.raises(ConfigError, match="the warm-up is longer than the run"):
-        planned("SOLVER.WARMUP_EPOCHS=[3, 0.5]", "OPTIM.EPOCHS=1", "SOLVER.LR_POLICY=cosine")
+def test_a_path_may_be_swept_over():
+    runs = remember("DATA.PATH=[a, b]")
+    assert {run.name: run.cfg.DATA.PATH for run in runs} == {"path_a": "a", "path_b": "b"}
+    assert names(remember("DATA.PATH=[c]")) == ["path_a", "path_b", "path_c"]
 
 
-def test_a_variant_that_changed_is_refused_with_its_key():
-    remember(variants={"a": {"OPTIM.WD": 0.1}})
-    with pytest.raises(ConfigError, match="a with OPTIM.WD 0.1, .* has OPTIM.WD 0.2: choose"):
-        planned(variants={"a": {"OPTIM.WD": 0.2}})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"runs": 3}', '{"runs": [{"name": "a"}]}', '{"runs": [{"name": '
-             '"../../a", "group": "a", "variant": "", "settings": {}}]}']
-)  # fmt: skip
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": 3}', '{"runs": [{"nam": "a"}]}'])
 def test_a_damaged_folder_is_refused(text):
     remember("SEED=[0]")
     Path("s/sweep.json").write_text(text)
-    with pytest.raises(ConfigError, match="sweep.json (cannot be read|is not valid)"):
-        plan_sweep(make_grid(), "s")
+    with pytest.raises(ConfigError, match="sweep.json cannot be read"):
+        plan_sweep(output_dir="s")
 
 
 def test_the_folder_of_a_run_is_refused():
@@ -290,96 +247,216 @@ def test_the_folder_of_a_run_is_refused():
         planned("SEED=[0]")
 
 
-# ---------------------------------------------------------------------------- states and lists
-
-
-def leave(run, state="", **status):
-    """Leave what a run of this state would."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    if state:
-        record = {"state": state, "code": None, "step": 4, "checkpoint": None, "reason": ""}
-        (run.folder / "status.json").write_text(json.dumps(record | status))
-
-
-def test_states():
-    plan = remember("SEED=[0,1,2,3,4,5,6,7]")
-    new, killed, saved, failed, done, crashed, late, held = plan.runs
-    leave(killed, "running")
-    leave(saved, "preempted", code=75, reason="stopped by SIGTERM")
-    leave(failed, "failed", code=5, reason="DivergedError: nan")
-    leave(done, "finished", code=0)
-    crashed.output_file.write_text("vil train: no data\nsome more\n")
-    end_attempt(crashed, 3, begin_attempt(crashed))
-    leave(late, "running")  # killed after its last checkpoint; then there was nothing to do
-    end_attempt(late, 0, begin_attempt(late))
-    leave(held, "running")
-    lock = f"import fcntl; f = open({str(held.folder / 'run.lock')!r}, 'a+'); fcntl.lockf(f, 2)"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", f"{lock}; print('held', flush=True); input()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    holder.stdout.readline()
-    states = {run.name: read_state(run) for run in plan.runs}
-    shown = succeeds("sweep", "--output", "s", "--list")
-    holder.communicate(b"\n")
-    assert [state.state for state in states.values()] == [
-        "pending", "interrupted", "interrupted", "failed", "finished", "failed", "finished",
-        "running",
-    ]  # fmt: skip
-    assert states[crashed.name].reason == "no data"
-    assert re.search(r"seed_3 +failed +step 4 +DivergedError: nan\n", shown)
-    assert shown.endswith("1 pending, 2 interrupted, 2 failed, 2 finished, 1 running\n")
-    assert read_state(held).state == "interrupted"
-
-
-@pytest.mark.parametrize("name", ["check_run_folder", "metrics"])
-def test_a_run_that_cannot_be_read_is_a_row_with_the_reason(name, monkeypatch):
-    plan = remember("SEED=[0,1]")
-    leave(plan.runs[0], "finished", code=0)
-
-    def refuse(file):
-        raise PermissionError(13, "Permission denied", str(file))
-
-    monkeypatch.setattr(run_record, name, refuse)
-    first = make_table(plan, {}).runs[0]
-    assert (first.state, first.reason) == ("failed", "s/runs/seed_0: Permission denied")
-
-
-def test_a_killed_run_says_so():
-    (run,) = remember("SEED=[0]").runs
-    end_attempt(run, -9, begin_attempt(run))
-    assert read_state(run)[:3] == ("failed", 1, "killed by signal 9, Killed (out of memory?)")
-
-
-def test_a_finished_run_whose_folder_was_deleted_is_pending():
-    (run,) = remember("SEED=[0]").runs
-    run.folder.mkdir(parents=True)
-    end_attempt(run, 0, begin_attempt(run))
-    assert read_state(run).state == "finished"
-    run.folder.rmdir()
-    assert read_state(run).state == "pending"
-
-
-def test_a_dry_run_lists_and_writes_nothing():
-    shown = succeeds("sweep", "--output", "s", *TINY, "SEED=[0, 1]", "--dry-run")
-    assert shown.startswith("2 runs in s; every config is valid\n")
-    assert re.search(r"^seed_1 +pending +SEED=1$", shown, re.MULTILINE)
+def test_a_dry_run_lists_the_states_and_writes_nothing():
+    words = ("--output", "s", *TINY, "SEED=[0, 1, 2, 3, 4, 5]")
+    shown = succeeds("sweep", *words, "--dry-run")
+    assert shown.startswith("6 runs in s; every config is valid\nseed_0  pending\n")
     assert not Path("s").exists()
+    _, killed, saved, failed, done, crashed = remember("SEED=[0, 1, 2, 3, 4, 5]")
+    records = [
+        (killed, {"state": "running", "code": None}),
+        (saved, {"state": "preempted", "code": 75, "reason": "stopped by SIGTERM"}),
+        (failed, {"state": "failed", "code": 5, "reason": "DivergedError: nan"}),
+        (done, {"state": "finished", "code": 0}),
+    ]
+    for run, record in records:
+        run.folder.mkdir()
+        (run.folder / "status.json").write_text(json.dumps(record))
+    crashed.path("output", ".txt").write_text("# vil train\nvil train: no data\nsome more\n")
+    rows = [(row.state, row.reason) for row in read_rows(plan_sweep(output_dir="s"))]
+    assert rows == [
+        ("pending", ""), ("interrupted", ""), ("interrupted", "stopped by SIGTERM"),
+        ("failed", "DivergedError: nan"), ("finished", ""), ("failed", "no data"),
+    ]  # fmt: skip
+    shown = succeeds("sweep", *words[:2], "--table")
+    assert re.search(r"\| seed_3 +\| failed +\| 0 +\| DivergedError: nan +\|\n", shown)
 
 
-def test_the_examples_are_grids():
-    plan = plan_sweep(make_grid(file=EXAMPLES / "sweep_attentions.yaml"), "s")
-    assert len(plan.runs) == 21
-    if "MODEL.VIT.MSVIT.PATTERN" in KEYS:
-        write_plan(plan)
-        more = plan_sweep(make_grid(file=EXAMPLES / "sweep_patterns.yaml"), "s")
-        assert len(more.runs) == 30
+# ------------------------------------------------------------------------------------ the table
+
+
+def row(name, seed, metric, state="finished", **more):
+    return RunRow(f"{name}-{seed}", name, {ATTN: name}, seed, state, metric=metric, **more)
+
+
+def test_the_table_has_the_mean_and_spread_of_the_finished_runs():
+    full = [row("full", 0, 90.0, test=80.0, images_per_second=100.0)]
+    full += [row("full", 1, 94.0, test=84.0, memory_mib=8.0)]
+    full += [row("full", 2, None, "failed", reason="a|b\n<c>")]
+    one = [row("one", 0, 50.0, images_per_second=10.0, memory_mib=4.0)]
+    none = [row("none", 0, None, "pending")]
+    groups = [summarize(runs, 1000, 10**7) for runs in (full, one, none)]
+    text = re.sub(" +", " ", format_table(groups, [*full, *one, *none], "top-1", "%"))
+    assert "| | top-1 (%) | test | seeds |" in text
+    assert "| full | 92.00 ± 2.83 | 82.00 ± 2.83 | 2 of 3 | 100.0 | 8 | 1 k | 10 M |" in text
+    assert "| one | 50.00 | - | 1 | 10.0 | 4 |" in text
+    assert "| full-2 | failed | 0 | a\\|b <c> |" in text
+
+    rows = list(csv.DictReader(io.StringIO(to_csv(groups, "top1"))))
+    assert [r["top1"] for r in rows] == ["92.0", "50.0", ""]
+    assert [r["test_top1"] for r in rows] == ["82.0", "", ""]
+    assert float(rows[0]["top1_std"]) == pytest.approx(8**0.5)
+    assert [r[ATTN] for r in rows] == ["full", "one", "none"]
+    rows = list(csv.DictReader(io.StringIO(to_csv([*full, *one], "top1"))))
+    assert [r["seed"] for r in rows] == ["0", "1", "2", "0"]
+    assert [r["test_top1"] for r in rows] == ["80.0", "84.0", "", ""]
+    assert rows[2]["reason"] == "a|b\n<c>"
+
+
+# ---------------------------------------------------------------------------- in real processes
+
+# two variants with two seeds
+SWEEP = ("sweep", "--output", "s", *TINY, f"{ATTN}=[full, longformer]", "SEED=[0, 1]")
+NAMES = [f"attn_type_{name}-seed_{seed}" for name in ("full", "longformer") for seed in (0, 1)]
+
+
+def begin(*words, **environ):
+    """A sweep in a process group of its own."""
+    with Path("sweep.log").open("a") as stream:
+        streams = dict(stdout=stream, stderr=stream, start_new_session=True)
+        return subprocess.Popen(command(*words), env=environment(**environ), **streams)
+
+
+def run(*words, code=0, **environ) -> str:
+    done = subprocess.run(
+        command(*words), env=environment(**environ), capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def wait_until(what):
+    deadline = time.monotonic() + DEADLINE
+    while not what():
+        assert time.monotonic() < deadline, Path("sweep.log").read_text()
+        time.sleep(0.05)
+
+
+def status(name) -> dict:
+    file = Path("s/runs", name, "status.json")
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def trains_beyond(name, step=0) -> bool:
+    """Whether a run has logged a later step."""
+    points = run_record.metrics(Path("s/runs", name, "metrics.jsonl"))  # may be half a line
+    return any(point["split"] == "train" and point["step"] > step for point in points)
+
+
+def starts(name) -> int:
+    """How often a run has started to train."""
+    file = Path("s/runs", name, "command.txt")
+    return len(re.findall(r"^# ", file.read_text(), re.MULTILINE)) if file.exists() else 0
+
+
+def table(file="s/runs.csv") -> list[dict]:
+    with open(file, newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 @pytest.mark.long
-def test_the_models_of_the_examples_build():
-    sizes = check_models(plan_sweep(make_grid(file=EXAMPLES / "sweep_attentions.yaml"), "s"))
-    assert all(size.parameters < 450_000 and size.macs > 1e7 for size in sizes.values())
+def test_killed_midway_and_started_again_it_loses_and_repeats_nothing():
+    """SIGKILL to the sweep and its run, in the middle of the second run."""
+    words, second = (*SWEEP, "OPTIM.EPOCHS=6"), NAMES[1]
+    sweep = begin(*words)
+    wait_until(lambda: any(Path("s/runs", second).glob("checkpoints/step-*/manifest.sha256")))
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    assert [status(name).get("state") for name in NAMES] == ["finished", "running", None, None]
+    before = Path("s/runs", NAMES[0], "metrics.jsonl").stat()
+
+    assert "1 of 4 runs have finished" in run(*words)
+    assert [starts(name) for name in NAMES] == [1, 2, 1, 1]
+    assert "resuming from" in Path("s/output", f"{second}.txt").read_text()
+    after = Path("s/runs", NAMES[0], "metrics.jsonl").stat()
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+    run("train", "--config-file", f"s/configs/{second}.yaml", "--output_dir", "whole")
+    assert figures(metrics(f"s/runs/{second}")) == figures(metrics("whole"))
+    ours, whole = (
+        load_file(checkpoint(folder) / "model.safetensors")
+        for folder in (f"s/runs/{second}", "whole")
+    )
+    assert all(torch.equal(ours[key], whole[key]) for key in whole)
+    assert [(row["name"], row["state"]) for row in table()] == [(n, "finished") for n in NAMES]
+
+    more = run(*words, f"{ATTN}=[full]", "SEED=[2]")
+    assert "[5/5] attn_type_full-seed_2 finished: top1 " in more
+    assert [starts(name) for name in NAMES] == [1, 2, 1, 1]
+    summary = [(row["name"], row["seeds"]) for row in table("s/summary.csv")]
+    assert summary == [("attn_type_full", "3"), ("attn_type_longformer", "2")]
+
+
+@pytest.mark.long
+def test_a_run_whose_sweep_was_killed_saves_and_ends():
+    """SIGKILL to the sweep alone. The next one waits for the run, and resumes it."""
+    words = (*SWEEP[:-2], f"{ATTN}=[full]", "SEED=[0]", "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400")
+    name, sweep = NAMES[0], begin(*words)
+    wait_until(lambda: trains_beyond(name))
+    os.kill(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    sweep = begin(*words)
+    wait_until(lambda: starts(name) == 2)
+    resumed = re.search(rf"{name} resumes after step (\d+)", Path("sweep.log").read_text())
+    wait_until(lambda: trains_beyond(name, int(resumed[1])))
+    os.kill(sweep.pid, signal.SIGINT)
+    assert sweep.wait(DEADLINE) == 130
+    assert 0 < int(resumed[1]) < status(name)["step"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_runs_with_their_state_saved(number, code):
+    words = (*SWEEP, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "--jobs", "2")
+    sweep = begin(*words, OMP_NUM_THREADS="2")
+    wait_until(lambda: all(map(trains_beyond, NAMES[:2])))
+    os.kill(sweep.pid, number)
+    assert sweep.wait(DEADLINE) == code
+    for name in NAMES[:2]:
+        assert status(name)["code"] == code
+        assert status(name)["step"] > 0
+        assert checkpoint(Path("s/runs", name))
+        assert "threads 1," in Path("s/runs", name, "env.txt").read_text()
+    assert [r["state"] for r in table()] == ["interrupted"] * 2 + ["pending"] * 2
+
+
+@pytest.mark.long
+def test_a_failed_run_is_recorded_and_tried_again():
+    """Its data are missing."""
+    variants = "{broken: {DATA.TRAIN: [folder]}, sound: {}}"
+    Path("g.yaml").write_text(f"variants: {variants}\ngrid: {{SEED: [0]}}\n")
+    words = ("sweep", "--grid", "g.yaml", "--output", "s", *TINY, "--data", "photos")
+    shown = run(*words, code=3)
+    assert "[1/2] broken-seed_0 failed: " in shown
+    assert "[2/2] sound-seed_0 finished: top1 " in shown
+    broken, sound = table()
+    assert (broken["state"], sound["state"]) == ("failed", "finished")
+    assert "photos" in broken["reason"]
+    assert "broken-seed_0" in Path("s/summary.md").read_text()
+    shown = run(*words, code=3)
+    assert "broken-seed_0 failed" in shown
+    assert "sound-seed_0 " not in shown
+    assert starts("sound-seed_0") == 1
+    assert len(re.findall(r"^# ", Path("s/output/broken-seed_0.txt").read_text(), re.M)) == 2
+
+
+@pytest.mark.long
+def test_from_python_with_an_attention_from_a_file():
+    lines = []
+    result = package.sweep(
+        None, TINY, output_dir="s", grid={"OPTIM.EPOCHS": [1]}, imports=[str(COMPONENTS)],
+        variants={"halved": {ATTN: "halved"}, "full": {ATTN: "full"}}, say=lines.append,
+        num_processes=2,
+    )  # fmt: skip
+    assert (result.status, result.code) == ("finished", 0)
+    assert [row.name for row in result.rows] == ["halved-epochs_1", "full-epochs_1"]
+    for row in result.runs:
+        assert row.metric == metrics(result.folder / "runs" / row.name, "val")[-1]["top1"]
+        assert row.images_per_second > 0
+        assert row.memory_mib > 100
+        assert "ranks 2," in (result.folder / "runs" / row.name / "env.txt").read_text()
+    assert result.rows[0].parameters > 0
+    assert len(lines) == 4
+    assert package.sweep(output_dir="s").status == "finished"
 
 
 # ---------------------------------------------------------------------------------------- SLURM
@@ -390,9 +467,31 @@ def test_the_script_of_a_job_array():
     words = (*TINY, "SEED=[0,1,2]", "--slurm", options, "--jobs", "2", "--dry-run")
     shown = succeeds("sweep", "--output", "a b", *words)
     assert "#SBATCH --array=0-2%2\n" in shown
-    assert "#SBATCH --gres=gpu:1\n#SBATCH --time 4:00:00\n" in shown
+    assert f"#SBATCH {options}\n" in shown
     script = shown[shown.index("#!/") :]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert ranges([0, 1, 2, 5]) == "0-2,5"
-    assert ranges([3]) == "3"
     assert not Path("a b").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_task_of_an_array_saves_and_is_requeued(tmp_path, processes):
+    """The script in a shell, with the variables of SLURM and a scontrol that prints its words."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    own = dict(SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="7", PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+    words = (*SWEEP[:-2], "SEED=[0, 1]", "RUN.SAVE_EVERY=400", "--nproc", processes)
+    shown = run(*words, "OPTIM.EPOCHS=400", "--slurm", PATH="/nowhere")
+    assert "on the cluster: sbatch s/sweep.sbatch" in shown
+    with open("sweep.log", "w") as stream:
+        task = subprocess.Popen(
+            ["bash", "s/sweep.sbatch"], env=environment(**own), stdout=stream, stderr=stream
+        )
+    wait_until(lambda: trains_beyond("seed_1"))
+    task.send_signal(signal.SIGUSR1)
+    task.wait(DEADLINE)
+    assert "back into the queue\nscontrol requeue 7\n" in Path("sweep.log").read_text()
+    assert (status("seed_1")["code"], status("seed_0")) == (75, {})
+    run("sweep", "--output", "s", "--table")
+    assert [row["state"] for row in table()] == ["pending", "interrupted"]

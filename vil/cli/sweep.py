@@ -4,11 +4,10 @@
       "MODEL.VIT.MSVIT.ATTN_TYPE=[full, longformer]" "SEED=[0, 1, 2]" OPTIM.EPOCHS 3
   vil sweep --grid my_sweep.yaml                      the settings of a grid file
   vil sweep --grid my_sweep.yaml --dry-run            check all configs, list the runs
-  vil sweep --grid my_sweep.yaml --list               the state of each run
   vil sweep --grid my_sweep.yaml --jobs 2             two at a time, each with half of the cores
   vil sweep --grid my_sweep.yaml --slurm="--gres=gpu:1 --time=4:00:00" --jobs 8
   vil sweep --output sweeps/attentions                resume the runs of a folder
-  vil sweep --output sweeps/attentions --table        the table of the finished runs
+  vil sweep --output sweeps/attentions --table        the results and states so far
 
 If a config key that takes one value is given a list, there is a run for each value in the list. All
 configs are checked before the first run starts. If the same command is given again, it resumes the
@@ -18,21 +17,19 @@ their state and the sweep ends.
 
 Files in the output folder: summary.csv and summary.md (a row for each combination, with the mean
 and standard deviation of the metrics over the seeds, images/s, memory, parameters and MACs),
-runs.csv (a row for each run), plots/, and runs/<run>, the folders of vil train.
-docs/guides/sweep.md describes grid files.
+runs.csv (a row for each run), and runs/<run>, the folders of vil train. docs/guides/sweep.md
+describes grid files.
 """
 
 import argparse
-from collections import Counter
+import shutil
+import subprocess
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vil.cli.arguments import at_least, config_arguments, options_of
 from vil.utils.errors import ConfigError
 from vil.utils.text_table import align
-from vil.workflows.sweeping.grid import Grid, plain, short_key
-from vil.workflows.sweeping.plan import SweepPlan, SweepRun, plan_sweep, write_plan
-from vil.workflows.sweeping.source import make_grid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,150 +41,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nproc", type=at_least(1), default=1, metavar="N", help=text)
     text = "check all configs and list the runs; with --slurm, print the script"
     add("--dry-run", action="store_true", help=text)
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("--list", action="store_true", help="print the state of each run")
-    add("--table", action="store_true", help="only write the table of the finished runs")
+    add("--table", action="store_true", help="only write the table of the results so far")
     text = "submit the runs as a job array, with these options of sbatch"
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=text)
-    add("--task", type=at_least(0), metavar="N", help="train run N only, as a task of the array")
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = plan_sweep(grid_of(args), output_of(args))
-    if args.list:
-        return print_states(plan)
     from vil.workflows import sweep
-    from vil.workflows.sweeping import results
 
-    sizes = sweep.check_models(plan)
-    if args.dry_run:
-        print_plan(plan)
-    if args.slurm is not None:
-        return submit(plan, args)
-    if args.dry_run:
-        return 0
-    if args.table:
-        require_sweep(plan.folder, "--table")
-        table = results.make_table(plan, sizes)
-        files = results.write_table(plan.folder, table)
-        return print_table(table, files)
-    result = sweep.run_sweep(
-        plan,
-        sizes,
-        only=None if args.task is None else find_run(plan, args.task),
-        jobs=args.jobs or 1,
-        num_processes=args.nproc,
-        say=lambda line: print(line, flush=True),
-    )
-    print_table(result.table, [plan.folder / "summary.md"])
-    return result.code
-
-
-def grid_of(args: argparse.Namespace) -> Grid:
-    """Build the grid, which has the settings of all runs of the sweep, from the grid file, the
-    config file and the command-line options."""
-    options = options_of(args)
-    flags = {key: value for key, value in options.flags.items() if key != "OUTPUT_DIR"}
-    seed = [f"SEED={flags.pop('SEED')}"] if flags["SEED"] is not None else []
-    words = [*options.words, *seed]
-    file = args.config_file
-    return make_grid(file, words, file=args.grid, flags=flags, imports=options.imports)
-
-
-def output_of(args: argparse.Namespace) -> Path:
-    """Return the folder of the sweep: --output or, by default, sweeps/<name of the grid file or
-    config file>."""
     name = args.grid or args.config_file
     if args.output_dir is None and name is None:
         raise ConfigError("expected a folder for the sweep: add --output DIR")
-    return Path(args.output_dir or Path("sweeps", Path(name).stem))
-
-
-def find_run(plan: SweepPlan, number: int) -> SweepRun:
-    """Return run `number`, counted from 0. Raises ConfigError if there is no such run, or if the
-    folder has no sweep yet."""
-    if number >= len(plan.runs):
-        raise ConfigError(f"--task {number}: {plan.folder} has runs 0 to {len(plan.runs) - 1}")
-    require_sweep(plan.folder, f"--task {number}")
-    return plan.runs[number]
-
-
-def require_sweep(folder: Path, flag: str) -> None:
-    """Raise ConfigError if a folder has no sweep.json, which lists the runs of a sweep.
-
-    flag: the flag that needs the sweep, for the message.
-    """
-    if not (folder / "sweep.json").is_file():
-        raise ConfigError(
-            f"{flag}: {folder} has no sweep yet; to start one, leave out this flag or replace it "
-            "by --slurm"
-        )
-
-
-def print_plan(plan: SweepPlan) -> None:
-    """Print one line per run: name, state, name of its variant in the grid file (if any), and
-    values of the config keys that the sweep varies."""
-    from vil.workflows.sweeping.state import read_state
-
-    print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
-    rows = [[run.name, read_state(run).state, describe(run, plan)] for run in plan.runs]
-    print(align(rows, num_left=3))
-
-
-def print_states(plan: SweepPlan) -> int:
-    """Print one line per run: state, number of finished steps, and the reason of a failure. Then
-    print the number of runs in each state. Returns the exit code."""
-    from vil.workflows.sweeping.state import read_state
-
-    states = [(run, read_state(run)) for run in plan.runs]
-    rows = [[r.name, s.state, f"step {s.step}" if s.step else "", s.reason] for r, s in states]
-    print(align(rows, num_left=4))
-    counts = Counter(state.state for _, state in states)
-    print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    return 0
-
-
-def describe(run: SweepRun, plan: SweepPlan) -> str:
-    """Describe how a run differs from the other runs of the sweep. The text, such as "linformer
-    SEED=0", has the name of the run's variant in the grid file (if any), and the run's values of
-    the config keys that the sweep varies."""
-    values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
-    return " ".join([*([run.variant] if run.variant else []), *values])
-
-
-def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
-    """Write a SLURM script that trains the unfinished runs of a sweep as a job array, and submit it
-    if this machine has sbatch. With --dry-run, only print the script. Returns the exit code."""
-    from vil.workflows.sweeping import slurm
-    from vil.workflows.sweeping.state import read_state
-
-    tasks = [i for i, run in enumerate(plan.runs) if read_state(run).state != "finished"]
-    if not tasks:
-        print("all runs have finished")
+    folder = Path(args.output_dir or Path("sweeps", Path(name).stem))
+    options = options_of(args)
+    words = [*options.words, *([] if args.seed is None else [f"SEED={args.seed}"])]
+    own = dict(output_dir=folder, file=args.grid, data=args.data, imports=options.imports)
+    runs = sweep.plan_sweep(args.config_file, words, **own)
+    if args.table and not (folder / "sweep.json").is_file():
+        raise ConfigError(f"--table: {folder} has no sweep yet; to start one, leave out this flag")
+    sizes = sweep.check_models(runs)
+    if args.table:
+        print(sweep.write_table(runs, sizes)[-1], end="")
         return 0
-    text = slurm.format_script(
-        plan.folder, tasks, options=args.slurm, jobs=args.jobs, num_processes=args.nproc
-    )
-    if args.dry_run:
-        print(f"\n{text}", end="")
-        return 0
-    write_plan(plan)
-    script = slurm.write_script(plan.folder, text)
-    job = slurm.submit(script)
-    if job is None:
-        print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {script}")
-    else:
-        print(
-            f"submitted job {job} with {len(tasks)} runs: vil sweep --output {plan.folder} --list "
-            "shows their states"
-        )
-    return 0
+    if args.dry_run or args.slurm is not None:
+        rows = sweep.read_rows(runs)
+        print(f"{len(runs)} runs in {folder}; every config is valid")
+        if args.dry_run:
+            print(align([[row.name, row.state, row.reason] for row in rows], num_left=3))
+        unfinished = [run for run, row in zip(runs, rows) if row.state != "finished"]
+        if args.slurm is None:
+            return 0
+        if not unfinished:
+            print("all runs have finished")
+            return 0
+        more = dict(jobs=args.jobs, num_processes=args.nproc)
+        script = sweep.format_script(unfinished, args.slurm, **more)
+        if args.dry_run:
+            print(f"\n{script}", end="")
+            return 0
+        return submit(sweep.write_script(runs, script))
+    say = partial(print, flush=True)
+    more = dict(jobs=args.jobs or 1, num_processes=args.nproc, say=say)
+    result = sweep.run_sweep(runs, sizes, **more)
+    print(f"\n{result.text}\n{folder / 'summary.md'}")
+    return result.code
 
 
-def print_table(table: Any, files: list[Path]) -> int:
-    from vil.workflows.sweeping.results import format_summary
-
-    print(f"\n{format_summary(table)}\n")
-    for file in files:
-        print(file)
+def submit(script: Path) -> int:
+    """Submit the script of a job array, if this machine has sbatch. Returns the exit code."""
+    if shutil.which("sbatch"):
+        return subprocess.run(["sbatch", str(script)]).returncode
+    print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {script}")
     return 0
