@@ -143,7 +143,7 @@ def test_the_reference_names_every_error_and_python_name():
     assert len(errors) >= 9
     for name, error in errors.items():
         assert listed[name] == getattr(error, "exit_code", 75), name
-    names = read("docs/reference/python_api.md")
+    names = read("docs/tutorials/python.md")
     for name in vil.__all__:
         assert re.search(rf"`(vil\.)?{name}\b", names), name
     further = names.split("Further modules")[1]
