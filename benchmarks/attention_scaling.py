@@ -18,11 +18,16 @@ import torch
 from matplotlib.figure import Figure
 from shared import CPU, RESULTS, add_json, make_parser, write_json
 
-from vil.bench.baselines import BESIDE, count_pairs, make_candidate, reasons_against
 from vil.ops import BACKENDS, Case, Window
 from vil.ops.testing import make_inputs
 from vil.utils.interleaved_timer import Candidate, Limits, time_interleaved
 from vil.utils.machine import free_bytes, machine
+from vil.workflows.benchmark_attention import (
+    BASELINES,
+    count_pairs,
+    make_candidate,
+    reasons_against,
+)
 
 SIDES = (14, 28, 56, 112, 224, 512)
 WINDOW, HEADS, CHANNELS = 7, 2, 32
@@ -117,7 +122,11 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument(
-        "--backends", nargs="+", default=list(NAMES), choices=[*BACKENDS, *BESIDE], metavar="NAME"
+        "--backends",
+        nargs="+",
+        default=list(NAMES),
+        choices=[*BACKENDS, *BASELINES],
+        metavar="NAME",
     )
     parser.add_argument("--rounds", type=int, default=9)
     add_json(parser, RESULTS / "attention-scaling-cpu.json")

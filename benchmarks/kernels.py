@@ -1,20 +1,16 @@
-"""Compile the Triton kernels for NVIDIA GPUs that this machine need not have.
+"""Compile the Triton kernels for NVIDIA GPUs that this machine need not have, and count.
 
   python benchmarks/kernels.py                            for an H100, heads of 32 and 64 channels
   python benchmarks/kernels.py --targets sm_80 sm_90 --head-dims 128 --json FILE
-  python benchmarks/kernels.py --sweep --head-dims 64     other block sizes, warps and stages
 
 Prints for each kernel: registers, bytes of spilled registers, shared memory, thread blocks that fit
-on a multiprocessor, and the instructions of its inner loop. `per tile` is the number of
-instructions that a warp scheduler issues for 64 x 64 scores, `tensor` the cycles that the tensor
-cores need for them at the published rate. The larger of both is a lower bound on cycles. No time is
-measured.
+on a multiprocessor, and the instructions of its inner loop that a warp scheduler issues for 64 x 64
+scores (`per tile`). No time is measured.
 
 Compiling takes about a second per kernel. It needs triton, with the assembler in its package.
 """
 
 import argparse
-import collections
 import dataclasses
 import itertools
 import json
@@ -32,7 +28,7 @@ import torch
 from shared import add_json, make_parser
 
 from vil.ops import Case, LocalBias, Window, patterns
-from vil.ops.backends.triton import fused, launch, launches
+from vil.ops.backends.triton import fused, launch
 from vil.ops.call import Call
 from vil.ops.layout import Layout
 from vil.utils.text_table import align
@@ -45,16 +41,9 @@ WINDOWS = {
     "exact, w 15": (Window(GRID, 15, 1), True),
     "axial | local:5, w 8": (Layout(GRID, 8, patterns.parse_pattern("axial | local:5")), True),
 }
-MATMULS = {"forward": 2, "query": 3, "key": 4, "tile": 2, "global": 4}  # per block of scores
-FLOPS_PER_CYCLE = {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}  # of a multiprocessor, 16 bits
+KERNELS = ("forward", "query", "key", "tile", "global")
 SHARED_BYTES = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
-SWEEP = {  # {kernel: block sizes (queries, keys)}
-    "forward": [(64, 64), (64, 32), (128, 64)],
-    "query": [(64, 64), (64, 32)],
-    "key": [(64, 64), (32, 64), (16, 64)],
-    "tile": [(64, 64), (64, 32)],
-}
 
 
 @dataclasses.dataclass
@@ -63,9 +52,8 @@ class Row:
 
     queries, keys: size of the block of scores that it computes at a time. registers: per thread.
     spilled: bytes per thread. shared: bytes per thread block. blocks: thread blocks that fit on a
-    multiprocessor. loop: instructions of the inner loop, by opcode. per_tile: instructions that a
-    scheduler issues for 64 x 64 scores. tensor: cycles of the tensor cores for them.
-    scalar_matmuls: matmuls that do not run on tensor cores.
+    multiprocessor. per_tile: instructions of the inner loop that a scheduler issues for 64 x 64
+    scores. scalar_matmuls: matmuls that do not run on tensor cores.
     """
 
     target: str
@@ -82,9 +70,7 @@ class Row:
     shared: int
     blocks: int
     per_tile: int
-    tensor: int
     scalar_matmuls: int
-    loop: dict[str, int]
 
 
 class Driver:
@@ -143,17 +129,11 @@ def run_on_meta(case: Case) -> None:
     fused.backward(call, out, lse, dout)
 
 
-def compile_kernels(
-    target: str, window: str, dtype: str, head_dim: int, changes: dict[str, launches.Launch]
-) -> list[Row]:
-    """Compile the kernels of an attention call. changes: launches to use instead of the table's."""
+def compile_kernels(target: str, window: str, dtype: str, head_dim: int) -> list[Row]:
+    """Compile the kernels of an attention call."""
     from triton.runtime import driver
 
     driver.set_active(Driver(target))
-    column = launches.HEAD_DIMS.index(head_dim)
-    for kernel, other in changes.items():
-        row = launches.LAUNCHES[target][kernel]
-        launches.LAUNCHES[target][kernel] = (*row[:column], other, *row[column + 1 :])
     attended, has_bias = WINDOWS[window]
     case = Case(attended, 8, 6, head_dim, 1, getattr(torch, dtype), "cuda", has_bias, has_bias)
     assert not launch.interpreted(), "unset TRITON_INTERPRET"
@@ -161,7 +141,7 @@ def compile_kernels(
         run_on_meta(case)
     return [
         make_row((target, window, dtype, head_dim), name, *found[name])
-        for name in MATMULS
+        for name in KERNELS
         if name in found
     ]
 
@@ -173,18 +153,15 @@ def make_row(case: tuple, name: str, kernel: Any, options: dict[str, Any]) -> Ro
         int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage).groups()
     )
     loop = inner_loop(cuobjdump("-sass", kernel.asm["cubin"]))
-    target, _, _, head_dim = case
     shared = kernel.metadata.shared
     by_registers = 4 * (512 // (-(-registers // 8) * 8)) // warps
-    by_shared = SHARED_BYTES[target] // (shared + 1024)
+    by_shared = SHARED_BYTES[case[0]] // (shared + 1024)
     tiles = queries * keys / 64**2
-    flops = MATMULS[name] * 2 * 64 * 64 * head_dim
     layouts = re.findall(r"= tt\.dot .*-> tensor<[^#>]*#(\w+)>", kernel.asm["ttgir"])
     return Row(
         *case, name, queries, keys, warps, options["num_stages"], registers, stack + local, shared,
-        min(by_registers, by_shared, 64 // warps), round(sum(loop.values()) * warps / 4 / tiles),
-        flops // FLOPS_PER_CYCLE[target], sum(not layout.startswith("mma") for layout in layouts),
-        dict(loop.most_common()),
+        min(by_registers, by_shared, 64 // warps), round(loop * warps / 4 / tiles),
+        sum(not layout.startswith("mma") for layout in layouts),
     )  # fmt: skip
 
 
@@ -199,8 +176,8 @@ def cuobjdump(option: str, cubin: bytes) -> str:
     return run.stdout
 
 
-def inner_loop(sass: str) -> collections.Counter[str]:
-    """Count the instructions of the innermost loop with tensor core instructions, by opcode."""
+def inner_loop(sass: str) -> int:
+    """Count the instructions of the innermost loop with tensor core instructions."""
     lines = [match.groups() for raw in sass.splitlines() if (match := INSTRUCTION.match(raw))]
     at = {int(address, 16): number for number, (address, *_) in enumerate(lines)}
     loops = []
@@ -209,8 +186,8 @@ def inner_loop(sass: str) -> collections.Counter[str]:
         if opcode.startswith("BRA") and target and int(target[1], 16) < int(address, 16):
             body = [op.partition(".")[0] for _, op, _ in lines[at[int(target[1], 16)] : end + 1]]
             if any(op.endswith("MMA") for op in body):
-                loops.append(body)
-    return collections.Counter(min(loops, key=len, default=[]))
+                loops.append(len(body))
+    return min(loops, default=0)
 
 
 def compile_all(jobs: list[tuple], processes: int) -> Iterator[Row]:
@@ -222,7 +199,7 @@ def compile_all(jobs: list[tuple], processes: int) -> Iterator[Row]:
 
 HEAD = (
     "window", "dtype", "D", "kernel", "block", "warps", "stages", "registers", "spilled",
-    "shared", "blocks/SM", "per tile", "tensor",
+    "shared", "blocks/SM", "per tile",
 )  # fmt: skip
 
 
@@ -230,32 +207,13 @@ def cells(row: Row) -> list[str]:
     block = f"{row.queries}x{row.keys}"
     return [
         row.window, row.dtype, row.head_dim, row.kernel, block, row.warps, row.stages,
-        row.registers, row.spilled, row.shared, row.blocks, row.per_tile, row.tensor,
+        row.registers, row.spilled, row.shared, row.blocks, row.per_tile,
     ]  # fmt: skip
 
 
-def sweep_jobs(args: argparse.Namespace) -> list[tuple]:
-    """List compilations of each kernel with other launches."""
-    jobs = []
-    names = ("chunks, w 7",)
-    for target, window, dim in itertools.product(args.targets, names, args.head_dims):
-        for count in range(max(map(len, SWEEP.values()))):
-            sizes = {kernel: blocks[count % len(blocks)] for kernel, blocks in SWEEP.items()}
-            for stages, registers in itertools.product((1, 2, 3), (0, 168, 128)):
-                changes = {
-                    kernel: launches.Launch(*size, 8 if size[0] > 64 else 4, stages, registers)
-                    for kernel, size in sizes.items()
-                }
-                jobs.append((target, window, "bfloat16", dim, changes))
-    return jobs
-
-
 def run(args: argparse.Namespace) -> None:
-    jobs = [
-        (*case, {})
-        for case in itertools.product(args.targets, WINDOWS, args.dtypes, args.head_dims)
-    ]
-    rows = list(compile_all(sweep_jobs(args) if args.sweep else jobs, args.processes))
+    jobs = list(itertools.product(args.targets, WINDOWS, args.dtypes, args.head_dims))
+    rows = list(compile_all(jobs, args.processes))
     for target in args.targets:
         table = [list(map(str, cells(row))) for row in rows if row.target == target]
         print(f"\n{target}\n{align([list(HEAD), *table])}")
@@ -263,18 +221,15 @@ def run(args: argparse.Namespace) -> None:
         import triton
 
         about = {"torch": torch.__version__, "triton": triton.__version__}
-        lines = ",\n".join(
-            json.dumps({k: v for k, v in vars(row).items() if k != "loop"}) for row in rows
-        )
+        lines = ",\n".join(json.dumps(vars(row)) for row in rows)
         args.json.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("--targets", nargs="+", default=["sm_90"], choices=list(FLOPS_PER_CYCLE))
+    parser.add_argument("--targets", nargs="+", default=["sm_90"], choices=list(SHARED_BYTES))
     parser.add_argument("--head-dims", nargs="+", type=int, default=[32, 64])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
     parser.add_argument("--processes", type=int, default=2, help="compiling processes (2)")
-    parser.add_argument("--sweep", action="store_true", help="compile other block sizes too")
     add_json(parser)
     run(parser.parse_args())

@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from attention_engine import GIB, Ratio, process_memory
 from shared import CPU, MIB, RESULTS, add_json, make_parser, time_all, write_json
 
-from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
 from vil.ops import BACKENDS, Case, Layout, Window, patterns
 from vil.ops.custom_op import num_pairs
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, make_inputs
 from vil.utils.interleaved_timer import Candidate, peak_bytes
 from vil.utils.machine import machine
+from vil.workflows.benchmark_attention import differentiate, make_candidate, masked_sdpa
 
 THREADS, ROUNDS = 2, 9
 RESULT = RESULTS / "layouts-cpu.json"

@@ -24,8 +24,8 @@ from torch import nn
 from torch.amp import GradScaler
 
 import vil
-from vil.bench.model import Contender, Row, measure, plain
 from vil.utils.machine import machine
+from vil.workflows.benchmark_model import Contender, Row, measure
 
 THREADS, ROUNDS, PIXELS, WINDOW = 2, 9, 1024, 8
 MODELS = ("vit_tiny_patch16_224", "deit3_small_patch16_224")
@@ -95,7 +95,9 @@ def run(args: argparse.Namespace) -> None:
             missed = "  <- missed" if bound is not None and value > bound else ""
             print(f"  patched: {text}: {value:.3f}{wanted}{missed}", flush=True)
     about |= {"timm": timm.__version__, "pixels": args.pixels, "window": args.window}
-    write_json(args.json, {"machine": about, "ratios": ratios, "rows": plain(all_rows)})
+    write_json(
+        args.json, {"machine": about, "ratios": ratios, "rows": [vars(row) for row in all_rows]}
+    )
 
 
 if __name__ == "__main__":

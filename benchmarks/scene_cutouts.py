@@ -4,7 +4,7 @@
   vil train --config-file digits/vil_nano.yaml --output_dir runs/cutouts --data cutouts \\
       DATA.TRAIN folder DATA.TEST folder OPTIM.EPOCHS 12 \\
       MODEL.MODEL_PATH vil/weights/vil_nano_digits.safetensors
-  vil benchmark deploy --run runs/cutouts --images 1943 --out benchmarks/results/deploy-cutouts
+  python benchmarks/deploy.py --run runs/cutouts --images 1943 --out runs/deploy-cutouts
 
 Each cut-out is a square around the box of a digit, with a margin of a fifth of the box's longer
 side. It therefore also shows the clutter around the digit.

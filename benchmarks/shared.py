@@ -15,7 +15,7 @@ from vil.cli import main
 from vil.report.run_record import metrics
 from vil.report.sweep_table import GroupRow
 from vil.utils.interleaved_timer import Candidate, Times, time_interleaved
-from vil.utils.machine import processor
+from vil.utils.machine import processor, search_file
 from vil.utils.text_table import align
 
 MIB = 2**20
@@ -129,3 +129,10 @@ def time_all(
     times, failed = time_interleaved(candidates, rounds, device, exempt=list(candidates))
     assert not failed, failed
     return times
+
+
+def resident_bytes(field: str) -> int | None:
+    """Return the resident memory of this process in bytes, or None if the system has no
+    /proc/self/status. field: VmRSS (now), VmHWM (peak) or RssAnon (now, without mapped files)."""
+    found = search_file(rf"{field}:\s+(\d+) kB", "/proc/self/status")
+    return int(found) * 1024 if found else None

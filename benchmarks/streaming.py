@@ -34,14 +34,13 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+from shared import CPU, MIB, RESULTS, add_json, make_parser, resident_bytes, write_json
 from streaming_tiles import compare_tiles
 
 import vil
 from vil.config import get_config
 from vil.streaming import Normalize, prepare
 from vil.utils.machine import machine
-from vil.utils.resident_memory import resident_bytes
 from vil.workflows.stream_image import Clock
 
 ROUNDS, SIDE = 3, 4096

@@ -280,7 +280,7 @@ def benchmark(line: str, commands: Commands, place: Path) -> None:
     """The script exists, and benchmarks have these flags."""
     _, script, *words = shlex.split(line)
     assert (ROOT / script).exists()
-    sources = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("vil/bench/*.py")]  # flags are shared
+    sources = [*ROOT.glob("benchmarks/*.py"), ROOT / "vil/cli/arguments.py"]  # flags are shared
     text = "".join(path.read_text() for path in sources)
     for flag in (word for word in words if word.startswith("--")):
         assert f'"{flag}"' in text, flag

@@ -81,9 +81,9 @@ def test_the_site_builds(tmp_path):
     done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), done.stderr
-    text = (tmp_path / "internals/attention_speed/index.html").read_text(encoding="utf-8")
-    (image,) = re.findall(r'src="([^"]*attention-cpu/[^"]*png)"', text)
-    assert (tmp_path / "internals/attention_speed" / image).resolve().exists()
+    text = (tmp_path / "internals/performance/index.html").read_text(encoding="utf-8")
+    (image,) = re.findall(r'src="([^"]*attention-scaling-cpu.png)"', text)
+    assert (tmp_path / "internals/performance" / image).resolve().exists()
     assert (tmp_path / "MODEL_ZOO/index.html").exists()
 
 
@@ -353,34 +353,32 @@ def test_the_page_of_backends_has_the_measured_speed_of_native():
     assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as blocked" in text
 
 
-def test_the_page_of_grid_sizes_has_the_measured_times():
-    page = read("docs/internals/attention_scaling.md")
+def test_the_performance_page_has_the_measured_times_of_attention():
+    page = read("docs/internals/performance.md").replace("  ", " ")
     rows = json.loads((RESULTS / "attention-scaling-cpu.json").read_text())["rows"]
-    sides = sorted({row["side"] for row in rows})
-    measured = {
-        (row["backend"], row["dtype"], unit): [] for row in rows for unit in row if "_per_" in unit
-    }
-    for name, dtype, unit in measured:
-        times = {
-            row["side"]: row.get(unit)
-            for row in rows
-            if (row["backend"], row["dtype"]) == (name, dtype)
-        }
-        cells = [f"{times[side]:.2f}" if times.get(side) else "" for side in sides]
-        if unit != "forward_us_per_token":
-            assert f"| {name} | {' | '.join(cells)} |".replace("  ", " ") in page.replace("  ", " ")
-    spread = max(
-        max(times) / min(times)
-        for dtype in ("float32", "bfloat16")
-        for times in [
-            [
-                row["both_ns_per_pair"]
-                for row in rows
-                if (row["backend"], row["dtype"]) == ("native", dtype) and row["side"] >= 56
-            ]
-        ]
-    )
-    assert f"differs by {100 * (spread - 1):.0f} % at most" in page
+    rows = {(row["backend"], row["dtype"], row["side"]): row for row in rows}
+    sides = sorted({side for _, _, side in rows})
+    spread = []
+    for dtype in ("float32", "bfloat16"):
+        for name in ("native", "blocked", "chunk_handgrad", "sdpa"):
+            times = [rows.get((name, dtype, side), {}).get("both_ns_per_pair") for side in sides]
+            cells = [f"{time:.2f}" if time else "" for time in times]
+            assert f"| {name} | {' | '.join(cells)} |".replace("  ", " ") in page
+        large = [rows["native", dtype, side]["both_ns_per_pair"] for side in sides if side >= 56]
+        spread.append(max(large) / min(large) - 1)
+    assert f"differs by {100 * max(spread):.0f} % at most" in page
+    for name in ("native", "sdpa"):
+        assert f"{rows[name, 'float32', 56]['both_us_per_token']:.2f}" in page
+
+
+def test_the_performance_page_has_the_measured_ratios():
+    found = json.loads((RESULTS / "attention-engine-cpu.json").read_text())["ratios"]
+    ratios = {row["name"].partition(" ")[2]: row for row in found}  # without the part's letter
+    section = read("docs/internals/performance.md").partition("## Ratios")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| (.*?) \|$", section, flags=re.MULTILINE)
+    assert len(rows) >= 10
+    for name, value, wanted in rows:
+        assert (value, wanted) == (f"{ratios[name]['value']:.3g}", ratios[name]["wanted"])
 
 
 # ----------------------------------------------------------------------------------------- keys

@@ -28,8 +28,7 @@ BELOW = {
     "report": ["utils"],
     "builders": ["config", "integrations", "export", "data", "optim", "engine", "report"],
     "tasks": ["builders"],
-    "bench": ["tasks"],
-    "workflows": ["bench", "streaming"],
+    "workflows": ["tasks", "streaming"],
 }
 ONLY = {"cli": {"cli", "workflows", "config", "utils"}}
 PUBLIC = {"__init__", "__main__", "errors", "plugins"}  # modules of the package itself

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from tests.common.small_runs import TINY, vil
-from vil.bench.profile import profiled
 from vil.config import get_config
 from vil.utils.errors import ConfigError
-from vil.workflows.benchmark_model import ModelBenchmark
+from vil.workflows.benchmark_model import ModelBenchmark, profile_step
 
 WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
 
@@ -72,7 +71,7 @@ def test_a_profile_without_times_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="the profiler recorded no times on cuda: allow"):
-        profiled(
+        profile_step(
             lambda: model(torch.ones(1, 2)), model, torch.device("cuda"), tmp_path / "trace.json"
         )
 
@@ -105,9 +104,15 @@ def test_a_model_that_is_not_there_says_so_in_its_row(tmp_path):
 def test_benchmark_alone_says_what_there_is():
     ended = vil("benchmark")
     assert ended.code == 2
-    names = "benchmark attention or benchmark model or benchmark deploy"
-    assert f"did you mean {names}?" in ended.err
+    assert "did you mean benchmark attention or benchmark model?" in ended.err
     assert "did you mean benchmark model?" in vil("benchmark", "models").err
+
+
+def test_the_removed_command_says_what_replaced_it():
+    ended = vil("benchmark", "deploy", "--run", "runs/nano")
+    assert (ended.code, ended.out) == (2, "")
+    assert "use python benchmarks/deploy.py" in ended.err
+    assert ended.err.count("\n") == 1
 
 
 def test_the_number_of_classes_may_be_auto():

@@ -65,14 +65,6 @@ def test_analyze_prints_the_published_count():
     assert stages.split()[0] == "head"
 
 
-def test_analyze_lists_the_copies_that_change_layouts():
-    head, *rows, total = succeeds("analyze", *TINY, "--layout", "AMP.ENABLED=true").splitlines()
-    assert head.split()[:3] == ["module", "pass", "operator"]
-    assert any(row.startswith("stages.1.blocks.*.attn ") for row in rows)
-    assert int(total.split()[1]) == sum(int(row.split()[3]) for row in rows)
-    assert vil("analyze", *TINY, "--layout", "--batch", "0").code == 2
-
-
 def test_the_parts_of_analyze_add_up():
     rows = succeeds("analyze", *TINY).splitlines()[1:]
     parts = [[int(cell.replace(",", "")) for cell in row.split()[-2:]] for row in rows]

@@ -320,7 +320,6 @@ def test_predict_serves_every_task(run, photos):
         ["visualize", "attention", "test:0", "--run", "RUN"],
         ["convert", "RUN", "model.safetensors"],
         ["benchmark", "model", *SMALL[:2]],
-        ["analyze", "--layout", *SMALL[:2]],
     ],
     ids=lambda words: " ".join(words[:3]),
 )

@@ -53,17 +53,6 @@ OF_MINE = ("DATA.KWARGS={images: '{split}', annotations: '{split}.json'}",)
 PHOTOS = (*TINY[:6], TINY[8])
 OF_THREE = (*NANO, "DATA.NUM_CLASSES=3")
 NO_DOWNLOAD = (*PHOTOS, "MODEL.PRETRAINED=False")
-DEPLOY = (
-    "--paths",
-    "fast",
-    "--rounds",
-    "1",
-    "--beside",
-    "none",
-    "--no-tune",
-    "--out",
-    "runs/deploy",
-)
 # {start of a command: words to append}; the longest start that fits counts.
 SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file digits": ("OPTIM.EPOCHS=1", "INPUT.IMAGE_SIZE=32", *FEW_STEPS, *TINY[4:6]),
@@ -81,9 +70,6 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
     "benchmark attention": BENCHMARK,
     "benchmark model": (*TINY, "--rounds", "1", "--beside", "none", "--out", "runs/model"),
-    "benchmark deploy": DEPLOY,
-    "benchmark deploy --config-file imagenet": (*TINY, *DEPLOY),
-    "analyze --config-file imagenet/vil_small.yaml --layout": TINY,
     "export --config-file": NANO,
     "visualize attention": ("--token", "20,16"),  # the run's images have 32 pixels, not 64
     "visualize attention photo.jpg --config-file": NANO,

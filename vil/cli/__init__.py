@@ -49,14 +49,15 @@ COMMANDS = {
     "tune": "find the fastest attention backend of each stage by timing all of them",
     "benchmark attention": "measure time and memory of attention with each backend",
     "benchmark model": "measure images per second and memory of models, and profile them",
-    "benchmark deploy": "compare ways to run a model for inference: speed, memory, predictions",
     "config": "print the resolved config, and where each value was set",
     "info": "print versions, devices, and which attention backend runs in each stage",
     "visualize attention": "draw what a token of an image attends to, in each head and stage",
     "visualize pattern": "draw the tokens that a query token attends to, for each mask and mode",
     "report": "write an HTML report of a run: metrics, curves, confusions, images, config",
-    "analyze": "count parameters and MACs of each stage, or list memory layout conversions",
+    "analyze": "count parameters and MACs of each stage",
 }
+# {removed command: what replaced it}
+REMOVED = {"benchmark deploy": "python benchmarks/deploy.py, which has the same options"}
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
 # Aliases of commands for one task: {"detect train": ("train", registry entry of the task)}
@@ -102,6 +103,9 @@ def run_command(words: list[str]) -> int:
         print(overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, words = command_of(words)
+    if name in REMOVED:
+        print(f"vil: the command {name} was removed; use {REMOVED[name]}", file=sys.stderr)
+        return 2
     if name not in COMMANDS:
         group = [command for command in COMMANDS if command.startswith(f"{name} ")]
         if group and words and words[0] in HELP:

@@ -1,29 +1,26 @@
 """Measure time and memory of all attention backends, of full attention, and of the GEMMs alone.
 
-  vil benchmark attention                              the settings of the paper's figure, in fp32
+  vil benchmark attention                              grids of 14x14 to 112x112 tokens, in fp32
   vil benchmark attention --grids 14,28,56 --window 7,8 --dtype float32,bfloat16 --device cuda
   vil benchmark attention --masks chunks,cyclic --modes 0,1 --backends blocked,chunk_handgrad,sdpa
   vil benchmark attention --grids 28,56 --window 8 --pattern "axial | local:5" "random:0.2"
-  vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
 Every combination of the values of --grids, --window, --heads, --dtype, --masks and --modes is
-measured. With --pattern, the patterns replace windows, masks and modes. The rows of the table are
-the backends and four baselines. All of them run alternately. The baselines have no bias:
+measured. With --pattern, the patterns replace masks and modes. The rows of the table are the
+backends and four baselines. All of them run alternately. The baselines have no bias:
 
   sdpa         full attention
-  sdpa_masked  full attention with the window or pattern as mask
+  sdpa_masked  full attention with the pattern as mask
   natten       exact window, on CUDA, if natten is installed
   floor        only the GEMMs of the attended query-key pairs, a lower bound on the time
 
 The columns are the median times of the forward and the backward pass, the peak tensor memory in MiB
 without inputs, output and gradients, and the total time relative to the backend chunk_handgrad, to
 sdpa and to floor. A star marks the backend that `auto` selects. A row without numbers has the
-reason why the combination is not supported. Writes attention.json, attention.csv and plots to
---out.
+reason why the combination is not supported. Writes attention.json and attention.csv to --out.
 """
 
 import argparse
-from contextlib import suppress
 
 from vil.cli.arguments import at_least, height_width, import_argument, listed
 from vil.config.plugins import run_imports
@@ -70,63 +67,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu or cuda")
     text = "output folder (default: benchmarks/results/attention-<machine>-<time>)"
     add("--out", metavar="DIR", help=text)
-    text = "memory limit of a backend in bytes, such as 4e9 (0.8 of free memory)"
-    add("--max-bytes", type=number_of_bytes, metavar="N", help=text)
     import_argument(parser)
-    text = "only plot the results in FILE, an attention.json, to --out (the folder of FILE)"
-    add("--plot", metavar="FILE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     from vil.workflows import benchmark_attention as workflow
+    from vil.workflows.benchmark_results import ResultFolder
 
-    if args.plot:
-        for file in workflow.draw_again(args.plot, args.out):
-            print(file)
-        return 0
     run_imports(args.imports, ())
-    benchmark = workflow.AttentionBenchmark(
-        grids=args.grids,
-        window=args.window,
-        heads=args.heads,
-        dtype=args.dtype,
-        masks=args.masks,
-        modes=args.modes,
-        patterns=args.pattern,
-        head_dim=args.head_dim,
-        batch=args.batch,
-        num_global=args.num_global,
-        rounds=args.rounds,
-        bias=args.bias,
-        device=args.device,
-        backends=args.backends,
-        max_bytes=args.max_bytes,
-        out=args.out,
+    device = workflow.find_device(args.device)
+    lists = {name: getattr(args, name) for name in LISTS}
+    numbers = {name: getattr(args, name) for name in ("batch", "head_dim", "num_global")}
+    cases = workflow.list_cases(
+        **lists, **numbers, patterns=args.pattern, bias=args.bias, device=device
     )
-    print(benchmark.title)
-    for rows in benchmark.run():
+    names = workflow.check_names(args.backends)
+    results = ResultFolder(args.out, "attention", device)
+    print(results.title(f"{len(cases)} cases", args.rounds))
+    for rows in workflow.measure_cases(cases, names, args.rounds, results):
         print(table(rows), flush=True)
-    for file in benchmark.draw():
-        print(file)
     return 0
-
-
-def number_of_bytes(text: str) -> float:
-    """Parse a positive number of bytes, such as 4e9."""
-    with suppress(ValueError):
-        if float(text) > 0:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
 
 
 def table(rows: list) -> str:
     """Format the results for one attention setting as a table, with one line per backend. rows:
-    result of `vil.bench.attention.measure`."""
+    result of `vil.workflows.benchmark_attention.measure`."""
     spec = rows[0].spec
-    across, mode = (
-        "{} x {}".format(*spec["grid"]),
-        f", mode {spec['mode']}" if spec["mode"] else "",
-    )
+    across = "{} x {}".format(*spec["grid"])
+    mode = f", mode {spec['mode']}" if spec["mode"] else ""
     taken = [row.backend for row in rows if row.auto]
     shape = "B {batch}, N {heads}, D {head_dim}, G {num_global}, {dtype}".format(**spec)
     head = (

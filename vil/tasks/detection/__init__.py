@@ -74,8 +74,6 @@ ENTRY = dict(
         "depends on the image.",
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
         "benchmark model": "vil benchmark model measures only classifiers",
-        "benchmark deploy": "vil benchmark deploy measures only classifiers",
-        "analyze --layout": "--layout supports only classifiers",
         "predict --threshold": "--threshold is for classes: set DETECTION.TEST.SCORE",
     },
 )

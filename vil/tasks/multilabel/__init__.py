@@ -27,7 +27,6 @@ ENTRY = dict(
         "evaluate --pictures": "--pictures supports only detectors; use vil report",
         "convert": "vil convert supports only classifiers; predict from the run's folder",
         "export": "vil export supports only classifiers",
-        "benchmark deploy": "vil benchmark deploy measures only classifiers",
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
     },
 )
