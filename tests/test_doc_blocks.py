@@ -45,11 +45,11 @@ ELSEWHERE = {
 }
 SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
+    "README.md", "docs/guides/export.md", "docs/guides/tuning.md",
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
-    "docs/guides/data_splits_and_checks.md", "docs/guides/timm_and_hub.md",
-    "docs/guides/fast_inference.md", "docs/tutorials/attention_lab.md",
-    "docs/tutorials/from_folder_to_model.md", "docs/tutorials/from_folder_to_model_2.md",
+    "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
+    "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",
+    "docs/tutorials/from_folder_to_model.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES
@@ -285,6 +285,13 @@ def benchmark(line: str, commands: Commands, place: Path) -> None:
         assert f'"{flag}"' in text, flag
 
 
+def example(line: str, commands: Commands, place: Path) -> None:
+    """The script runs."""
+    _, script = shlex.split(line)
+    (place / "empty").mkdir()
+    subprocess.run([sys.executable, ROOT / script], cwd=place / "empty", check=True)
+
+
 def installation(line: str, commands: Commands, place: Path) -> None:
     """The extras exist."""
     declared = (ROOT / "pyproject.toml").read_text().split("optional-dependencies]")[1]
@@ -312,11 +319,10 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "for split in": (other_program, "tests/data/test_data_docs.py runs it"),
     "seq ": (other_program, "writes a list of numbers"),
     "hf upload": (other_program, "needs an account of the Hub"),
-    "python make_photos.py": (other_program, "its page's first block, which runs"),
+    "python examples/": (example, "runs in another folder"),
     "cp -r photos": (other_program, "copies folders"),
-    "rm photos": (other_program, "removes files that make_photos.py wrote"),
+    "rm photos": (other_program, "removes files that examples/make_photos.py wrote"),
     "tensorboard": (other_program, "a server of its own"),
-    "chromium": (other_program, "a browser"),
 }
 
 

@@ -143,7 +143,7 @@ def test_the_reference_names_every_error_and_python_name():
     assert len(errors) >= 9
     for name, error in errors.items():
         assert listed[name] == getattr(error, "exit_code", 75), name
-    names = read("docs/reference/python_api.md")
+    names = read("docs/tutorials/python.md")
     for name in vil.__all__:
         assert re.search(rf"`(vil\.)?{name}\b", names), name
     further = names.split("Further modules")[1]
@@ -192,8 +192,8 @@ def test_the_readme_s_results_are_those_published_and_measured():
     assert next(found, None) is None
 
 
-def test_the_detectors_page_has_the_measured_numbers():
-    page = read("docs/internals/detectors.md")
+def test_the_detection_page_has_the_measured_numbers():
+    page = read("docs/guides/detection.md")
     steps = json.loads((RESULTS / "detection-cpu.json").read_text())
     for row in steps["steps"].values():
         cells = f"| {row['parameters'] / 1e6:.1f}M | {row['seconds']:.1f} | {row['MiB']:,.0f} |"
@@ -206,9 +206,9 @@ def test_the_detectors_page_has_the_measured_numbers():
         assert f"| {' | '.join(values)} |" in page, values
 
 
-def test_the_fine_tuning_page_has_the_measured_numbers():
+def test_the_models_page_has_the_measured_gain_of_fine_tuning():
     rows = json.loads((RESULTS / "finetune-cpu.json").read_text())["rows"]
-    page = read("docs/tutorials/fine_tuning.md")
+    page = read("docs/tutorials/models.md")
     for curves in rows.values():
         last = sorted(curve[-1] for curve in curves)
         assert f"| {last[len(last) // 2]:.2f} |" in page
@@ -266,15 +266,10 @@ def test_the_streaming_page_has_the_measured_numbers():
     rows = [*(result[part][side] for part, side in STREAMED), result["jpeg"], result["large"]]
     for row in rows:
         assert f"| {row['seconds']:.1f} | {row['MiB']:.0f} MiB |" in page
-    assert f"within {100 * result['large']['worst_estimate']:.0f} %" in page
-    returned = [result["height"]["returned"][side]["MiB"] for side in ("low", "high")]
-    assert "grow by {:.0f} and {:.0f} MiB".format(*returned) in page
     tiles = result["tiles"]
     for name, row in (("tiles", tiles), ("streamed", tiles["crop"])):
         cells = " | ".join(f"{100 * share:.1f} %" for share in row["different"])
         assert re.search(rf"^\| {name}\b[^|]* \| {re.escape(cells)} \|$", page, re.M), cells
-    for logits in (tiles["logits"], tiles["logits_of_tiles"]):
-        assert "{:.3f}, {:.3f} and {:.3f}".format(*logits.values()) in page
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ layers compute the ranges of their inputs in each call. --calibration computes f
 folder of at least 16 images, which may be in subfolders named after classes of the model.
 
 The metadata of the file has the model, the class names, and the mean, standard deviation and size
-of the images; see docs/guides/exported_files.md.
+of the images; see docs/guides/export.md.
 """
 
 import argparse

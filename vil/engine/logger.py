@@ -13,7 +13,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +26,7 @@ from vil.engine.slow_steps import SlowSteps
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
 from vil.utils.machine import now
-from vil.utils.metric_format import format_pairs
+from vil.utils.metric_format import DETAILS, format_pairs
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -184,22 +184,25 @@ class RunLogger:
         if steps > 1:
             self.first_step_time = math.inf
 
-    def evaluation(self, step: int, results: dict[str, dict]) -> None:
-        """Log the results of an evaluation during training, one line per test set.
+    def evaluation(self, step: int, results: dict[str, dict], metric: str = "") -> None:
+        """Log the results of an evaluation during training, one line per test set. The metrics in
+        DETAILS are written to metrics.jsonl and TensorBoard only.
 
         results: {name of the test set: {metric: value}}. Values that are not numbers, such as
-        per-class tables, are left out.
+        per-class tables, are left out. metric: the metric that selects the best checkpoint.
         """
         self.last_evaluation = results
-        self.results(step, "val", results)
+        self.results(step, "val", results, hidden={*DETAILS} - {metric})
 
-    def results(self, step: int, part: str, results: dict[str, dict]) -> None:
+    def results(
+        self, step: int, part: str, results: dict[str, dict], *, hidden: Collection[str] = ()
+    ) -> None:
         """Log the results of an evaluation, one line per test set. Before `begin` is called, writes
         only to log.txt and the terminal.
 
         part: "val" during training, or "test". In metrics.jsonl, "split" is <part>/<test set>. With
         "test", the lines of an earlier test at the same step are replaced. results: see
-        `evaluation`.
+        `evaluation`. hidden: metrics that the line leaves out.
         """
         if not self.enabled:
             return
@@ -210,7 +213,8 @@ class RunLogger:
         for name, metrics in results.items():
             metrics = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
             where = self.position(step) if self.metrics else f"step {step}"
-            self.say(f"{part} {where} set {name} {format_pairs(metrics)}")
+            shown = {k: v for k, v in metrics.items() if k not in hidden}
+            self.say(f"{part} {where} set {name} {format_pairs(shown)}")
             if self.metrics:
                 self.record(step, f"{part}/{name}", metrics)
         if self.tensorboard:

@@ -168,7 +168,7 @@ def train(
             if policy.evaluates(state, end):
                 share_buffers(evaluated_model)
                 results = task.evaluate(evaluated_model, guard.check_all_ranks)
-                run.log.evaluation(state.step, results)
+                run.log.evaluation(state.step, results, task.metric.name)
                 value = metric_value(results, task.metric, run.log)
                 state = checkpoints.check_best(state).after_eval(value, **judgment)
                 if draw and dist.is_main:

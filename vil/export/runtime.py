@@ -22,7 +22,7 @@ class ExportedModel(nn.Module):
     logits (B, classes).
 
     run: function that runs the file on images. metadata: the file's metadata, which is described in
-    docs/guides/exported_files.md.
+    docs/guides/export.md.
     """
 
     def __init__(self, run: Callable[[Tensor], Tensor], metadata: Mapping[str, str]) -> None:

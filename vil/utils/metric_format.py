@@ -22,6 +22,9 @@ FORMATS = {  # the start of a metric's name -> format of its value
     "mem": ".0f",
 }
 
+# metrics that lines of evaluations during training leave out
+DETAILS = ("macro_precision", "macro_recall", "average_precision")
+
 
 def digits_for(unit: str) -> str:
     """Return the format specification for values of a metric: two decimals for percentages, else

@@ -48,6 +48,15 @@ class BackendRequest(NamedTuple):
     modules: tuple[Attention, ...]  # the modules that make this call
 
     def __str__(self) -> str:
+        return f"{self.call}, {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        return "training" if self.case.needs_grad else "evaluation"
+
+    @property
+    def call(self) -> str:
+        """The request as text, without its phase."""
         window = self.case.window
         if self.case.is_layout:
             keys = f"w {window.size}, pattern {window.pattern}, density {window.density:.2f}"
@@ -56,10 +65,7 @@ class BackendRequest(NamedTuple):
         else:
             visible = {1: "the self chunk", 2: "the self chunk and one neighbor"}
             keys = f"w {window.size}, {visible.get(len(window.offsets), 'all nine chunks')}"
-        return (
-            f"stage {self.stage}: {window.grid[0]} x {window.grid[1]} tokens, {keys}, "
-            f"{'training' if self.case.needs_grad else 'evaluation'}"
-        )
+        return f"stage {self.stage}: {window.grid[0]} x {window.grid[1]} tokens, {keys}"
 
 
 def attention_network(model: nn.Module) -> nn.Module:
@@ -200,8 +206,8 @@ def _load_native_on_all_ranks() -> None:
 def _report(
     requests: list[BackendRequest], say: Callable[[str], None], *, resumed: bool = False
 ) -> None:
-    """Log the backend that is selected for each attention call. Also log a warning for each call
-    whose tuned backend cannot run.
+    """Log the backend that is selected for each attention call, in one line if training and
+    evaluation have the same. Also log a warning for each call whose tuned backend cannot run.
 
     say: function that logs a line. resumed: whether the backends are those of a run's folder.
     """
@@ -211,10 +217,14 @@ def _report(
             entry = BACKENDS.get(wanted)
             why = "; ".join(entry.reasons_against(case)) if entry else "no backend has this name"
             log.warning("%s: the tuned backend %s is not used: %s", request, wanted, why)
+    calls: dict[tuple[str, str], list[BackendRequest]] = {}  # by call and selected backend
     for request in requests:
         name = choose(request.case, request.backend)
         how = explain(request.case, request.backend)[name].removeprefix("chosen")
-        say(f"{request}: {name}{how.replace('tuned', 'as before') if resumed else how}")
+        backend = name + (how.replace("tuned", "as before") if resumed else how)
+        calls.setdefault((request.call, backend), []).append(request)
+    for (call, backend), same in calls.items():
+        say(f"{call if len(same) > 1 else same[0]}: {backend}")
 
 
 def _read_stored(folder: Path) -> dict[str, str] | None:

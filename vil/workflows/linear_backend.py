@@ -101,14 +101,11 @@ def _operations(
 
 
 def describe_linears(requests: list[LinearRequest]) -> list[str]:
-    """Return a line for each phase in which the compiled backend computes linear layers or MLPs."""
-    lines = []
+    """Return a line on the linear layers and MLPs that the compiled backend computes in training
+    and in evaluation, or no line if it computes none."""
+    counts = []
     for phase in dict.fromkeys(request.case.phase for request in requests):
         asked = [request for request in requests if request.case.phase == phase]
-        native = [request for request in asked if choose(request.case) == "native"]
-        if native:
-            stages = dict.fromkeys(str(each.stage) for each in native)
-            where = f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}"
-            count = f"{len(native)} of {len(asked)} linear layers and MLPs"
-            lines.append(f"{where}: {count} in {phase}: native")
-    return lines
+        if native := sum(choose(request.case) == "native" for request in asked):
+            counts.append(f"{native} of {len(asked)} in {phase}")
+    return [f"linear layers and MLPs: native for {', '.join(counts)}"] if counts else []
