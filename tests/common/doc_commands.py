@@ -76,7 +76,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file scenes": SCENES,
-    "train --config-file mine.yaml --data mine": DETECTOR,
+    "train --config-file mine.yaml": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
     "benchmark attention": BENCHMARK,
@@ -89,8 +89,6 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "visualize attention photo.jpg --config-file": NANO,
     "evaluate --config-file": (*NANO, *FAKE),
     "convert model_best.pth at_384": (NANO[-1], "INPUT.IMAGE_SIZE=96", "DATA.NUM_CLASSES=10"),
-    "detect train --config-file scenes": SCENES,
-    "detect train --config-file mine.yaml": DETECTOR,
     "train --config-file coco": (*DETECTOR, "--data", "mine", *OF_MINE),
 }  # fmt: skip
 
