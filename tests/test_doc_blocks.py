@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures.old_edition import Commands
+from fixtures.saved_runs import Commands
 
 from tests.common.doc_commands import (
     ROOT,
