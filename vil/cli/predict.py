@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     add("--sample", action="store_true", help="use the digit images that ship with the package")
     text = "predict each image of a cross-validation with the run that was not trained on it"
-    add("--out-of-fold", "--oof", action="store_true", help=text)
+    add("--out-of-fold", action="store_true", help=text)
     text = "number of classes to list for each image, or all (5)"
     add("--top", type=_number_or_all, metavar="K", help=text)
     text = "list only classes with at least this probability"

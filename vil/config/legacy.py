@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
-from vil.config.coercion import free
 from vil.config.removed import RemovedKey
+from vil.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from vil.config.yaml_source import Setting
@@ -73,7 +73,12 @@ def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Set
 
 def _respell(setting: Setting) -> list[Setting]:
     if setting.key == ONLY_SAVE_LAST:
-        return [setting._replace(key="RUN.KEEP", value="1")] if free(setting.value) else []
+        if not str(setting.value).isdecimal():
+            raise ConfigError(
+                f"{setting.where}: {setting.key}: expected an integer of at least 0, got "
+                f"{setting.value!r:.80}"
+            )
+        return [setting._replace(key="RUN.KEEP", value="1")] if int(setting.value) else []
     if isinstance(setting.value, list | dict) or (setting.key, setting.value) not in SPELLINGS:
         return [setting]
     today = SPELLINGS[setting.key, setting.value]
