@@ -20,13 +20,13 @@ import torch
 from shared import MIB, add_json, finish, make_parser, time_in_turns, write_json
 
 import vil
-from vil.builders.device import configure_device
-from vil.builders.model import move_to_device
-from vil.builders.optim import build_optimizer
 from vil.config import get_config
+from vil.engine.build import configure_device
 from vil.layers.attention import set_progress
+from vil.optim.build import build_optimizer
 from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
+from vil.workflows.prepare import move_to_device
 
 OTHERS = ("full", "linformer", "performer", "srformer", "global")
 CONFIGS = {"longformer": "digits/vil_nano.yaml"}

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
 
 import vil
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.cost import num_params
 from vil.config import get_config
 from vil.engine.distributed import DistInfo
+from vil.tasks.cost import num_params
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
+from vil.workflows.attention_backend import select_attention_backends
 
 THREADS, ROUNDS, SIDE = 2, 5, 4096
 CONFIG = "coco/mask_rcnn_vil_tiny_1x.yaml"

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from shared import CPU, make_parser
 
-from vil.builders.device import ONEDNN_KERNELS
+from vil.engine.build import ONEDNN_KERNELS
 from vil.report.run_record import metrics
 from vil.utils.machine import machine
 

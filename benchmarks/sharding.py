@@ -23,14 +23,14 @@ from safetensors.torch import load_file, save_file
 from shared import CPU, MIB, make_parser
 
 import vil
-from vil.builders.device import process_group
-from vil.builders.model import prepare_for_training
-from vil.builders.optim import build_optimizer
 from vil.config import get_config
+from vil.engine.build import process_group
 from vil.engine.distributed import DistInfo, unwrap, wrap
 from vil.engine.fsdp import full_tensor, local
+from vil.optim.build import build_optimizer
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
+from vil.workflows.prepare import prepare_for_training
 
 STRATEGIES = ("ddp", "fsdp")
 

@@ -5,10 +5,8 @@ Set in the environment before torch is imported, so that the processes tests sta
 find `tests.common` too.
 """
 
-import json
 import os
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,7 +27,6 @@ from vil.ops.dispatch import CHOICES  # noqa: E402
 from vil.ops.native import library  # noqa: E402
 from vil.tasks import TASKS  # noqa: E402
 
-PASSED: Counter = Counter()  # (class of failures, file of its tests) -> cases
 torch.set_num_threads(1)
 collect_ignore_glob = [] if "detection" in TASKS else ["tasks/detection/*", "*/test_*detect*"]
 
@@ -53,24 +50,3 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "detection" not in TASKS and item.get_closest_marker("detection"):
             item.add_marker(pytest.mark.skip(reason="needs vil/tasks/detection"))
-        if marker := item.get_closest_marker("trust"):
-            item.user_properties.append(("trust", marker.args[0]))
-
-
-def pytest_runtest_logreport(report):
-    """Count the cases of each class that passed. With several processes the first one counts."""
-    number = dict(report.user_properties).get("trust")
-    if report.when == "call" and report.passed and number is not None:
-        PASSED[str(number), report.nodeid.partition("::")[0]] += 1
-
-
-def pytest_sessionfinish(session):
-    """Write the counts to $VIL_TRUST_JSON, beside those of other selections of tests."""
-    file = os.environ.get("VIL_TRUST_JSON")
-    if not file or not PASSED or hasattr(session.config, "workerinput"):
-        return
-    found = json.loads(Path(file).read_text()) if Path(file).exists() else {}
-    for (number, test_file), count in sorted(PASSED.items()):
-        selected = found.setdefault(number, {}).setdefault(test_file, {})
-        selected[session.config.option.markexpr] = count
-    Path(file).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

@@ -1,5 +1,5 @@
-"""Pages are short, every link leads somewhere, and what they name exists. The README's numbers are
-those published or measured, and every config key does something.
+"""Every link leads somewhere, and what pages name exists. The README's numbers are those published
+or measured, and every config key does something.
 
 tests/test_doc_blocks.py runs the code blocks.
 """
@@ -22,13 +22,13 @@ from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
 from tests.common.marks import cases
 from tests.common.small_tasks import SMALL_TASKS
-from vil.builders.model import prepare_for_evaluation
 from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.engine.logger import SLOW_DATA
 from vil.tasks.image_task import MAX_EVAL_BATCH, build_train_transform
+from vil.workflows.prepare import prepare_for_evaluation
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
@@ -136,7 +136,7 @@ def test_the_reference_names_every_command():
 
 
 def test_the_reference_names_every_error_and_python_name():
-    codes = read("docs/reference/exit_codes.md")
+    codes = read("docs/reference/faults.md")
     rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", codes, flags=re.MULTILINE)
     listed = {name: int(code) for code, names in rows for name in re.findall(r"`(\w+)`", names)}
     errors = {name: error for name, error in vars(vil.errors).items() if name.endswith("Error")}
@@ -240,15 +240,15 @@ def test_the_precision_page_has_the_measured_speed():
     assert f"trains {ratio:.2f} times as fast in bfloat16" in read("docs/guides/precision.md")
 
 
-def test_the_troubleshooting_page_has_the_limits_of_the_code():
-    page = read("docs/guides/troubleshooting.md")
+def test_the_page_of_reliability_has_the_limits_of_the_code():
+    page = read("docs/guides/reliability.md")
     assert f"above {100 * SLOW_DATA:.0f} % there is a `hint:` line" in page
     assert f"at most {MAX_EVAL_BATCH} images" in page
 
 
 def test_the_reversible_page_has_the_measured_numbers():
     result = json.loads((RESULTS / "reversible-cpu.json").read_text())
-    page, rows = read("docs/guides/reversible.md"), result["rows"]
+    page, rows = read("docs/guides/precision.md"), result["rows"]
     assert f"needs {100 * result['ratio']:.1f} % of the memory" in page
     for blocks in {name.split()[1] for name in rows}:
         a, b = (rows[f"{side} {blocks}"] for side in ("ordinary", "reversible"))
@@ -280,7 +280,7 @@ def test_the_streaming_page_has_the_measured_numbers():
 @pytest.mark.parametrize(
     ("page", "file", "metric"),
     [
-        ("rare_classes", "imbalance", "balanced_accuracy"),
+        ("labels", "imbalance", "balanced_accuracy"),
         ("benchmarks", "optimizers-digits", "top1"),
     ],
 )
@@ -295,7 +295,7 @@ def test_guides_have_the_measured_numbers_of_each_seed(page, file, metric):
 def test_the_guide_has_the_measured_comparison_with_linear_models():
     result = json.loads((RESULTS / "labels-and-numbers-digits.json").read_text())
     digits, angle = result["scores"].values()
-    text = read("docs/guides/labels_and_numbers.md")
+    text = read("docs/guides/labels.md")
     for name, scores in digits.items():
         map, mae, r2 = scores["map"], angle[name]["mae"], angle[name]["r2"]
         assert f"| {name} | {map:.2f} | {mae:.2f} | {r2:.3f} |" in text

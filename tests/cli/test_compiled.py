@@ -51,7 +51,7 @@ def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path, monkeyp
 
 
 def test_without_a_compiler_it_says_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr("vil.builders.model.has_compiler", lambda device: False)
+    monkeypatch.setattr("vil.workflows.prepare.has_compiler", lambda device: False)
     ended = vil("train", *WORDS, "MODEL.COMPILE=true", "--output_dir", tmp_path / "run")
     assert ended.code == 2
     assert "MODEL.COMPILE needs a C++ compiler (CXX or g++)" in ended.err

@@ -12,12 +12,12 @@ import vil as package
 from tests.common.backends import restored_backends
 from tests.common.native_cache import cache_with_library
 from tests.common.small_runs import TINY, succeeds, torchrun, vil
-from vil.builders.attention_backend import backend_requests
-from vil.builders.linear_backend import linear_requests
 from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
+from vil.workflows.attention_backend import backend_requests
+from vil.workflows.linear_backend import linear_requests
 
 RESIDUAL = "linear layer and residual"
 WRONG = """

@@ -1,6 +1,5 @@
 """`vil visualize` draws what tokens see, and says in one line what it cannot draw."""
 
-import contextlib
 import io
 import re
 import shlex
@@ -249,17 +248,3 @@ def test_the_help_names_what_is_shown_of_every_attention():
     from vil.layers.attention import ATTENTIONS
 
     assert all(name in attention_help for name in ATTENTIONS)
-
-
-# The page in docs
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_example_of_the_docs_runs():
-    page = (DOCS / "guides/visualize.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec("".join(code), {})
-    assert out.getvalue() == "torch.Size([1, 1, 2, 3137]) (56, 56)\n"

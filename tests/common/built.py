@@ -2,9 +2,9 @@
 
 import torch
 
-from vil.builders.model import find_weights
 from vil.tasks import task_for
 from vil.tasks.base import Task
+from vil.workflows.prepare import find_weights
 
 CPU = torch.device("cpu")
 

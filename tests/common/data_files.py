@@ -180,6 +180,6 @@ def write_hf(root, name):
 
 
 def describe_arguments(dataset):
-    """A dataset's own arguments and defaults, as in the table of docs/guides/data_formats.md."""
+    """A dataset's own arguments and defaults, as in the table of docs/guides/data.md."""
     own = [p for p in inspect.signature(dataset).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return ", ".join(f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own)

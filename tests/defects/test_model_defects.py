@@ -8,14 +8,14 @@ from torch import nn
 
 import vil
 from tests.common.built import task_of
-from vil.builders.device import MEMORY_FORMATS
-from vil.builders.model import move_to_device
 from vil.config import get_config
 from vil.data.batch import Batch
+from vil.engine.build import MEMORY_FORMATS
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
 from vil.pretrained.load_weights import get_2021_names, load_weights
 from vil.utils.errors import CheckpointError
+from vil.workflows.prepare import move_to_device
 
 pytestmark = pytest.mark.smoke
 

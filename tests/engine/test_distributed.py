@@ -7,8 +7,8 @@ from torch import nn
 
 from tests.common.one_rank import one_rank
 from tests.common.toy_engine import CPU, launch, metrics, toy_train
-from vil.builders.device import process_group
 from vil.config import get_config
+from vil.engine.build import process_group
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo, read_environment, start, unwrap
 

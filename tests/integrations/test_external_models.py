@@ -4,8 +4,9 @@ import pytest
 import timm
 import torch
 
-from vil.integrations.external_models import build_external, find_no_decay_params, number_layers
+from vil.integrations.external_models import build_external
 from vil.models.head_names import find_head_names
+from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.pretrained.load_weights import load_weights
 from vil.utils.errors import CheckpointError
 

@@ -8,9 +8,9 @@ import timm
 import torch
 
 import vil
-from vil.builders.model import build_network
 from vil.config import get_config
 from vil.export.exporter import export_model
+from vil.integrations.build import build_network
 from vil.layers.attention import FullAttention, PatternAttention
 from vil.models.arch import parse_arch, split_by_block
 from vil.models.vision_longformer import MsViT

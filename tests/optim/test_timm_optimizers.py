@@ -130,4 +130,3 @@ def test_sharding_is_for_elementwise_updates():
     sharded = {name.removeprefix("timm/") for name, e in ENTRIES.items() if e.facts["can_shard"]}
     assert {"nadamw", "lion", "adan", "sgdw", "adopt", "radam"} <= sharded
     assert not sharded & {"muon", "lamb", "lars", "adafactor", "mars", "adamp", "cadamw", "bnblion"}
-    assert all(entry.facts["family"] for name, entry in ENTRIES.items() if name in USABLE)

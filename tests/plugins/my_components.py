@@ -93,13 +93,13 @@ class Stripes(ImageDataset):
 
 def regression():
     """Image regression: one number per image, here its mean brightness."""
-    from vil.builders import data
-    from vil.builders.device import amp_dtype, memory_format
-    from vil.builders.model import build_network
+    from vil.data import build as data
     from vil.data import build_dataset
+    from vil.engine.build import amp_dtype, memory_format
     from vil.engine.distributed import all_reduce_sum
     from vil.engine.evaluation import iter_in_step
     from vil.engine.loop import Loss, Metric
+    from vil.integrations.build import build_network
     from vil.pretrained.load_weights import load_weights
     from vil.tasks.base import Task
     from vil.tasks.image_task import build_eval_transform

@@ -1,10 +1,10 @@
-"""The numbers of resizing in docs/guides/resizing.md are those of the benchmark's result."""
+"""The numbers of resizing in docs/guides/weights.md are those of the benchmark's result."""
 
 import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/guides/resizing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/weights.md").read_text(encoding="utf-8")
 ROWS = json.loads((ROOT / "benchmarks/results/resizing-cpu.json").read_text())["rows"]
 POSITIONS = ("relative bias", "absolute position")
 

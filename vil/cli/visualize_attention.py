@@ -22,7 +22,7 @@ attention types, they are a softmax over the listed keys:
   srformer    the global tokens, and square groups of tokens that are each reduced to one key
 The weights of performer are normalized products of random features. linformer cannot be drawn: its
 keys are projections of all tokens with weights of both signs, so it has no attention weights of
-single tokens. docs/guides/visualize.md explains the plot.
+single tokens. docs/guides/predict.md explains the plot.
 """
 
 import argparse

@@ -8,10 +8,18 @@ another version may split differently and so mix training and test images of an 
 Shapes: N samples, K labels or numbers, P parts.
 """
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
+from vil.data.dataset import ImageDataset
+from vil.utils.console import printable
+from vil.utils.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+MAX_LISTED = 5  # class names in a message
 NUM_BINS = 10  # quantile bins per number, at most
 
 
@@ -162,3 +170,79 @@ def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
     return np.array(
         [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64
     )
+
+
+def divide(
+    dataset: ImageDataset,
+    samples: np.ndarray,
+    groups: np.ndarray,
+    fractions: Sequence[float],
+    seed: int,
+    what: str,
+) -> np.ndarray:
+    """Divide samples into parts. Returns the number of each sample's part, 0 to len(fractions) - 1.
+
+    samples: indices of the samples to divide. groups (N,): group of each sample of the full
+    dataset. The samples of a group get the same part. what: text with which error messages begin.
+    """
+    targets, groups = dataset.targets[samples], groups[samples]
+    kind = dict(target_type=dataset.target_type)
+    count = len(fractions)
+    if (total := len(np.unique(groups))) < count:
+        raise DataError(
+            f"{what}: the images have only {total} groups, which cannot be divided into {count} "
+            "parts: add images, or set DATA.GROUP_BY to 'none'"
+        )
+    if dataset.target_type != "numbers":
+        _check_groups(dataset, targets, groups, count, what)
+    parts = assign_parts(targets, fractions, groups=groups, seed=seed, **kind)
+    if dataset.target_type == "class":
+        _check_classes(dataset.classes, targets, parts, count, what)
+    if empty := count - len(np.unique(parts)):
+        raise DataError(
+            f"{what}: {empty} of {count} parts have no images, because the images of each label "
+            f"are divided separately, and {len(samples)} images are too few for this: add images"
+        )
+    return parts
+
+
+def _check_groups(
+    dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
+) -> None:
+    """Raise DataError if a class has images in fewer than `least` groups. If images can have
+    several labels, log a warning instead.
+
+    targets: targets of the images to divide. groups: number of each image's group. what: text with
+    which messages begin.
+    """
+    classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
+    pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
+    counts = np.bincount(pairs[0], minlength=len(classes))
+    rare = np.flatnonzero((counts < least) & (counts > 0)).tolist()
+    if not rare:
+        return
+    named = (f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
+    shown = printable(", ".join(named))
+    problem = (
+        f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or groups "
+        f"of images that must be in one split): {shown}"
+    )
+    if dataset.target_type == "class":
+        raise DataError(f"{problem}; add images, or remove these classes")
+    logger.warning("%s; a class cannot be evaluated on a split that has no images of it", problem)
+
+
+def _check_classes(
+    classes: Sequence[str], targets: np.ndarray, parts: np.ndarray, count: int, what: str
+) -> None:
+    """Raise DataError if a class has no images in one of the `count` parts. parts: the part of each
+    image. what: text with which error messages begin."""
+    for part in range(count):
+        missing = np.setdiff1d(targets, targets[parts == part]).tolist()
+        if missing:
+            shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
+            raise DataError(
+                f"{what}: part {part} has no images of {len(missing)} of {len(classes)} classes "
+                f"({shown}), because groups with images of several classes are not divided: change "
+                "DATA.SPLIT_SEED, or set DATA.GROUP_BY to 'none'"
+            )

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as torch_dist
@@ -36,6 +36,11 @@ class DistInfo:
     def is_main(self) -> bool:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
+
+    @property
+    def local_ranks(self) -> int:
+        """The number of processes of this run on this machine."""
+        return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if self.world > 1 else 1
 
 
 def read_environment(environment: Mapping[str, str]) -> DistInfo:
@@ -93,11 +98,6 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
         gpu = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
         torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world, device_id=gpu)
     return dist
-
-
-def local_ranks(dist: DistInfo) -> int:
-    """Return the number of processes of this run on this machine."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if dist.world > 1 else 1
 
 
 def current() -> DistInfo:
@@ -170,7 +170,7 @@ def all_reduce_max(number: int) -> int:
         return number
     box = torch.tensor(number)
     torch_dist.all_reduce(box, torch_dist.ReduceOp.MAX)
-    return box.item()
+    return int(box)
 
 
 def broadcast_object(value: T) -> T:
@@ -188,7 +188,7 @@ def gather_objects(value: T) -> list[T]:
     if not torch_dist.is_initialized():
         return [value]
     main = torch_dist.get_rank() == 0
-    box = [None] * torch_dist.get_world_size() if main else None
+    box: list[Any] | None = [None] * torch_dist.get_world_size() if main else None
     torch_dist.gather_object(value, box, dst=0)
     return box or []
 
@@ -199,7 +199,7 @@ def compute_on_main(function: Callable[[], T]) -> T:
     If the function raises an exception on rank 0, the other ranks raise RuntimeError, so that they
     do not wait for the result forever.
     """
-    result, error = None, None
+    result, error = cast(T, None), None
     if not torch_dist.is_initialized() or torch_dist.get_rank() == 0:
         try:
             result = function()

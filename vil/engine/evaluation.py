@@ -1,6 +1,6 @@
 """Helpers for evaluation: eval mode, autocast, and synchronous iteration on all ranks."""
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from vil.engine.distributed import all_reduce_max
 from vil.engine.fsdp import unsharded
 
 
-def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
+def iter_in_step(batches: Collection[Any], between: Callable[[], None]) -> Iterator[Any]:
     """Yield this rank's batches, and call `between` before each of them.
 
     `between` is called equally often on all ranks, so it may run collectives. A rank with fewer

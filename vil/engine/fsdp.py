@@ -7,6 +7,7 @@ number of ranks.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def shard(
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def is_sharded(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> TypeGuard[FSDPModule]:
     return isinstance(model, FSDPModule)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 
@@ -26,6 +27,10 @@ from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
 from vil.utils.machine import now
 from vil.utils.metric_format import format_pairs
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from torch.utils.tensorboard import SummaryWriter
 
 REDRAW_SECONDS = 0.2
 FIRST_SECONDS = 10.0  # until `first_progress` logs a line
@@ -41,7 +46,9 @@ class RunLogger:
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
-        self.bar = self.metrics = self.tensorboard = None
+        self.bar: Progress | None = None
+        self.metrics: TextIO | None = None
+        self.tensorboard: SummaryWriter | None = None
         self.drawn_time, self.last_error = 0.0, ""
         self.said: set[str] = set()  # by `say_once`
         self.last_evaluation: dict[str, dict] = {}
@@ -55,8 +62,6 @@ class RunLogger:
         steps_per_epoch: int,
         batch_size: int,
         evaluates: bool = False,
-        thread_hint: Callable[[], str] | None = None,
-        data_hint: Callable[[], str] | None = None,
     ) -> None:
         """Start to log metrics of the steps after `step`, to files and a progress bar.
 
@@ -66,16 +71,13 @@ class RunLogger:
         batch_size: images per step over all ranks.
         evaluates: whether the run begins with an evaluation at `step`. If so, records of an earlier
         evaluation at `step` are removed too.
-        thread_hint: called after the first line of metrics. Returns advice to log, or "".
-        data_hint: called once, when steps spend more than the fraction SLOW_DATA of their time
-        waiting for data. Returns advice to log.
         """
         if not self.enabled:
             return
         from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
 
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
-        self.thread_hint, self.data_hint = thread_hint, data_hint
+        self.data_hint_given = False
         self.first_step_time = 0.0
         self.slow_steps = SlowSteps()
         self.remaining = RemainingTime(step, end, time.monotonic())
@@ -103,7 +105,7 @@ class RunLogger:
 
     def say(self, text: str) -> None:
         """Write a line to the terminal and to log.txt."""
-        if not self.enabled:
+        if self.text is None:
             return
         line = f"{now()} {text}"
         with self.ignore_os_errors():
@@ -141,26 +143,24 @@ class RunLogger:
         left = self.remaining.update(step, times["time"], time.monotonic())
         self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
-        self._hint(times["data"] / times["time"])
+        self._hint_at_data(times["data"] / times["time"])
 
     def watch_speed(self, seconds: float) -> None:
         """Log a hint if steps have become slow. seconds: of a step, without waiting for data."""
         if self.enabled and (text := self.slow_steps.add(seconds)):
             self.say(f"hint: {text}")
 
-    def _hint(self, waiting: float) -> None:
-        """Log the advice of `thread_hint` and `data_hint` (see `begin`), each at most once.
-
-        waiting: fraction of a step's time that is spent waiting for data.
-        """
-        if self.thread_hint and (text := self.thread_hint()):
-            self.say(f"hint: {text}")
-        self.thread_hint = None
+    def _hint_at_data(self, waiting: float) -> None:
+        """Log once how to load data faster, if steps wait for data. waiting: fraction of the time
+        of a step that is spent waiting."""
         # the first line includes the start of the loader workers
-        if self.data_hint and self.remaining.lines > 1 and waiting > SLOW_DATA:
-            text = self.data_hint()
-            self.say(f"hint: steps wait for data {100 * waiting:.0f} % of their time: {text}")
-            self.data_hint = None
+        if self.data_hint_given or self.remaining.lines < 2 or waiting < SLOW_DATA:
+            return
+        self.data_hint_given = True
+        self.say(
+            f"hint: steps wait for data {100 * waiting:.0f} % of their time: raise "
+            "DATALOADER.WORKERS if processor cores are idle, or store smaller images"
+        )
 
     def first_progress(self, step: int) -> None:
         """Log the remaining time after FIRST_SECONDS, unless metrics have been logged by then.
@@ -226,7 +226,7 @@ class RunLogger:
 
         split: name of the group of metrics, such as "train" or "val/<test set>".
         """
-        if not self.enabled:
+        if self.metrics is None or self.tensorboard is None:
             return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
         numbers = {k: v if math.isfinite(v) else None for k, v in metrics.items()}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
@@ -110,8 +111,6 @@ def train(
     min_delta: float = 0.0,
     max_bad_steps: int = 10,
     log_freq: int = 10,
-    thread_hint: Callable[[], str] | None = None,
-    data_hint: Callable[[], str] | None = None,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,
 ) -> TrainState:
@@ -131,7 +130,6 @@ def train(
     max_bad_steps: number of consecutive steps that may be skipped because the loss or a gradient is
     not finite. Without float16, larger values than half an epoch are reduced to half an epoch.
     log_freq: steps between two lines of the log.
-    thread_hint, data_hint: see `RunLogger.begin`.
     max_steps: step at which the run ends, if that is before its last epoch.
     draw: called on rank 0 with the run's folder after each evaluation.
 
@@ -152,8 +150,6 @@ def train(
         evaluates=policy.evaluates(state, end),
         steps_per_epoch=per_epoch,
         batch_size=state.batch_size,
-        thread_hint=thread_hint,
-        data_hint=data_hint,
     )
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
@@ -308,7 +304,7 @@ def backward(
     accumulated gradients equal those of the unsplit batch, except for batch norms and dropout.
     """
     means: dict[str, Tensor] = {}
-    normalizers = []
+    normalizers: list[Tensor] = []
     for number, part in enumerate(task.split(batch, num_parts), start=1):
         with sync_gradients(model, number == num_parts):
             with autocast(device, task.amp_dtype):
@@ -319,7 +315,9 @@ def backward(
         for name, metric in {"loss": value, **metrics}.items():
             means[name] = means.get(name, 0) + metric.detach() / num_parts
     if normalizers:
-        means["loss"] = means["loss"] * rescale_gradients(model, sum(normalizers), num_parts)
+        means["loss"] = means["loss"] * rescale_gradients(
+            model, sum(normalizers[1:], normalizers[0]), num_parts
+        )
     return means
 
 
@@ -348,4 +346,6 @@ def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
     """
     if is_sharded(model):
         model.set_requires_gradient_sync(sync)
-    return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()
+    return (
+        nullcontext() if sync or not isinstance(model, DistributedDataParallel) else model.no_sync()
+    )

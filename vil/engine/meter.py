@@ -6,7 +6,7 @@ the device, so the loop calls `read` only when it logs.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -46,7 +46,7 @@ class Meter:
 
     def watch(
         self, batches: Iterable[Any], waiting: Callable[[], AbstractContextManager]
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """Yield the batches, and measure the time spent waiting for them.
 
         waiting: function that returns a context manager, in which the next batch is awaited.

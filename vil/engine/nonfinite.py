@@ -35,7 +35,8 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Return the norm of all gradients together, before clipping. If `max_norm` is not 0, clip the
     gradients, so that their norm becomes at most `max_norm`."""
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = full_tensor(nn.utils.get_total_norm(gradients))
     if max_norm:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
@@ -83,11 +84,12 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
     flag, and waits for the device.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.grad_scale, optimizer.found_inf = None, bad
+        fused: Any = optimizer
+        fused.grad_scale, fused.found_inf = None, bad
         try:
-            optimizer.step()
+            fused.step()
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            del fused.grad_scale, fused.found_inf
     elif not bad.item():
         optimizer.step()
 

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from vil.engine.distributed import DistInfo, all_reduce_max
 from vil.utils.console import echo_error
@@ -55,7 +56,7 @@ class PreemptionGuard:
         self.is_waiting = self.is_saving = False
         self.folder: Path | None = None
         self.status: Callable[[str, int, str], None] = lambda *_: None
-        self.handlers: dict[int, object] = {}
+        self.handlers: dict[int, Any] = {}
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._monitor, name="guard", daemon=True)
 
@@ -196,7 +197,7 @@ def launcher_pid() -> int:
 def describe_position() -> str:
     """Describe where the main thread is, for a message: its innermost frame outside torch, and
     whether the thread waits for other ranks."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame)
     waits = any(part in line.filename for line in stack for part in COLLECTIVES)
     line = next((x for x in reversed(stack) if "/torch/" not in x.filename), stack[-1])

@@ -4,7 +4,6 @@ import logging
 
 import timm
 import torchvision
-from timm.models import group_parameters
 from torch import nn
 
 from vil.utils.errors import CheckpointError, one_line
@@ -124,27 +123,3 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
             )
         model.load_state_dict({**target, **{k: v for k, v in state.items() if k not in head}})
     return model
-
-
-def find_no_decay_params(model: nn.Module) -> set[str]:
-    """Return the names of the parameters to exclude from weight decay.
-
-    These are all scalars and vectors, and the names that `model.no_weight_decay()` returns, if the
-    model has this method.
-    """
-    named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
-
-
-def number_layers(model: nn.Module) -> dict[str, int]:
-    """Return {parameter name: layer number}, for layer-wise learning rate decay.
-
-    Layer 0 is next to the input. The layers are defined by the model's `group_matcher`, a method of
-    timm models. Raises ValueError if the model has no such method.
-    """
-    if not hasattr(model, "group_matcher"):
-        raise ValueError(
-            f"{type(model).__name__} does not support OPTIM.LAYER_DECAY, which needs timm's method "
-            "group_matcher to number the layers: set OPTIM.LAYER_DECAY to 1, or use a timm model"
-        )
-    return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

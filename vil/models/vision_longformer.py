@@ -53,6 +53,8 @@ class MsViT(nn.Module):
     tokens at img_size, or if an argument is invalid.
     """
 
+    decays_biases = True  # weight decay excludes only what `no_weight_decay` names
+
     def __init__(
         self,
         stages: Sequence[StageSpec],

@@ -28,7 +28,6 @@ __all__ += ["OPTIMIZERS", "SCHEDULES", "register_optimizer", "register_schedule"
 
 # can_shard: the update is correct for parameters that FSDP shards.
 # drops_on_plateau: OPTIM.VAL may lower the learning rate when the metric stops improving.
-# family: a name in `vil.optim.learning_rates`, which has the learning rates of published recipes.
 # refused: why training cannot use the optimizer, if it cannot.
 _AT = "vil.optim.optimizers"
 OPTIMIZERS = Registry(
@@ -36,21 +35,15 @@ OPTIMIZERS = Registry(
     check="vil.optim.contracts:check_optimizer",
     libraries={"timm/": "vil.optim.timm_optimizers:timm_entries"},
 )
-OPTIMIZERS.add(
-    "adamw", f"{_AT}:adamw", "Adam with decoupled weight decay", can_shard=True, family="adam"
-)
-OPTIMIZERS.add("adam", f"{_AT}:adam", "Adam", can_shard=True, family="adam")
-OPTIMIZERS.add(
-    "sgd", f"{_AT}:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True, family="sgd"
-)
-OPTIMIZERS.add("lamb", f"{_AT}:lamb", "layer-wise adaptive Adam", can_shard=True, family="lamb")
-OPTIMIZERS.add("lars", f"{_AT}:lars", "layer-wise adaptive SGD", family="lars")
-OPTIMIZERS.add("larc", f"{_AT}:larc", "LARS, clipped at the learning rate", family="sgd")
-OPTIMIZERS.add(
-    "qhm", f"{_AT}:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True, family="sgd"
-)
-OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB", family="lamb")
-OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam", family="adam")
+OPTIMIZERS.add("adamw", f"{_AT}:adamw", "Adam with decoupled weight decay", can_shard=True)
+OPTIMIZERS.add("adam", f"{_AT}:adam", "Adam", can_shard=True)
+OPTIMIZERS.add("sgd", f"{_AT}:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True)
+OPTIMIZERS.add("lamb", f"{_AT}:lamb", "layer-wise adaptive Adam", can_shard=True)
+OPTIMIZERS.add("lars", f"{_AT}:lars", "layer-wise adaptive SGD")
+OPTIMIZERS.add("larc", f"{_AT}:larc", "LARS, clipped at the learning rate")
+OPTIMIZERS.add("qhm", f"{_AT}:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True)
+OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB")
+OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam")
 
 SCHEDULES = Registry("learning-rate schedule", check="vil.optim.contracts:check_schedule")
 SCHEDULES.add("", "vil.optim.schedules:constant", "constant, without warm-up")

@@ -1,7 +1,9 @@
 """Group a model's parameters by weight decay and, for layer-wise learning rates, by layer."""
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Any, cast
 
+from timm.models import group_parameters
 from torch import nn
 
 
@@ -53,3 +55,32 @@ def decay_groups(
         }
         for (without, layer), params in sorted(groups.items(), key=lambda item: item[0])
     ]
+
+
+def find_no_decay_params(model: nn.Module) -> set[str]:
+    """Return the names of the parameters to exclude from weight decay.
+
+    These are all scalars and vectors, and the names that `model.no_weight_decay()` returns, if the
+    model has this method. If the model has a true attribute `decays_biases`, they are only the
+    latter.
+    """
+    own: Any = model
+    named = own.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    if getattr(model, "decays_biases", False):
+        return set(named)
+    return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
+
+
+def number_layers(model: nn.Module) -> dict[str, int]:
+    """Return {parameter name: layer number}, for layer-wise learning rate decay.
+
+    Layer 0 is next to the input. The layers are defined by the model's `group_matcher`, a method of
+    timm models. Raises ValueError if the model has no such method.
+    """
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is None:
+        raise ValueError(
+            f"{type(model).__name__} does not support OPTIM.LAYER_DECAY, which needs timm's method "
+            "group_matcher to number the layers: set OPTIM.LAYER_DECAY to 1, or use a timm model"
+        )
+    return cast(dict[str, int], group_parameters(model, matcher(coarse=False), reverse=True))

@@ -53,7 +53,7 @@ class QHM(Optimizer):
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         averages = [self.state[p]["momentum_buffer"] for p in params]
-        gradients = [p.grad for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, params, alpha=group["weight_decay"])
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])

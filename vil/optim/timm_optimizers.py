@@ -23,28 +23,13 @@ from vil.utils.registry import Entry
 log = logging.getLogger(__name__)
 PREFIX = "timm/"
 
-# {family of learning rates: classes}, see `vil.optim.learning_rates`.
-FAMILIES = {
-    "adam": "AdaBelief Adam Adamax AdamP AdamW AdamWLegacy Adopt LaProp MADGRAD Mars NAdam "
-    "NAdamLegacy NAdamW RAdam RAdamLegacy Kron",
-    "adan": "Adan",
-    "adafactor": "Adafactor AdafactorBigVision",
-    "adagrad": "Adagrad",
-    "adadelta": "Adadelta",
-    "lamb": "Lamb",
-    "lars": "Lars",
-    "lion": "Lion",
-    "muon": "Muon",
-    "novograd": "NvNovoGrad",
-    "rmsprop": "RMSprop RMSpropTF",
-    "sgd": "SGD SGDP SGDW",
-}
-FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
-# Classes whose update of an element depends on other elements of the tensor, by a norm, a mean, a
-# factored state or a matrix product. With timm's option `caution`, every class uses a mean.
-TENSORWISE = {
-    *("Adafactor", "AdafactorBigVision", "AdamP", "Kron", "Lamb"),
-    *("Lars", "Mars", "Muon", "NvNovoGrad", "SGDP"),
+# Classes whose update of an element depends on this element only, not on the rest of the tensor by
+# a norm, a mean, a factored state or a matrix product. With timm's option `caution`, every class
+# uses a mean.
+ELEMENTWISE = {
+    *("AdaBelief", "Adadelta", "Adagrad", "Adam", "AdamW", "AdamWLegacy", "Adamax", "Adan"),
+    *("Adopt", "LaProp", "Lion", "MADGRAD", "NAdam", "NAdamLegacy", "NAdamW", "RAdam"),
+    *("RAdamLegacy", "RMSprop", "RMSpropTF", "SGD", "SGDW"),
 }
 # {package of an optimizer class outside of timm and torch: why the class is refused}
 OTHER_PACKAGES = {
@@ -56,16 +41,15 @@ OTHER_PACKAGES = {
 @functools.cache
 def timm_entries() -> dict[str, Entry]:
     """Return {"timm/<name>": entry} for all optimizers of the installed version of timm."""
-    return {PREFIX + name: make_entry(name) for name in list_optimizers()}
+    return {PREFIX + name: make_entry(name) for name in map(str, list_optimizers())}
 
 
 def make_entry(name: str) -> Entry:
     """Return the registry entry of a timm optimizer. name: timm's name, without "timm/"."""
     info = get_optimizer_info(name)
     location = info.opt_class if isinstance(info.opt_class, str) else info.opt_class.__name__
-    tensorwise = location in TENSORWISE or (info.defaults or {}).get("caution", False)
-    facts: dict[str, Any] = dict(family=FAMILY_OF.get(location))
-    facts["can_shard"] = location in FAMILY_OF and not tensorwise
+    cautious = (info.defaults or {}).get("caution", False)
+    facts: dict[str, Any] = dict(can_shard=location in ELEMENTWISE and not cautious)
     if reason := explain_refusal(location, second_order=info.second_order):
         facts["refused"] = reason
     return Entry(PREFIX + name, functools.partial(build, name), info.description, {}, facts)
@@ -136,7 +120,7 @@ def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
 
 def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
     """Build Kron. Its random numbers are seeded by the step, so they are equal on all ranks."""
-    kron = create_optimizer_v2(groups, deterministic=True, **arguments)
+    kron: Any = create_optimizer_v2(groups, deterministic=True, **arguments)
     update = kron.step
 
     @functools.wraps(update)

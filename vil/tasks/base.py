@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from vil.builders.cost import CostRow
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_summary import TargetSummary, summarize_targets
 from vil.data.views import View
@@ -24,6 +23,7 @@ from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
+from vil.tasks.cost import CostRow
 from vil.utils.errors import ConfigError
 from vil.utils.registry import Entry
 

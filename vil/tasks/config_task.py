@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.builders import data
-from vil.builders.device import amp_dtype, memory_format
+from vil.data import build as data
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.engine.build import amp_dtype, memory_format
 from vil.engine.distributed import DistInfo
 from vil.tasks import task_entry
 from vil.tasks.base import Datasets, OpenData, Task, make_metric

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
-from vil.builders import data
-from vil.builders.cost import model_cost
-from vil.builders.model import build_network
-from vil.builders.splits import derived_splits, split_indices
 from vil.config.access import warn_unused
+from vil.data import build as data
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
 from vil.data.batch import Batch
+from vil.data.build import derived_splits, split_indices
 from vil.data.classes import add_learned_classes, match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
@@ -35,11 +33,13 @@ from vil.data.views import View, make_views
 from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects, unwrap
 from vil.engine.evaluation import autocast, evaluating, iter_in_step
 from vil.engine.loop import Loss
+from vil.integrations.build import build_network
 from vil.integrations.optimize import OptimizedModel
 from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import Task
 from vil.tasks.config_task import ConfigTask
+from vil.tasks.cost import model_cost
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.memory import copy_to_device

@@ -2,21 +2,16 @@
 
 import functools
 import importlib.util
-import multiprocessing
 import os
 import platform
 import re
 import shutil
 import sys
-import time
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-
-MIN_SECONDS = 0.2  # for `idle_cores`
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
@@ -81,56 +76,6 @@ def affinity() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-class CpuTime(NamedTuple):
-    """CPU time in seconds, counted until a point in time.
-
-    wall: this point in time, from time.monotonic.
-    total: CPU time of all processes on the cores that this process may use.
-    own: CPU time of this process and its children.
-    """
-
-    wall: float
-    total: float
-    own: float
-
-
-def read_cpu_time() -> CpuTime | None:
-    """Read the CPU time used so far; None if /proc/stat cannot be read."""
-    try:
-        lines = Path("/proc/stat").read_text().splitlines()
-    except OSError:
-        return None
-    numbers, jiffies = {f"cpu{number}" for number in affinity()}, 0
-    for name, *fields in map(str.split, lines):
-        if name in numbers:
-            values = list(map(int, fields[:8]))
-            jiffies += sum(values) - values[3] - values[4]  # without idle and iowait
-    own = sum(os.times()[:4]) + sum(map(_child_seconds, multiprocessing.active_children()))
-    return CpuTime(time.monotonic(), jiffies / os.sysconf("SC_CLK_TCK"), own)
-
-
-def _child_seconds(process: multiprocessing.Process) -> float:
-    """Return the CPU time of a running child such as a loader worker; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system
-
-
-def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
-    """Return how many usable cores no other process used, on average over a period of time.
-
-    since, now: results of `read_cpu_time` at the start and at the end of the period. If one of them
-    is None, or the period is shorter than MIN_SECONDS, all usable cores count as idle.
-    """
-    cores = float(usable_cores())
-    if since is None or now is None or now.wall - since.wall < MIN_SECONDS:
-        return cores
-    others = (now.total - since.total - (now.own - since.own)) / (now.wall - since.wall)
-    return min(cores, max(len(affinity()) - others, 0.0))
-
-
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device in bytes. For a CPU, the memory limit of the container
     (cgroup v2) is taken into account."""
@@ -150,6 +95,11 @@ def total_bytes() -> int:
     limit = search_file(r"^(\d+)", "/sys/fs/cgroup/memory.max")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total, int(limit) if limit else total)
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes as text, such as "1.5 GB"."""
+    return f"{size / 1e9:.3g} GB"
 
 
 def version(package: str) -> str:

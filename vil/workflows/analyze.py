@@ -9,13 +9,13 @@ import torch
 from yacs.config import CfgNode
 
 from vil.bench.layout_copies import conversions
-from vil.builders.cost import CostRow, num_params
-from vil.builders.device import amp_dtype, configure_device, memory_format
-from vil.builders.model import move_to_device
+from vil.engine.build import amp_dtype, configure_device, memory_format
 from vil.layers.attention import set_progress
 from vil.tasks import refuse_without, task_entry, task_for, with_num_classes
 from vil.tasks.base import Task
+from vil.tasks.cost import CostRow, num_params
 from vil.utils.train_step import TrainStep
+from vil.workflows.prepare import move_to_device
 
 
 class Cost(NamedTuple):

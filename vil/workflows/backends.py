@@ -7,13 +7,7 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import (
-    BackendRequest,
-    attention_network,
-    backend_requests,
-)
-from vil.builders.device import configure_device
-from vil.builders.linear_backend import LinearRequest, describe_linears, linear_requests
+from vil.engine.build import configure_device
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES
@@ -24,6 +18,12 @@ from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import version
+from vil.workflows.attention_backend import (
+    BackendRequest,
+    attention_network,
+    backend_requests,
+)
+from vil.workflows.linear_backend import LinearRequest, describe_linears, linear_requests
 
 
 class BackendReport(NamedTuple):

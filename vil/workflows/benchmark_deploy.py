@@ -12,9 +12,8 @@ from yacs.config import CfgNode
 
 from vil.bench.deploy import PATHS, PLAIN, Row, Subject, compare_paths
 from vil.bench.deploy_plot import plot_accuracy_and_speed
-from vil.builders.device import configure_device
-from vil.builders.model import prepare_for_evaluation
 from vil.config import diff, override
+from vil.engine.build import configure_device
 from vil.ops.tuning import tuning_cache
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
@@ -24,6 +23,7 @@ from vil.workflows import configure
 from vil.workflows.benchmark_results import ResultFolder
 from vil.workflows.config_from_weights import ATTENTION, SETTINGS
 from vil.workflows.inference import load_model, open_test_sets, recorded_classes
+from vil.workflows.prepare import prepare_for_evaluation
 from vil.workflows.quantization_images import (
     MOST,
     find_calibration_images,

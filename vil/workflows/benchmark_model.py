@@ -11,20 +11,20 @@ from yacs.config import CfgNode
 
 from vil.bench.model import Contender, Row, measure, plain
 from vil.bench.profile import profiled
-from vil.builders.attention_backend import backend_requests
-from vil.builders.device import amp_dtype, configure_device, memory_format
-from vil.builders.model import prepare_for_training
-from vil.builders.optim import build_optimizer, build_scaler
 from vil.config import override
+from vil.engine.build import amp_dtype, configure_device, memory_format
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
 from vil.ops.tuning import tuning_cache
+from vil.optim.build import build_optimizer, build_scaler
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
+from vil.workflows.attention_backend import backend_requests
 from vil.workflows.benchmark_results import ResultFolder
+from vil.workflows.prepare import prepare_for_training
 
 # The parts of a way, which are joined by "+", and the config settings that each part makes.
 WAYS = {

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.builders.model import find_weights
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.get_model import get_model
 from vil.pretrained.hub import save_pretrained
@@ -20,6 +19,7 @@ from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file
+from vil.workflows.prepare import find_weights
 
 
 def convert(

@@ -16,13 +16,13 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.builders.cost import num_params
 from vil.config import override
 from vil.config.yaml_source import from_mapping
 from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
+from vil.tasks.cost import num_params
 from vil.utils.contact_sheet import draw_images
 from vil.utils.output_paths import make_folder, output_file, replacing
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once

@@ -7,9 +7,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.builders.data import check_extras
-from vil.builders.device import configure_device, process_group
+from vil.data.build import check_extras
 from vil.data.workers import worker_errors
+from vil.engine.build import configure_device, process_group
 from vil.engine.distributed import compute_on_main
 from vil.tasks import refuse_without, with_num_classes
 from vil.utils.atomic_write import replace_text

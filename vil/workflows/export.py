@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.builders.model import move_to_device
 from vil.data.workers import worker_errors
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.exporter import SUFFIXES
@@ -24,6 +23,7 @@ from vil.workflows.inference import (
     recorded_classes,
     refuse_random_weights,
 )
+from vil.workflows.prepare import move_to_device
 from vil.workflows.quantization_images import find_calibration_images, iter_calibration_batches
 
 

@@ -13,9 +13,7 @@ from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.device import configure_device
-from vil.builders.model import find_weights, prepare_for_evaluation
+from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
@@ -26,6 +24,7 @@ from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.global_state import preserve_global_state
+from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.calibration import apply_stored
 from vil.workflows.configure import (
     Options,
@@ -35,6 +34,7 @@ from vil.workflows.configure import (
     source_config,
     weights_config,
 )
+from vil.workflows.prepare import find_weights, prepare_for_evaluation
 
 
 @dataclass

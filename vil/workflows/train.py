@@ -12,38 +12,39 @@ from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.builders.advice import count_idle_cores, data_advice, thread_advice
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.cost import num_params
-from vil.builders.data import check_extras
-from vil.builders.device import configure_device, process_group
-from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
+from vil.data.build import check_extras
 from vil.data.classes import check_class_names
 from vil.data.dataset import fingerprint
-from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
 from vil.engine import distributed
+from vil.engine.build import configure_device, process_group
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, checkpoints, resolve_link
 from vil.engine.checkpoint.save_load import resume as resume_state
-from vil.engine.distributed import DistInfo
 from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
+from vil.optim.build import build_optimization, optimizer_name
+from vil.optim.optimizers import check_usable
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for, with_num_classes
-from vil.tasks.base import Task
+from vil.tasks.cost import num_params
 from vil.utils.console import echo_error
-from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
+from vil.utils.errors import (
+    CheckpointError,
+    ConfigError,
+    RunInUseError,
+    StoppedError,
+    as_config_error,
+)
 from vil.utils.global_state import preserve_global_state
-from vil.utils.machine import read_cpu_time
 from vil.utils.metric_format import format_pair
+from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.configure import (
     Options,
     Overrides,
@@ -55,6 +56,7 @@ from vil.workflows.configure import (
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.inference import open_test_sets
 from vil.workflows.log_forwarding import forward_logs
+from vil.workflows.prepare import find_weights, prepare_for_training
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
@@ -170,40 +172,64 @@ def run_training(
     for no limit. synthetic: datasets to use instead of the config's, as {"train": dataset, "val":
     dataset}.
     """
-    check_optimizer(cfg)
-    folder = Path(cfg.OUTPUT_DIR)
+    as_config_error(check_usable)(optimizer_name(cfg))
+    folder, bad_file = Path(cfg.OUTPUT_DIR), Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     resuming = bool(checkpoints(folder / "checkpoints"))
-    cfg = with_num_classes(cfg)
-    changes, saved_file = [], folder / "config.yaml"
-    if resuming and saved_file.is_file():
-        saved = get_config(saved_file)
+    cfg, changes = with_num_classes(cfg), []
+    batch_size = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE  # images per step over all ranks
+    if resuming and (folder / "config.yaml").is_file():
+        saved = get_config(folder / "config.yaml")
         cfg = adopt_rules(cfg, saved)
         changes = check_changes(cfg, saved)
     with ExitStack() as stack:
         enter = stack.enter_context
+        # the process
         enter(preserve_global_state())
-        cpu_time = read_cpu_time()
         device = configure_device(cfg)
         dist = enter(process_group(cfg, device))
         hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
         guard = enter(PreemptionGuard(dist, hang_seconds=hang, grace_seconds=grace))
         logs = enter(forward_logs(dist.is_main))
+
+        # the task, its model and its data
         task = task_for(cfg, device)
-        model, loader = _build(cfg, task, dist, resuming, synthetic or {})
+        if not synthetic:
+            check_extras(cfg)
+        model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
+        if resuming:
+            task.class_names = read_class_names(folder / "classes.txt")
+        train_set = synthetic["train"] if synthetic else None
+        loader = task.train_loader(dist, bad_file=bad_file, dataset=train_set)
+        check_class_names(loader.classes, ", ".join(cfg.DATA.TRAIN))
+        task.class_names = loader.classes
+        if cfg.DATA.VAL and not synthetic:
+            open_test_sets(task, cfg, dist, "test")  # used after the last step: fail now if missing
+        test_sets = {"synthetic": synthetic["val"]} if synthetic else None
+        task.test_loaders(dist, bad_file=bad_file, datasets=test_sets)
+        if cfg.MODEL.MODEL_PATH and not resuming:
+            path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+            log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
+        elif cfg.FINETUNE.HEAD != "keep" and not resuming:
+            log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
+        names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
+        log.info("%s", describe(names, model, loader, task.test_sets, batch_size))
         cfg = override(cfg, list(from_mapping(task.learned_settings)))
+
+        # the optimization
         model, ema = prepare_for_training(cfg, model, dist, device)
         optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
+
+        # the folder of the run, and its last checkpoint
         run = enter(RunDir(folder, dist, device))
         enter(worker_errors())
         _check_folder(run, resuming)
-        say = run.log.say
         # say_once: the final test builds the model again, and would repeat log lines, such as the
         # selected backends
         logs.open(run.log.say_once if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
             world=dist.world,
-            batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
+            batch_size=batch_size,
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
             data=fingerprint(loader.samples.dataset),
@@ -216,7 +242,7 @@ def run_training(
             state,
             objects,
             dist=dist,
-            say=say,
+            say=run.log.say,
             allow_changes=cfg.RUN.ALLOW_CHANGES,
         )
         for line in changes if dist.is_main else ():
@@ -235,6 +261,8 @@ def run_training(
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
+
+        # the steps
         status, tests = "finished", {}
         try:
             state = train_loop(
@@ -245,20 +273,33 @@ def run_training(
                 state,
                 run=run,
                 guard=guard,
+                epochs=cfg.OPTIM.EPOCHS,
+                policy=CheckpointPolicy(
+                    eval_every=cfg.RUN.EVAL_EVERY,
+                    save_every=cfg.RUN.SAVE_EVERY,
+                    save_steps=cfg.RUN.SAVE_STEPS,
+                    keep=cfg.RUN.KEEP,
+                    keep_every=cfg.RUN.KEEP_EVERY,
+                    max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
+                ),
                 set_progress=set_progress,
-                thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
-                data_hint=lambda: data_advice(cfg, device, dist, count_idle_cores(dist, cpu_time)),
+                accumulate=cfg.OPTIM.ACCUMULATE,
+                clip_grad=cfg.OPTIM.CLIP_GRAD,
+                drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
+                patience=cfg.RUN.PATIENCE,
+                min_delta=cfg.RUN.MIN_DELTA,
+                max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
+                log_freq=cfg.LOG_FREQ,
                 max_steps=max_steps,
                 draw=draw,
-                **loop_settings(cfg),
             )
             if cfg.DATA.VAL and max_steps is None:
                 between = guard.check_all_ranks
                 tests = evaluate_best(kept_cfg, loader.classes, run, state, between=between)
             if run.begun and max_steps is None:
                 if task.hint:
-                    say(f"hint: {task.hint}")
-                say(describe_end(run, state, task.metric.name))
+                    run.log.say(f"hint: {task.hint}")
+                run.log.say(describe_end(run, state, task.metric.name))
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
@@ -277,55 +318,6 @@ def run_training(
         )
 
 
-def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
-    """Return {test set: metrics} of the last evaluation that a run logged, or {} if there is
-    none."""
-    sets = RunRecord.read(folder).evaluations()
-    last = max((points[-1]["step"] for points in sets.values()), default=None)
-    return {
-        name: {key: value for key, value in points[-1].items() if key not in POSITION}
-        for name, points in sets.items()
-        if points[-1]["step"] == last
-    }
-
-
-def _build(
-    cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
-) -> tuple[nn.Module, TrainLoader]:
-    """Build the model and the training loader, and open the task's test sets.
-
-    resuming: whether the run resumes; if so, no initial weights are loaded. synthetic: datasets to
-    use instead of the config's, as {"train": dataset, "val": dataset}, or {}.
-    """
-    bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
-    if not synthetic:
-        check_extras(cfg)
-    model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
-    if resuming:
-        task.class_names = read_class_names(Path(cfg.OUTPUT_DIR, "classes.txt"))
-    loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
-    check_class_names(loader.classes, ", ".join(cfg.DATA.TRAIN))
-    task.class_names = loader.classes
-    tests = {"synthetic": synthetic["val"]} if synthetic else None
-    if cfg.DATA.VAL and not synthetic:
-        open_test_sets(task, cfg, dist, "test")  # used after the last step: fail now if missing
-    task.test_loaders(dist, bad_file=bad_file, datasets=tests)
-    if not resuming:
-        _load_initial_weights(cfg, task, model)
-    names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
-    log.info("%s", describe(cfg, names, model, loader, task.test_sets))
-    return model, loader
-
-
-def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
-    """Load the weights in MODEL.MODEL_PATH, if it is set, and log which keys were used."""
-    if cfg.MODEL.MODEL_PATH:
-        path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
-        log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
-    elif cfg.FINETUNE.HEAD != "keep":
-        log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
-
-
 def _check_folder(run: RunDir, resuming: bool) -> None:
     """Raise RunInUseError on all ranks if another run has written checkpoints to this run's folder
     since this run started. Log a warning if the folder has the log of an earlier run that ended
@@ -339,43 +331,30 @@ def _check_folder(run: RunDir, resuming: bool) -> None:
         run.log.say("WARNING an earlier run ended before its first checkpoint: starting at step 0")
 
 
-def loop_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the arguments of the training loop that are set by config keys. One of them is the
-    `CheckpointPolicy`, which determines when to evaluate, and when to save and remove checkpoints.
-    """
-    policy = CheckpointPolicy(
-        eval_every=cfg.RUN.EVAL_EVERY,
-        save_every=cfg.RUN.SAVE_EVERY,
-        save_steps=cfg.RUN.SAVE_STEPS,
-        keep=cfg.RUN.KEEP,
-        keep_every=cfg.RUN.KEEP_EVERY,
-        max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
-    )
-    return dict(
-        policy=policy,
-        epochs=cfg.OPTIM.EPOCHS,
-        clip_grad=cfg.OPTIM.CLIP_GRAD,
-        accumulate=cfg.OPTIM.ACCUMULATE,
-        patience=cfg.RUN.PATIENCE,
-        min_delta=cfg.RUN.MIN_DELTA,
-        drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
-        max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
-        log_freq=cfg.LOG_FREQ,
-    )
-
-
 def describe(
-    cfg: CfgNode, names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any]
+    names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any], batch: int
 ) -> str:
     """Describe the model's size and the datasets in one line. names: names of the training sets.
-    loader: the training loader. tests: {name of a test set: its loader}."""
-    images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+    loader: the training loader. tests: {name of a test set: its loader}. batch: images per step."""
+    images = len(loader.samples.dataset)
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
     return (
         f"{num_params(model):,} parameters; train on {', '.join(names)}: {images} images of "
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} images per "
         f"epoch ({images % batch} images left out); evaluate on {sets}"
     )
+
+
+def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
+    """Return {test set: metrics} of the last evaluation that a run logged, or {} if there is
+    none."""
+    sets = RunRecord.read(folder).evaluations()
+    last = max((points[-1]["step"] for points in sets.values()), default=None)
+    return {
+        name: {key: value for key, value in points[-1].items() if key not in POSITION}
+        for name, points in sets.items()
+        if points[-1]["step"] == last
+    }
 
 
 def describe_end(run: RunDir, state: TrainState, metric: str) -> str:

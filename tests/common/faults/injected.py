@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from vil.builders import optim
 from vil.engine import loop
+from vil.optim import build as optim
 
 GIVEN = json.loads(os.environ.get("FAULT", "null"))  # none when the run resumes
 FAULTS = GIVEN if isinstance(GIVEN, list) else [GIVEN]

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import get_worker_info
 
-from vil.builders import device
 from vil.data.robust_dataset import RobustDataset
+from vil.engine import build as device
 from vil.engine import logger, loop
 from vil.utils import machine
 from vil.workflows import train as training

@@ -7,14 +7,14 @@ import torch
 
 import vil
 from tests.common.detection.detectors import detector, pictures
-from vil.builders.attention_backend import (
+from vil.config import get_config
+from vil.engine.distributed import DistInfo
+from vil.layers.attention.longformer import LongformerAttention
+from vil.workflows.attention_backend import (
     attention_network,
     backend_requests,
     select_attention_backends,
 )
-from vil.config import get_config
-from vil.engine.distributed import DistInfo
-from vil.layers.attention.longformer import LongformerAttention
 
 SIZES = ((64, 96), (131, 70), (90, 120), (128, 128), (100, 60))
 SMALL = (

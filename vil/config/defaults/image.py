@@ -8,7 +8,7 @@ DECLARED = (
     Key(
         "CHANNELS",
         3,
-        "Channels of the images: 1 gray, 3 RGB, any other number bands (docs/guides/channels.md).",
+        "Channels of the images: 1 gray, 3 RGB, any other number bands (docs/guides/labels.md).",
         between(1, 16),
     ),
     Key(

@@ -71,13 +71,14 @@ class CheckpointManager:
         If the checkpoint was deleted, the returned state has no best metric value and no best step.
         The next evaluation is then the best one, and its checkpoint is saved.
         """
-        step, folder = state.best_step, self.run.checkpoints
-        is_gone = step not in (None, state.step) and not (folder / name_of(step)).is_dir()
-        if not broadcast_object(is_gone):
+        step = state.best_step
+        if step is None or step == state.step:
+            return state
+        folder = self.run.checkpoints / name_of(step)
+        if not broadcast_object(not folder.is_dir()):
             return state
         self.run.log.say(
-            f"ERROR the best checkpoint, {folder / name_of(step)}, was deleted: the best "
-            "metric value is reset"
+            f"ERROR the best checkpoint, {folder}, was deleted: the best metric value is reset"
         )
         return replace(state, best=None, best_step=None)
 

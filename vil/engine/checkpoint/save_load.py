@@ -168,7 +168,7 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
     """Return the content of a checkpoint as {file name: dict to save}. All ranks must call this.
     keep: whether this rank needs the result. If False, an empty dict is returned."""
     model, optimizer, scaler, ema = objects
-    files = {WEIGHTS: full_state_dict(model, keep=keep)}
+    files: dict[str, dict] = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:
         files[AVERAGE] = full_state_dict(ema.model, keep=keep)
     files[STATE] = {

@@ -12,11 +12,11 @@ from torch import nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
-from vil.builders import data
-from vil.builders.model import build_network
 from vil.config.access import warn_unused
 from vil.config.defaults import tree
+from vil.data import build as data
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
+from vil.integrations.build import build_network
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
 from vil.tasks.base import OpenData

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from vil.builders.cost import CostRow, count_macs, msvit_cost, num_params
+from vil.tasks.cost import CostRow, count_macs, msvit_cost, num_params
 
 
 def detector_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:

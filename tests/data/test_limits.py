@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from vil.builders.limits import check_open_files
+from vil.data.build import check_open_files
 
 pytestmark = pytest.mark.smoke
 

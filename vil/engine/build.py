@@ -9,7 +9,6 @@ from yacs.config import CfgNode
 
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
-from vil.utils.allocator import keep_freed_memory
 from vil.utils.errors import ConfigError, as_config_error
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,9 +32,7 @@ def configure_device(cfg: CfgNode) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = _find_device(cfg.DEVICE)
-    if device.type == "cpu":
-        keep_freed_memory()
-    else:
+    if device.type != "cpu":
         _start_device(device)
     bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
     if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):

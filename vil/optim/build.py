@@ -11,12 +11,10 @@ from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
 from vil.config.defaults import KEYS
-from vil.integrations.external_models import find_no_decay_params, number_layers
-from vil.models.vision_longformer import MsViT
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
-from vil.optim.learning_rates import default_scaling, explain_unusual_lr, lr_factor
-from vil.optim.optimizers import check_usable
+from vil.optim.learning_rates import default_scaling, lr_factor
+from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
@@ -36,21 +34,24 @@ def build_optimization(
 ) -> Optimization:
     """Build the optimizer, the learning-rate schedule and the gradient scaler of a config.
 
-    Logs the learning rate if it is scaled to the batch size, and warns if it is unusual.
+    Logs the learning rate if it is scaled to the batch size, and warns if it is the default of SGD
+    with another optimizer.
     """
-    report_lr(cfg)
+    name, lr = optimizer_name(cfg), scaled_lr(cfg)
+    if lr.rule:
+        log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
+    if KEYS["OPTIM.LR"].default == cfg.OPTIM.LR and default_scaling(name) == "sqrt":
+        log.warning("OPTIM.LR is %g, the default, which is too high for %s", cfg.OPTIM.LR, name)
+    drops, factor = cfg.OPTIM.VAL or cfg.SOLVER.LR_POLICY == "multistep", cfg.OPTIM.DROP_FACTOR
+    if drops and factor < 1:
+        text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
+        log.warning(text, factor, 1 / factor, 1 / factor)
     return Optimization(
         build_optimizer(cfg, model),
         build_schedule(cfg, steps_per_epoch),
         build_scaler(cfg, device),
-        optimizer_name(cfg),
+        name,
     )
-
-
-@as_config_error
-def check_optimizer(cfg: CfgNode) -> None:
-    """Raise ConfigError if training cannot use the config's optimizer."""
-    check_usable(optimizer_name(cfg))
 
 
 class ScaledLr(NamedTuple):
@@ -80,27 +81,6 @@ def scaled_lr(cfg: CfgNode) -> ScaledLr:
     return ScaledLr(optim.LR * factor, final * factor, ratio)
 
 
-def report_lr(cfg: CfgNode) -> None:
-    """Log the peak learning rate if it is scaled to the batch size.
-
-    Warns if the peak is outside of the range of published recipes for similar optimizers. Warns if
-    a used OPTIM.DROP_FACTOR is below 1, because it would raise the learning rate.
-    """
-    name, lr = optimizer_name(cfg), scaled_lr(cfg)
-    if lr.rule:
-        log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
-    family = OPTIMIZERS.entry(name).facts.get("family")
-    if why := explain_unusual_lr(lr.peak, family):
-        is_default = float(KEYS["OPTIM.LR"].default) == cfg.OPTIM.LR
-        scaled = f" after scaling by {lr.rule}" if lr.rule else ""
-        origin = scaled or (", the default" if is_default else "")
-        log.warning("OPTIM.LR is %g%s. For %s, this is %s", lr.peak, origin, name, why)
-    factor, drops = cfg.OPTIM.DROP_FACTOR, cfg.OPTIM.VAL or cfg.SOLVER.LR_POLICY == "multistep"
-    if drops and factor < 1:
-        text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
-        log.warning(text, factor, 1 / factor, 1 / factor)
-
-
 @as_config_error
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer and its parameter groups.
@@ -117,7 +97,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         model.named_parameters(),
         optim.WD,
         optim.WD0,
-        model.no_weight_decay() if isinstance(model, MsViT) else find_no_decay_params(model),
+        find_no_decay_params(model),
         **(_layer_arguments(model) if optim.LAYER_DECAY < 1 else {}),
         layer_decay=optim.LAYER_DECAY,
     )

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import vil.cli.info
-from vil.builders.device import configure_device
 from vil.cli import main
 from vil.config import get_config
+from vil.engine.build import configure_device
 from vil.errors import ConfigError
 from vil.ops import Case, Window, choose
 from vil.ops.backends.triton import fused

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.builders.device import amp_dtype
+from vil.engine.build import amp_dtype
 from vil.layers.block import Block, mlp_weights
 from vil.layers.fused_attention import can_fuse
 from vil.layers.linear import is_plain

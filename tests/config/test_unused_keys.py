@@ -3,10 +3,10 @@
 import pytest
 
 from tests.common.built import task_of
-from vil.builders.optim import build_schedule
 from vil.config import get_config
 from vil.config.yaml_source import packaged_root
 from vil.engine.distributed import DistInfo
+from vil.optim.build import build_schedule
 from vil.tasks import keys_of_others
 from vil.utils.registry import Entry
 

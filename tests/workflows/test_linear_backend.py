@@ -5,13 +5,13 @@ import torch
 import vil
 from tests.common.native_cache import needs_compiler
 from tests.common.small_runs import TINY
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.linear_backend import linear_requests
 from vil.config import get_config
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
+from vil.workflows.attention_backend import select_attention_backends
+from vil.workflows.linear_backend import linear_requests
 
 
 def test_dropout_matters_only_in_training():

@@ -1,28 +1,42 @@
-"""Build the data loaders of a config, and check the config's dataset settings.
+"""Build the data loaders of a config, divide its datasets, and check their settings.
 
 This code is common to all tasks. Each task passes a function that opens its datasets.
 """
 
+from __future__ import annotations
+
+import logging
+import os
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.builders.limits import check_batch_size, check_open_files
 from vil.data import EXTRAS, file_suffix
-from vil.data.dataset import LoadableDataset
+from vil.data.dataset import ImageDataset, LoadableDataset
+from vil.data.image_groups import group_samples
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.splits import divide
 from vil.data.workers import count_workers
-from vil.engine.distributed import DistInfo, local_ranks
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
+from vil.utils.machine import gigabytes, total_bytes
+
+if TYPE_CHECKING:
+    from vil.engine.distributed import DistInfo
+
+logger = logging.getLogger(__name__)
 
 REPEATS = 3  # augmented copies of an image in repeated augmentation, as in DeiT
+FILES_PER_WORKER = 15  # for its process, its queue, and the tensors of two prefetched batches
+FILES_PER_IDLE_WORKER = 5  # for its process and its queue
 
 
 @as_config_error
@@ -109,7 +123,7 @@ def _loader_options(
     cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
 ) -> dict[str, Any]:
     check_batch_size(cfg, -(-cfg.DATALOADER.BSZ // dist.world))
-    workers = count_workers(cfg.DATALOADER.WORKERS, device, local_ranks(dist))
+    workers = count_workers(cfg.DATALOADER.WORKERS, device, dist.local_ranks)
     check_open_files(workers, len(cfg.DATA.VAL) + len(cfg.DATA.TEST))
     return dict(
         rank=dist.rank,
@@ -173,3 +187,88 @@ def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
             f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, but {name} has {len(dataset.classes)} "
             "classes: change DATA.NUM_CLASSES, or use another dataset"
         )
+
+
+def derived_splits(cfg: CfgNode, name: str) -> list[str]:
+    """Return the parts, such as ["train", "val"], into which the training split of a dataset is
+    divided.
+
+    name: name of the dataset. Returns [] if the split is not divided. Raises ConfigError if the
+    config holds out images that no dataset in DATA.VAL or DATA.TEST would use.
+    """
+    data = cfg.DATA
+    if data.VAL:
+        held_out = {
+            "val": (data.VAL_FRACTION, "VAL"),
+            "test": (data.FOLDS or data.TEST_FRACTION, "TEST"),
+        }
+    else:
+        held_out = {"val": (data.FOLDS or data.VAL_FRACTION, "TEST")}
+    splits = []
+    for split, key in ((split, key) for split, (amount, key) in held_out.items() if amount):
+        shared = set(data[key]) & set(data.TRAIN)
+        if not shared:
+            raise ConfigError(
+                f"{split} images can only be held out from a dataset in both DATA.TRAIN "
+                f"({', '.join(data.TRAIN)}) and DATA.{key} ({', '.join(data[key])}): change "
+                f"DATA.{key}, or set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0"
+            )
+        if name in shared:
+            splits.append(split)
+    return ["train", *splits] if splits else []
+
+
+def split_indices(cfg: CfgNode, name: str, dataset: ImageDataset) -> dict[str, np.ndarray]:
+    """Divide the training split of the dataset `name`. Returns {split: sorted indices}.
+
+    The test images are selected before the validation images, so they do not depend on
+    DATA.VAL_FRACTION. Raises DataError if a class has too few groups of images for all splits.
+    """
+    data, splits = cfg.DATA, derived_splits(cfg, name)
+    groups = group_samples(dataset, data.GROUP_BY, name)
+    rest, indices = np.arange(len(dataset)), {}
+    by_fold = "test" if data.VAL else "val"
+    for split in (split for split in ("test", "val") if split in splits):
+        key = f"{split.upper()}_FRACTION"
+        if data.FOLDS and split == by_fold:
+            fractions, held_out = [1 / data.FOLDS] * data.FOLDS, data.FOLD
+            what = f"{name}, DATA.FOLDS {data.FOLDS}"
+        else:
+            fractions, held_out = [1 - data[key], data[key]], 1
+            what = f"{name}, DATA.{key} {data[key]}"
+        parts = divide(dataset, rest, groups, fractions, data.SPLIT_SEED, what)
+        indices[split], rest = rest[parts == held_out], rest[parts != held_out]
+    indices["train"] = rest
+    counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
+    logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
+    return indices
+
+
+def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
+    """Raise ConfigError if a batch of `batch_size` float32 images exceeds this machine's memory."""
+    side = cfg.INPUT.IMAGE_SIZE
+    if (size := batch_size * cfg.INPUT.CHANNELS * side**2 * 4) > (limit := total_bytes()):
+        raise ConfigError(
+            f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine: lower "
+            "one of the two keys"
+        )
+
+
+def check_open_files(workers: int, num_sets: int) -> None:
+    """Increase this process's soft limit of open files if the data loaders' workers need more.
+
+    workers: workers per loader. num_sets: number of evaluation sets. Raises ConfigError if the hard
+    limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # at most two loaders run at a time, for training and one evaluation set; others are idle
+    per_worker = 2 * FILES_PER_WORKER + FILES_PER_IDLE_WORKER * (num_sets - 1)
+    needed = len(os.listdir("/dev/fd")) + per_worker * workers
+    if workers and needed > soft != resource.RLIM_INFINITY:
+        if needed > hard != resource.RLIM_INFINITY:
+            raise ConfigError(
+                f"DATALOADER.WORKERS {workers} may need {needed} open files, but the limit is "
+                f"{hard} (ulimit -Hn): set fewer workers"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

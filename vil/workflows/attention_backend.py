@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.builders.device import amp_dtype
-from vil.builders.linear_backend import LinearRequest, describe_linears, linear_requests
 from vil.engine import distributed
+from vil.engine.build import amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
@@ -30,6 +29,7 @@ from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import as_config_error
+from vil.workflows.linear_backend import LinearRequest, describe_linears, linear_requests
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder

@@ -1,0 +1,49 @@
+"""Build the network that a config describes: an MsViT, or a model of timm or torchvision."""
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.config.access import warn_unused
+from vil.config.defaults import leaves
+from vil.integrations.external_models import build_external
+from vil.models.build import build_msvit, shared_arguments
+from vil.models.registry import ARCHS
+from vil.utils.errors import ConfigError, as_config_error
+
+
+@as_config_error
+def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
+    """Build the network that the config describes, with a linear head of `num_outputs` outputs.
+
+    The weights are random. A timm or torchvision model gets its published weights if both
+    `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if the config is invalid.
+    """
+    torch.manual_seed(cfg.SEED)
+    if cfg.MODEL.ARCH == "msvit":
+        return build_msvit(cfg, num_outputs)
+    return _build_external(cfg, num_outputs, load_pretrained)
+
+
+def _build_external(cfg: CfgNode, num_outputs: int, load_pretrained: bool) -> nn.Module:
+    arch = cfg.MODEL.ARCH
+    taken = ("DROP", "DROP_PATH") if arch.startswith("timm/") else ()
+    unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
+    warn_unused(cfg, f"{arch} is an external model", unused)
+    if arch in ARCHS:
+        folder = "digits" if arch == "vil_nano" else "imagenet"
+        raise ConfigError(
+            f"MODEL.ARCH {arch} is not an architecture but a packaged config: use "
+            f"--config-file {folder}/{arch}.yaml"
+        )
+    if cfg.FINETUNE.FREEZE_STAGES:
+        raise ConfigError(
+            f"MODEL.ARCH {arch} has no stages to freeze (only msvit has stages): set "
+            "FINETUNE.FREEZE_STAGES to 0"
+        )
+    return build_external(
+        arch,
+        pretrained=cfg.MODEL.PRETRAINED and load_pretrained,
+        num_classes=num_outputs,
+        **shared_arguments(cfg),
+    )
