@@ -127,7 +127,7 @@ def make_cases(epochs: int, steps: int) -> dict[str, Case]:
     detector."""
     digits = (*DIGITS, f"OPTIM.EPOCHS={epochs}", "SOLVER.WARMUP_EPOCHS=0.5", "RUN.EVAL_EVERY=1")
     digits += ("LOG_FREQ=4",)
-    scenes = ("detect", "train", "--config-file", "scenes/mask_rcnn_vil_nano.yaml", "DEVICE=cpu")
+    scenes = ("train", "--config-file", "scenes/mask_rcnn_vil_nano.yaml", "DEVICE=cpu")
     scenes += ("--data", "data", "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0", "LOG_FREQ=4")
     shift = ("MODEL.VIT.MSVIT.MODE=1", "AUG.MIXUP_PROB=1.0", "AUG.MIXUP=0.8", "OPTIM.EMA=0.9")
     return {

@@ -8,7 +8,7 @@ feature pyramid and heads. maskrcnn_resnet50_fpn_v2 is torchvision's. A step has
 800 x 1216 pixels with ten objects, in float32, with SGD. Times are medians of interleaved rounds.
 Memory is the peak of a step's tensors, without weights and images.
 
-Prediction: `vil detect predict` on noise of 4096 x 4096 pixels, on the full image and in tiles.
+Prediction: `vil predict` on noise of 4096 x 4096 pixels, on the full image and in tiles.
 Each run has its own process, whose time and peak resident memory are measured.
 """
 
@@ -120,7 +120,7 @@ def steps(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def large(side: int) -> dict[str, dict[str, float]]:
-    """Measure `vil detect predict` on an image of `side` x `side` pixels. Returns {way: {"seconds":
+    """Measure `vil predict` on an image of `side` x `side` pixels. Returns {way: {"seconds":
     time, "GiB": peak resident memory}} for the ways in TILES."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def large(side: int) -> dict[str, dict[str, float]]:
                 f"INPUT.IMAGE_SIZE={1024 if words else side}",
             ]  # fmt: skip
             line = [
-                sys.executable, "-c", REPORTING, "detect", "predict", str(image),
+                sys.executable, "-c", REPORTING, "predict", str(image),
                 "--config-file", CONFIG, "--score", "0.5", *words, *options,
             ]  # fmt: skip
             done = subprocess.run(line, capture_output=True, text=True)
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> None:
     ratio = found["mask_rcnn_vil_tiny"]["MiB"] / found["swin_tiny, the same heads"]["MiB"]
     print(f"  memory of vil_tiny over swin_tiny: {ratio:.2f} (wanted <= 1)", flush=True)
     images = large(args.side)
-    print(f"\nvil detect predict on an image of {args.side} x {args.side}")
+    print(f"\nvil predict on an image of {args.side} x {args.side}")
     for way, row in images.items():
         missed = "  <- missed" if row["GiB"] * 2**30 > MOST_BYTES else ""
         print(f"  {way:28} {row['seconds']:7.1f} s {row['GiB']:7.2f} GiB (wanted <= 8){missed}")

@@ -4,8 +4,8 @@
   python benchmarks/scenes.py mask_rcnn retinanet  some runs; the file keeps the other results
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core
 
-A run is a complete `vil detect train`, including rendering and evaluation, whose wall-clock and CPU
-time are measured. Runs with two processes use torchrun. Then `vil detect evaluate` evaluates the
+A run is a complete `vil train`, including rendering and evaluation, whose wall-clock and CPU
+time are measured. Runs with two processes use torchrun. Then `vil evaluate` evaluates the
 last checkpoint again. Metrics are in percent, on the 400 validation scenes, on which the recipe was
 also tuned. Metrics, times, machine and number of threads are written to
 benchmarks/results/scenes-cpu.json.
@@ -47,14 +47,14 @@ def train(config: str, options: tuple[str, ...], processes: int) -> dict:
     """Train and evaluate a detector in a temporary folder. Returns the metrics and times."""
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
-        words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
+        words = ["train", "--config-file", config, "--data", folder, "--output_dir", run]
         began, before = time.perf_counter(), cpu_seconds()
         if launch([*words, *options], processes):
             raise SystemExit("training failed")
         spent = {"minutes": (time.perf_counter() - began) / 60}
         spent["core_minutes"] = (cpu_seconds() - before) / 60
         last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
-        if launch(["detect", "evaluate", "--run-dir", run, "--checkpoint", "last"], processes):
+        if launch(["evaluate", "--run-dir", run, "--checkpoint", "last"], processes):
             raise SystemExit("evaluation failed")
         again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
     spent |= {"epochs": last["epoch"], "processes": processes}

@@ -20,7 +20,7 @@ FOLDERS = {"ViL-Tiny": "viltiny", "ViL-Small": "vilsmall", "ViL-Medium-Deep": "v
            "ViL-Base-Deep": "vilbase"}  # fmt: skip
 INTRODUCTION = """\
 These are torchvision's detectors on ViL with relative bias and local attention in all stages. Train
-them with `vil detect train --config-file coco/CONFIG.yaml --data DIR MODEL.MODEL_PATH WEIGHTS`. The
+them with `vil train --config-file coco/CONFIG.yaml --data DIR MODEL.MODEL_PATH WEIGHTS`. The
 published AP is on val2017, and was not measured again here. `folder` is the folder of the 2021
 weights, `msvit_det/visionlongformer/<folder>/model_final.pth`. Their backbone can be loaded; their
 heads cannot, because they are detectron2's.

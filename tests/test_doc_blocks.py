@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures.old_edition import Commands
-from test_first_edition_commands import LINES as FIRST_EDITION
+from fixtures.saved_runs import Commands
 
 from tests.common.doc_commands import (
     ROOT,
@@ -60,13 +59,11 @@ VIL_LINES = {
     line: words for line in LINES
     if (words := vil_words(line)) and not line.startswith("for ")
 }  # fmt: skip
-# The first edition's test has the others.
-NEW_LINES = {line: words for line, words in VIL_LINES.items() if line not in FIRST_EDITION}
-IMPORTING = [line for line in NEW_LINES if "--import" in line]
-KEYED = [line for line, words in NEW_LINES.items() if has_keys(words) and line not in IMPORTING]
+IMPORTING = [line for line in VIL_LINES if "--import" in line]
+KEYED = [line for line, words in VIL_LINES.items() if has_keys(words) and line not in IMPORTING]
 # tests/cli/test_export_command.py compiles a package
 COMPILED = {line for line in KEYED if "--to aoti" in line}
-UNKEYED = [line for line, words in NEW_LINES.items() if not has_keys(words)]
+UNKEYED = [line for line, words in VIL_LINES.items() if not has_keys(words)]
 # A word of a line -> the optional library that it needs
 NEEDS = {" pets/": "datasets"}
 PLUGINS = {  # files that pages ask to save, and what their block contains
@@ -191,7 +188,7 @@ def understood(commands: Commands, place: Path, words: list[str]) -> None:
 
 @pytest.mark.parametrize("line", cases(KEYED))
 def test_commands_are_understood(line, commands, place):
-    understood(commands, place, NEW_LINES[line])
+    understood(commands, place, VIL_LINES[line])
 
 
 # In a fork, because a component stays registered.
@@ -205,9 +202,9 @@ assert code == {code} and {message!r} in err.getvalue(), err.getvalue()
 """
 
 
-@pytest.mark.parametrize("line", [line for line in IMPORTING if has_keys(NEW_LINES[line])])
+@pytest.mark.parametrize("line", [line for line in IMPORTING if has_keys(VIL_LINES[line])])
 def test_commands_with_imports_are_understood(line, python_blocks, place):
-    words = [*NEW_LINES[line], WRONG, "1"]
+    words = [*VIL_LINES[line], WRONG, "1"]
     code = MAIN.format(words=words, code=2, message=f"{WRONG}: unknown key")
     answer = python_blocks.run([(line, code)], place)
     assert answer == "done", answer
@@ -216,7 +213,7 @@ def test_commands_with_imports_are_understood(line, python_blocks, place):
 @pytest.mark.long
 @pytest.mark.parametrize("line", IMPORTING)
 def test_commands_with_imports_run(line, python_blocks, place):
-    words = [*NEW_LINES[line], *smaller(NEW_LINES[line])]
+    words = [*VIL_LINES[line], *smaller(VIL_LINES[line])]
     answer = python_blocks.run([(line, MAIN.format(words=words, code=0, message=""))], place)
     assert answer == "done", answer
 
@@ -226,13 +223,13 @@ def test_commands_with_imports_run(line, python_blocks, place):
     cases(UNKEYED, [line for line in UNKEYED if "benchmark" in line]),  # compiles flex
 )
 def test_commands_without_keys_run(line, commands, place):
-    run_line(commands, NEW_LINES[line], place)
+    run_line(commands, VIL_LINES[line], place)
 
 
 @pytest.mark.parametrize("line", cases(KEYED, set(KEYED) - COMPILED, slow=COMPILED))
 def test_commands_run(line, commands, place):
     skip_without_library(line)
-    run_line(commands, NEW_LINES[line], place)
+    run_line(commands, VIL_LINES[line], place)
 
 
 # ------------------------------------------------------------------------- lines of other programs

@@ -13,8 +13,8 @@ from tests.common.doc_commands import ROOT
 TESTS = (
     "tests/config", "tests/workflows/test_python_api.py", "tests/workflows/test_stream_image.py",
     "tests/workflows/test_embed.py", "tests/cli/test_help.py", "tests/cli/test_commands.py",
-    "tests/test_docs.py", "tests/test_layering.py", "tests/test_moved_names.py",
-    "tests/test_old_files.py",
+    "tests/test_docs.py", "tests/test_layering.py",
+    "tests/test_saved_runs.py",
 )  # fmt: skip
 
 

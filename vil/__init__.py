@@ -6,8 +6,6 @@ modules when they are first used.
 
 import importlib
 
-from vil.utils import moved
-
 __version__ = "0.1.0"
 _HOMES = {
     "build_model": "vil.workflows.build_model",
@@ -43,7 +41,6 @@ _HOMES = {
     "save_pretrained": "vil.pretrained.hub",
 }
 __all__ = list(_HOMES)
-moved.install()
 
 
 def __getattr__(name: str):

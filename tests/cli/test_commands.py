@@ -214,9 +214,7 @@ def test_evaluation_and_saving_every_other_epoch():
 
 @pytest.mark.long
 @pytest.mark.defect("B25")
-@pytest.mark.parametrize(
-    ("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5])]
-)
+@pytest.mark.parametrize(("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("ONLY_SAVE_LAST=1", [5])])
 def test_the_newest_checkpoints_and_the_best_are_kept(words, newest):
     """A learning rate this high ruins the weights, so the best ones are early."""
     rate = ["OPTIM.LR=3", "OPTIM.EPOCHS=5", "DATA.KWARGS.n=16"]

@@ -1,4 +1,4 @@
-"""`vil detect evaluate` and `vil detect predict`: a run of one epoch, judged and asked."""
+"""`vil evaluate` and `vil predict`: a run of one epoch, judged and asked."""
 
 import io
 import json
@@ -30,15 +30,15 @@ SMALL = (
 def run(tmp_path_factory):
     """A run of two steps; it knows little, but what it knows is the same each time."""
     place = tmp_path_factory.mktemp("detect")
-    ended = vil("detect", "train", *SMALL, "--data", place / "data", "--output_dir", place / "run")
+    ended = vil("train", *SMALL, "--data", place / "data", "--output_dir", place / "run")
     assert ended.code == 0, ended.err
     return place / "run"
 
 
 @pytest.fixture(scope="module")
 def evaluated(run):
-    """What `vil detect evaluate` printed; its results lie in the run's folder."""
-    ended = vil("detect", "evaluate", "--run", run)
+    """What `vil evaluate` printed; its results lie in the run's folder."""
+    ended = vil("evaluate", "--run", run)
     assert ended.code == 0, ended.err
     return ended
 
@@ -52,7 +52,7 @@ def photos(run):
 
 def predicted(run, *words):
     """What the command prints as JSON."""
-    ended = vil("detect", "predict", "--run", run, "--format", "json", *words)
+    ended = vil("predict", "--run", run, "--format", "json", *words)
     assert ended.code == 0, ended.err
     return json.loads(ended.out)
 
@@ -74,17 +74,16 @@ def test_metrics_and_files_agree(run, evaluated):
     assert set(figures["per_class"]) == {"box_ap", "mask_ap"}
 
 
-def test_vil_evaluate_is_the_same_command(run, evaluated, caplog):
-    """And a kept config has no settings without effect."""
+def test_a_kept_config_has_no_settings_without_effect(run, evaluated, caplog):
     assert vil("evaluate", "--run", run) == evaluated
-    assert "without effect" not in evaluated.err + caplog.text
+    assert "no effect" not in evaluated.err + caplog.text
 
 
 def test_the_worst_images_are_drawn_and_every_class_is_a_line_if_requested(run):
     """Images of an evaluation before are removed."""
-    assert vil("detect", "evaluate", "--run", run, "--pictures", 3).code == 0
+    assert vil("evaluate", "--run", run, "--pictures", 3).code == 0
     words = ("--run", run, "--pictures", 2, "OUTPUT_PERCLASS_ACC", "True")
-    ended = vil("detect", "evaluate", *words)
+    ended = vil("evaluate", *words)
     assert f"2 images with the most errors: see {run}/eval/pictures" in ended.out
     drawn = sorted(path.name for path in (run / "eval/pictures").iterdir())
     assert [name[:9] for name in drawn] == ["scenes-1-", "scenes-2-"]
@@ -136,7 +135,7 @@ def test_predictions_are_those_of_evaluation(run, photos):
 def test_formats_agree(run, photos):
     Path("broken.png").write_bytes(b"not a picture")
     words = ["--run", run, "--score", "0.1", "--images", photos, "broken.png"]
-    shown = {name: vil("detect", "predict", "--format", name, *words)
+    shown = {name: vil("predict", "--format", name, *words)
              for name in ("text", "json", "coco")}  # fmt: skip
     assert {ended.code for ended in shown.values()} == {0}
     *whole, broken = json.loads(shown["json"].out)
@@ -216,9 +215,9 @@ def test_standard_input_is_a_list(run, photos, monkeypatch):
 
 def test_nothing_could_be_read(run):
     Path("broken.png").write_bytes(b"")
-    ended = vil("detect", "predict", "--run", run, "broken.png", "nowhere.png")
+    ended = vil("predict", "--run", run, "broken.png", "nowhere.png")
     assert ended.code == DATA
-    assert ended.err.endswith("vil detect predict: none of the 2 images could be read\n")
+    assert ended.err.endswith("vil predict: none of the 2 images could be read\n")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_command_lines_that_cannot_be(run, words, code, pattern):
     Path("file").touch()
     Path("empty").mkdir()
     command, *words = words.split()
-    ended = vil("detect", command, "--run", run, *words)
+    ended = vil(command, "--run", run, *words)
     assert (ended.code, ended.out) == (code, "")
     assert re.search(pattern, ended.err), ended.err
 
@@ -278,7 +277,7 @@ def on_a_full_disk(*words, allowed=0):
 )
 def test_a_full_disk_is_one_line(run, photos, words, code, says):
     words = [str(photos) if word == "PHOTOS" else word for word in words]
-    ended = on_a_full_disk("detect", words[0], "--run", run, *words[1:])
+    ended = on_a_full_disk(words[0], "--run", run, *words[1:])
     assert ended.returncode == code, ended.stderr
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -290,21 +289,22 @@ def test_synthetic_images_need_a_writable_folder(tmp_path):
         build_detection_set("fake_boxes", tmp_path / "file", "val", masks=False)
 
 
-def test_without_a_detector(run):
-    ended = vil("detect", "predict", "x.png")
-    assert ended.code == USAGE
-    assert "no detector was given: use --run DIR" in ended.err
-    for command in ("evaluate", "predict"):
-        words = ["x.png"] if command == "predict" else []
-        ended = vil("detect", command, "--config-file", "digits/vil_nano.yaml", *words)
-        assert ended.code == USAGE
-        assert "this config is for a classifier" in ended.err
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("train", "vil train --config-file coco/"),
+        ("evaluate", "vil evaluate --run"),
+        ("predict", "vil predict --run"),
+    ],
+)
+def test_commands_of_detectors_alone_say_what_replaced_them(command, instead):
+    ended = vil("detect", command, "--run", "x")
+    assert (ended.code, ended.out) == (USAGE, "")
+    assert instead in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
-def test_predict_serves_every_task(run, photos):
-    """vil detect predict is a spelling of it."""
-    words = ("--run", run, photos, "--format", "json")
-    assert vil("predict", *words).out == vil("detect", "predict", *words).out
+def test_formats_and_flags_of_another_task(run):
     ended = vil("predict", "--run", run, "--format", "csv", "x.png")
     assert ended.code == USAGE
     assert "--format csv: choose from text, json, coco for a detector" in ended.err

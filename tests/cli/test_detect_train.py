@@ -1,4 +1,4 @@
-"""vil detect train: the loop of classifiers, from a config to a resumed run."""
+"""vil train: the loop of classifiers, from a config to a resumed run."""
 
 import json
 
@@ -21,7 +21,7 @@ ABSOLUTE = "l1,h1,d16,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s1,g1,p2,f3,a1"
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("detector") / "run"
     data = folder.parent
-    outcome = vil("detect", "train", "--output_dir", folder, "--data", data, *DETECTOR)
+    outcome = vil("train", "--output_dir", folder, "--data", data, *DETECTOR)
     assert outcome.code == 0, outcome.err
     return folder
 
@@ -40,7 +40,7 @@ def test_a_run_tells_losses_and_average_precision(run):
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(run, tmp_path):
-    words = ("detect", "train", "--data", tmp_path, "--output_dir", tmp_path / "run")
+    words = ("train", "--data", tmp_path, "--output_dir", tmp_path / "run")
     assert vil(*words, *DETECTOR, "OPTIM.EPOCHS=1").code == 0
     assert vil(*words, *DETECTOR, "--resume").code == 0
     assert figures(metrics(tmp_path / "run")) == figures(metrics(run))
@@ -50,7 +50,7 @@ def test_a_run_resumes_as_if_it_had_never_stopped(run, tmp_path):
 
 def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     words = (
-        "detect", "train", "--data", tmp_path, "--output_dir", tmp_path / "run", *DETECTOR,
+        "train", "--data", tmp_path, "--output_dir", tmp_path / "run", *DETECTOR,
         f"MODEL.MODEL_PATH={run}", "DATA.NUM_CLASSES=5", "OPTIM.EPOCHS=1",
         "DATA.KWARGS={n: 8, size: 64, num_classes: 5}",
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
 def test_stages_can_be_frozen(run, tmp_path):
     words = ("FINETUNE.FREEZE_STAGES=1", f"MODEL.MODEL_PATH={run}", "OPTIM.EPOCHS=1")
     folder = tmp_path / "run"
-    line = ("detect", "train", "--data", tmp_path, "--output_dir", folder, *DETECTOR, *words)
+    line = ("train", "--data", tmp_path, "--output_dir", folder, *DETECTOR, *words)
     assert vil(*line).code == 0
     cfg = get_config(None, [*DETECTOR, *words, "DETECTION.TEST.SCORE=0.0"])
     before, after = (package.build_model(cfg) for _ in range(2))
@@ -84,7 +84,6 @@ def test_stages_can_be_frozen(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["DETECTION.MODEL="], 2, "this config is for a classifier: set DETECTION.MODEL"),
         (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake_boxes has 3 classes"),
         (["DATA.TRAIN=[cocoo]"], 2, "did you mean 'coco'"),
         (["DATA.TRAIN=[fake_boxes,scenes]"], 2, "a detector trains on one set"),
@@ -111,7 +110,7 @@ def test_stages_can_be_frozen(run, tmp_path):
 )
 def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
     data = ("--output_dir", tmp_path / "run", "--data", tmp_path)
-    outcome = vil("detect", "train", *data, *DETECTOR, *words)
+    outcome = vil("train", *data, *DETECTOR, *words)
     assert outcome.code == code, outcome.err
     assert says in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
@@ -155,7 +154,7 @@ def test_categories_in_another_order_are_matched_by_name(names, told, tmp_path, 
             row["category_id"] += first - 1
         file.write_text(json.dumps(table))
     outcome = vil(
-        "detect", "train", "--output_dir", tmp_path / "run", "--data", tmp_path,
+        "train", "--output_dir", tmp_path / "run", "--data", tmp_path,
         *(word for word in DETECTOR if "KWARGS" not in word), "OPTIM.EPOCHS=1",
         "DATA.TRAIN=[coco]", "DATA.TEST=[coco]",
         "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
@@ -164,7 +163,7 @@ def test_categories_in_another_order_are_matched_by_name(names, told, tmp_path, 
     line = "coco has the model's classes in another order: they are matched by name"
     assert (line in (tmp_path / "run/log.txt").read_text()) == told
     caplog.clear()
-    assert vil("detect", "evaluate", "--run", tmp_path / "run").code == 0
+    assert vil("evaluate", "--run", tmp_path / "run").code == 0
     assert (line in caplog.text) == told
 
 
@@ -186,7 +185,7 @@ def test_a_dry_run_uses_synthetic_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(detectors, "check_targets", seen)
     monkeypatch.chdir(tmp_path)
-    outcome = vil("detect", "train", "--dry-run", *DETECTOR, "--example", "e.png")
+    outcome = vil("train", "--dry-run", *DETECTOR, "--example", "e.png")
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) <= 30
     assert "dry run: one step of 4 synthetic images" in outcome.out
@@ -213,7 +212,7 @@ def test_a_dry_run_leaves_no_scenes(words, code, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = [word for word in DETECTOR if "KWARGS" not in word]
     sets = ("DATA.TRAIN=[scenes]", "DATA.TEST=[scenes]", "DATA.NUM_CLASSES=10")
-    outcome = vil("detect", "train", "--dry-run", *other, *sets, *words, "--example", "e.png")
+    outcome = vil("train", "--dry-run", *other, *sets, *words, "--example", "e.png")
     assert (outcome.code, says in outcome.err) == (code, True), outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["e.png"] * (code == 0)
 
@@ -225,7 +224,7 @@ def test_a_dry_run_counts_the_objects_of_a_coco_file(tmp_path, monkeypatch):
     paths = "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}"
     words = ("DATA.TRAIN=[coco]", "DATA.TEST=[coco]", paths, "DATA.NUM_CLASSES=3")
     other = [word for word in DETECTOR if "DATA." not in word]
-    run = ("detect", "train", "--dry-run", *other, *words, "--data")
+    run = ("train", "--dry-run", *other, *words, "--data")
     outcome = vil(*run, "mine")
     assert outcome.code == 0, outcome.err
     assert "train coco: 6 images of 3 classes\n  objects per class: " in outcome.out

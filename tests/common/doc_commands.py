@@ -12,12 +12,12 @@ from glob import glob
 from pathlib import Path
 
 import torch
-from fixtures.old_edition import FOLDER, Commands, output
+from fixtures.saved_runs import FOLDER, Commands, output
 from PIL import Image
 
 import vil
 from tests.common.data_files import samples, write_hf, write_shards, write_tsv
-from tests.common.old_runs import copy_old
+from tests.common.saved_runs import copy_run
 from vil.utils.extras import is_installed
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file scenes": SCENES,
-    "train --config-file mine.yaml --data mine": DETECTOR,
+    "train --config-file mine.yaml": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
     "benchmark attention": BENCHMARK,
@@ -75,8 +75,6 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "visualize attention photo.jpg --config-file": NANO,
     "evaluate --config-file": (*NANO, *FAKE),
     "convert model_best.pth at_384": (NANO[-1], "INPUT.IMAGE_SIZE=96", "DATA.NUM_CLASSES=10"),
-    "detect train --config-file scenes": SCENES,
-    "detect train --config-file mine.yaml": DETECTOR,
     "train --config-file coco": (*DETECTOR, "--data", "mine", *OF_MINE),
 }  # fmt: skip
 
@@ -129,7 +127,7 @@ def write_folds(place: Path) -> None:
     for split, name in zip(("train", "val"), sets):
         write_tsv(place / "parts", split, samples(split), name=name)
     for number, (test, train) in enumerate(zip(sets, reversed(sets))):
-        config = copy_old("classifier", place / f"runs/fold{number}") / "config.yaml"
+        config = copy_run("classifier", place / f"runs/fold{number}") / "config.yaml"
         text = config.read_text().replace("TRAIN: [digits]", f"TRAIN: [{train}.yaml]")
         text = text.replace("TEST: [digits]", f"TEST: [{test}.yaml]")
         config.write_text(text.replace("PATH: ./datasets", "PATH: parts"))
@@ -139,8 +137,8 @@ def write_folds(place: Path) -> None:
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
     for name in ("nano", "photos", "nested", "sets", "angle", "plain", "weighted", "sampled"):
-        copy_old("classifier", place / "runs" / name)
-    copy_old("detector", place / "runs/scenes")
+        copy_run("classifier", place / "runs" / name)
+    copy_run("detector", place / "runs/scenes")
     write_folds(place)
     for folder, count in (("photos/train", 8), ("photos/val", 2)):
         for number in range(3 * count):

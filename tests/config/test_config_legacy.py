@@ -34,7 +34,7 @@ def test_the_old_finetuning_recipe(caplog):
 
 def test_a_config_saved_by_the_original(caplog):
     cfg = get_config(OLD / "config.yaml")
-    assert cfg.DATALOADER.RE == "no"
+    assert "RE" not in cfg.DATALOADER
     assert cfg.MODEL.MODEL_PATH == ""
     assert cfg.DATA.TRAIN == ("imagenet",)
     assert cfg.AUG.RATIO == (3 / 4, 4 / 3)
@@ -66,9 +66,16 @@ def test_the_misspelt_memory_format(caplog):
     assert "nwhc is read as nhwc" in caplog.text
 
 
-def test_dead_keys_share_one_warning(caplog):
-    get_config(opts=["OPTIM.WARMUP", "5", "MODEL.NONLINEARITY", "relu", "OPTIM.TEST_FREQ", "1000"])
+def test_keys_without_effect_share_one_warning(caplog):
+    words = ["OPTIM.WARMUP", "5", "MODEL.NONLINEARITY", "relu", "OPTIM.TEST_FREQ", "1000"]
+    assert get_config(opts=words) == get_config()
     (record,) = caplog.records
     assert "OPTIM.WARMUP" in record.getMessage()
     assert "MODEL.NONLINEARITY" in record.getMessage()
     assert "TEST_FREQ" not in record.getMessage()
+
+
+@pytest.mark.parametrize(("value", "kept"), [("0", 2), ("1", 1)])
+def test_only_save_last_sets_the_number_of_kept_checkpoints(value, kept, caplog):
+    assert kept == get_config(opts=["ONLY_SAVE_LAST", value]).RUN.KEEP
+    assert not caplog.records

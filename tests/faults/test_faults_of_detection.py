@@ -114,7 +114,7 @@ def test_f28_invalid_boxes(strange, model, tmp_path):
     """No crash, a finite loss, and a logged number of dropped annotations."""
     retinanet = ("DETECTION.FPN.STAGES=[2]",) if model == "retinanet" else ()
     outcome = vil(
-        "detect", "train", "--output_dir", tmp_path / "run", "--data", strange, *DETECTOR,
+        "train", "--output_dir", tmp_path / "run", "--data", strange, *DETECTOR,
         f"DETECTION.MODEL={model}", "DATA.TRAIN=[coco]", "DATA.TEST=[coco]", "DATA.NUM_CLASSES=3",
         "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
         "OPTIM.EPOCHS=2", "DETECTION.INPUT.KEEP_EMPTY=True", *retinanet,

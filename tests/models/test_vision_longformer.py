@@ -213,14 +213,3 @@ def test_models_by_name():
         vil.get_model("vil_smal")
     model = vil.get_model("vil_tiny", num_classes=7, img_size=96)
     assert model(torch.randn(1, 3, 96, 96)).shape == (1, 7)
-
-
-def test_old_method_names_work_and_warn():
-    model, x = small().eval(), torch.randn(1, 3, 40, 56)
-    with pytest.warns(DeprecationWarning, match="use forward_intermediates"):
-        maps = model.forward_stages(x)
-    for found, wanted in zip(maps, model.forward_intermediates(x)[1], strict=True):
-        assert torch.equal(found, wanted)
-    with pytest.warns(DeprecationWarning, match="use forward_features"):
-        tokens = model.last_tokens(x)
-    assert torch.equal(model.norm(tokens), model.forward_features(x).flatten(2).mT)

@@ -10,7 +10,7 @@ import torch
 
 import vil
 from tests.common.doc_pages import blocks
-from tests.common.old_runs import copy_old
+from tests.common.saved_runs import copy_run
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.tasks.classification.probe import Labeled, probe_features, split_off
@@ -109,7 +109,7 @@ def test_random_weights_are_refused(photos):
 
 @pytest.mark.detection
 def test_detectors_are_refused(photos):
-    copy_old("detector", Path("scenes"))
+    copy_run("detector", Path("scenes"))
     ended = command("embed", "--run", "scenes", photos, "--output-file", "f.npy")
     assert (ended.code, ended.out) == (2, "")
     assert "this config is for a detector: vil embed needs a model with one feature" in ended.err

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vil
-from tests.common.old_runs import copy_old
+from tests.common.saved_runs import copy_run
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.data.image import read_image
@@ -177,8 +177,8 @@ def test_bad_words(runs, photos, words, message):
     ],
 )
 def test_detectors_are_refused(photos, words, message):
-    copy_old("detector", Path("scenes"))
-    copy_old("detector", Path("again"))
+    copy_run("detector", Path("scenes"))
+    copy_run("detector", Path("again"))
     ended = command("predict", "--run", "scenes", photos, *words.split())
     assert (ended.code, ended.out) == (2, "")
     assert "this config is for a detector" in ended.err

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 import vil
@@ -34,7 +33,6 @@ from vil.utils.console import (
 )
 from vil.utils.errors import INTERRUPTED, ConfigError, DataError, one_line
 from vil.utils.openmp import spin_briefly
-from vil.utils.registry import Entry
 from vil.workflows.log_forwarding import log_warnings_once
 
 COMMANDS = {
@@ -56,15 +54,13 @@ COMMANDS = {
     "report": "write an HTML report of a run: metrics, curves, confusions, images, config",
     "analyze": "count parameters and MACs of each stage",
 }
-# {removed command: what replaced it}
-REMOVED = {"benchmark deploy": "python benchmarks/deploy.py, which has the same options"}
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
-# Aliases of commands for one task: {"detect train": ("train", registry entry of the task)}
-SPELLINGS = {
-    name: (name.split()[-1], task)
-    for task in registry("task").values()
-    for name in task.facts.get("spellings", ())
+REMOVED = {  # {removed command: the command line that replaces it}
+    "benchmark deploy": "python benchmarks/deploy.py, which has the same options",
+    "detect train": "vil train --config-file coco/mask_rcnn_vil_tiny_1x.yaml",
+    "detect evaluate": "vil evaluate --run DIR",
+    "detect predict": "vil predict --run DIR",
 }
 
 HELP = ("-h", "--help")
@@ -104,7 +100,7 @@ def run_command(words: list[str]) -> int:
         return 0 if words else 2
     name, words = command_of(words)
     if name in REMOVED:
-        print(f"vil: the command {name} was removed; use {REMOVED[name]}", file=sys.stderr)
+        print(f"vil: {name!r} was removed: use {REMOVED[name]}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
         group = [command for command in COMMANDS if command.startswith(f"{name} ")]
@@ -118,16 +114,14 @@ def run_command(words: list[str]) -> int:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     if os.environ.get("RANK", "0") == "0":  # a command waits while the native library is compiled
         logging.getLogger("vil.ops.native.library").setLevel(logging.INFO)
-    command, task = SPELLINGS.get(name, (name, None))
-    module = importlib.import_module(f"vil.cli.{command.replace(' ', '_')}")
+    module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")
     parser = CommandParser(
         f"vil {name}",
-        description=describe_spelling(name, task, module) if task else module.__doc__,
+        description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
     parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
-    parser.set_defaults(required_task=task.name if task else None)
     args = None
     try:
         args = parse(parser, words)
@@ -210,19 +204,6 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
         where = f"; the traceback is in {file}"
     echo_error(f"{program}{rank}: unexpected {one_line(error)}{where}")
     return 1
-
-
-def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
-    """Return the help text of an alias such as "detect train", which is the command "train" for the
-    task "detect".
-
-    The task's examples come first, then the help text of the command. name: the alias. task: the
-    task's registry entry. module: the command's module.
-    """
-    examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
-    command, noun = SPELLINGS[name][0], task.facts["noun"]
-    first, _, rest = module.__doc__.partition("\n")
-    return f"{first}\n\n{examples}\n\nThe same as `vil {command}`, for a {noun}.\n{rest}"
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.registries import registry
 from vil.utils.errors import ConfigError
 from vil.workflows import configure
 
@@ -96,9 +95,7 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """Make the frozen config that a command's parsed arguments describe. Returns (config, sources),
     where sources is {config key: where its value was set, such as a file name}."""
-    found = configure.resolve(args.config_file, options_of(args))
-    check_task(args, found[0])
-    return found
+    return configure.resolve(args.config_file, options_of(args))
 
 
 def with_weights(
@@ -116,7 +113,6 @@ def with_weights(
         found = configure.run_config(args.run, options_of(args), checkpoint=args.checkpoint)
     else:
         found = configure.weights_config(args.config_file, options_of(args), default)
-    check_task(args, found.cfg)
     if getattr(args, "classes", None):
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
         if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
@@ -128,17 +124,6 @@ def with_weights(
         else:
             found = found._replace(class_names=names)
     return found
-
-
-def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
-    """Raise ConfigError if a command of one task, such as `vil detect train`, gets another task's
-    config."""
-    required = getattr(args, "required_task", None)
-    if required in (None, cfg.TASK):
-        return
-    wanted, found = registry("task")[required], registry("task")[cfg.TASK]
-    noun = found.facts.get("noun", found.name)
-    raise ConfigError(f"this config is for a {noun}: {wanted.facts['hint']}")
 
 
 def options_of(args: argparse.Namespace) -> configure.Options:

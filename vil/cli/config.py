@@ -85,13 +85,11 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 def manual() -> str:
     """Return the text of docs/reference/config.md, the manual of all config keys.
 
-    It lists the keys of each section, the combinations that are not allowed, and the keys of the
-    2021 code that are accepted but have no effect.
+    It lists the keys of each section, and the combinations that are not allowed.
     """
     sections: dict[str, list[str]] = {}
-    for name, key in defaults.KEYS.items():
-        if not key.ignored:
-            sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
+    for name in defaults.KEYS:
+        sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
     for key in defaults.EXTENSIBLE:
         sections[key.split(".")[0]].append(f"{key}.*")
     top = sections.pop("")
@@ -100,9 +98,6 @@ def manual() -> str:
     parts.append(_section("Without a section", "The run.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
     parts.append("## Keys that cannot be combined\n\n" + _table(["Keys", "Why"], rows))
-    rows = [[_code(key.name), key.meaning] for key in defaults.KEYS.values() if key.ignored]
-    note = "Accepted because old files contain them. Changing one has no effect and logs a warning."
-    parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
     return "\n".join(parts)
 
 

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     add("--sample", action="store_true", help="use the digit images that ship with the package")
     text = "predict each image of a cross-validation with the run that was not trained on it"
-    add("--out-of-fold", "--oof", action="store_true", help=text)
+    add("--out-of-fold", action="store_true", help=text)
     text = "number of classes to list for each image, or all (5)"
     add("--top", type=_number_or_all, metavar="K", help=text)
     text = "list only classes with at least this probability"
@@ -337,22 +337,12 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
 
 def use_shipped_weights(args: argparse.Namespace) -> None:
     """Change the parsed arguments to load the weights that ship with the package, unless they
-    select a run, config or model.
-
-    Raises ConfigError for a command of one task, such as `vil detect predict`, because the shipped
-    weights are a classifier's.
-    """
+    select a run, config or model."""
     from vil.workflows.inference import shipped_weights
 
     opts = args.opts or []
     if args.run or args.config_file or any(word.startswith("MODEL.") for word in opts):
         return
-    if args.required_task:
-        noun = registry("task")[args.required_task].facts["noun"]
-        raise ConfigError(
-            f"no {noun} was given: use --run DIR, or give both --config-file FILE and "
-            "MODEL.MODEL_PATH FILE"
-        )
     args.config_file, own = shipped_weights()
     args.opts = [*own, *opts]
     print("using the shipped vil_nano, which recognizes the digits 0 to 9", file=sys.stderr)

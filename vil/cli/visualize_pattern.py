@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     numbers = dict(nargs="+", type=int, default=[0], metavar="N")
     text = "mask: 0 cuts chunks at the border, 1 is the exact window, -1 is cyclic (0)"
-    add("--sw-exact", "--sw_exact", help=text, **numbers)
+    add("--sw-exact", help=text, **numbers)
     text = "mode: 0 is all 9 chunks, -1 the self chunk, 1 to 8 the self chunk and a neighbor (0)"
     add("--mode", help=text, **numbers)
     add("--token", nargs="+", metavar="ROW,COL", help="position of the query (default: the center)")

@@ -6,6 +6,7 @@ rules       allowed values                dump_yaml    writes a config
 presets     sets of keys for a purpose    plugins      runs files that register components
 legacy      the 2021 code's spellings     registries   components that are values of keys
 key_lookup  finds keys by name            access       reads a component's own keys
+removed     keys of earlier configs
 
 Importing this package does not import torch, so that a wrong key is reported immediately.
 """

@@ -3,6 +3,8 @@
 import difflib
 
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
+from vil.config.legacy import IGNORED_KEYS, ONLY_SAVE_LAST
+from vil.config.removed import REMOVED
 
 # {last name of a key in the configs of Swin or detectron2: vil's key with the same meaning}
 ALIASES = {
@@ -21,12 +23,13 @@ ALIASES = {
 
 
 def is_known(key: str) -> bool:
-    """Return whether a key is declared, or may be added to a section that accepts new keys.
+    """Return whether a key is declared, was declared in an earlier version or in the 2021 code, or
+    may be added to a section that accepts new keys.
 
     Returns False for a new key in such a section if it is very similar to a declared key, because
     it is probably a typing error.
     """
-    if key in KEYS or key in SECTIONS:
+    if any(key in known for known in (KEYS, SECTIONS, REMOVED, IGNORED_KEYS, (ONLY_SAVE_LAST,))):
         return True
     node, _, name = key.rpartition(".")
     if node not in EXTENSIBLE or not name.isidentifier():

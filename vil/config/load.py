@@ -4,7 +4,6 @@ Later sources override earlier ones: environment, preset, base files, file, comm
 merge_from_list is not used, because its errors have no location.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from vil.config.key_lookup import is_known, nearest
 from vil.config.plugins import run_imports
 from vil.config.presets import below, read_preset
 from vil.config.registries import registry
+from vil.config.removed import REMOVED, drop_keys
 from vil.config.yaml_source import (
     COMMAND_LINE,
     EMPTY,
@@ -27,8 +27,6 @@ from vil.config.yaml_source import (
     from_options,
 )
 from vil.utils.lookup import did_you_mean, lookup
-
-log = logging.getLogger(__name__)
 
 
 def get_config(
@@ -72,11 +70,6 @@ def load_config(
     cfg = defaults.tree()
     cfg.IMPORTS = tuple(imported)
     sources = _apply(cfg, settings)
-    changed = diff(cfg, defaults.tree())
-    ignored = [key for key in changed if key in defaults.KEYS and defaults.KEYS[key].ignored]
-    if ignored:
-        reasons = [f"{key} ({defaults.KEYS[key].meaning})" for key in ignored]
-        log.warning("these keys of the original 2021 code have no effect: %s", ", ".join(reasons))
     legacy.warn_revived(cfg, sources)
     return cfg, sources
 
@@ -124,6 +117,10 @@ def _apply(cfg: CfgNode, settings: Sequence[Setting]) -> dict[str, str]:
     """Set the values of a config, check all keys, and freeze it. Returns {key: source of its value}
     for the keys that were set."""
     sources = {}
+    settings = drop_keys(
+        settings, legacy.IGNORED_KEYS, "these keys of the original 2021 code have no effect"
+    )
+    settings = drop_keys(settings, REMOVED, "these keys were removed and have no effect")
     for setting in settings:
         if setting.key in defaults.SECTIONS and setting.value == "":
             continue  # a section whose lines are all commented out

@@ -11,7 +11,6 @@ Source: Vision Longformer, arXiv:2103.15358, section 3.
 import logging
 import operator
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -264,22 +263,6 @@ class MsViT(nn.Module):
             self.reset_classifier(0, "")
         return chosen
 
-    def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """Deprecated. Use `forward_intermediates(x, intermediates_only=True, valid=valid)`."""
-        _warn_deprecated("forward_stages", "forward_intermediates(x, intermediates_only=True)")
-        return self.forward_intermediates(x, intermediates_only=True, valid=valid)
-
-    def last_tokens(self, x: Tensor) -> Tensor:
-        """Deprecated. Use `forward_features` or `forward_intermediates`.
-
-        Maps x (B, c, H, W) to the tokens of the last stage (B, G+L, d) before the final norm.
-        """
-        _warn_deprecated("last_tokens", "forward_features(x), which also applies the final norm")
-        for stage, spec in zip(self.stages, self.specs):
-            tokens, grid, _ = stage(x)
-            x = to_map(tokens, spec.num_global, grid)
-        return tokens
-
     @property
     def channels(self) -> list[int]:
         """Number of channels d_i of each stage."""
@@ -445,7 +428,3 @@ def _init_linear(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _warn_deprecated(old: str, new: str) -> None:
-    warnings.warn(f"MsViT.{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)

@@ -5,10 +5,7 @@ A registry entry has the location of the task's class, and may have these additi
 declares    config sections, keys and conflicts, in the format of vil/config/defaults
 noun        noun for a model of the task in messages, such as "detector"
 implied_by  config key that selects the task if this key is set and the key TASK is not set
-hint        text for messages: how to write a config for the task
 commands    {command: one-line help} for the task's commands, such as "detect check"
-spellings   {command: example command lines} for the commands that are aliases of general commands,
-            such as "detect train" for "train"
 learned     config keys that are empty until the training data determine their values
 metrics     {metric: (label, unit, higher is better)} for EVAL.METRIC, the default first
 formats     choices of `vil predict --format`, the default first

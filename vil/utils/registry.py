@@ -21,10 +21,8 @@ class Key(NamedTuple):
     meaning: str  # one line, for `vil config --docs`
     check: Any = None  # a function of the value, or a rule of vil.config.rules
     allowed: str = ""  # the values that a `check` function allows: "at least 0"
-    ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
     words: tuple[str, ...] = ()  # texts that are allowed besides values of the key's type
     element: Any = 0.0  # its type is that of the elements of a list whose default is empty
-    neutral: tuple = ()  # former defaults: in a saved config they do not count as set by a user
 
 
 class Section(NamedTuple):

@@ -278,7 +278,7 @@ def run_training(
                     eval_every=cfg.RUN.EVAL_EVERY,
                     save_every=cfg.RUN.SAVE_EVERY,
                     save_steps=cfg.RUN.SAVE_STEPS,
-                    keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
+                    keep=cfg.RUN.KEEP,
                     keep_every=cfg.RUN.KEEP_EVERY,
                     max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
                 ),

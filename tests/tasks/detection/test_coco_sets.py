@@ -217,7 +217,7 @@ def test_a_bad_file_is_one_line(case, tmp_path):
 
 
 def test_a_whole_path_into_the_folder_is_fine(tmp_path):
-    """As `vil detect predict --format coco` writes it, where it was given one."""
+    """As `vil predict --format coco` writes it, where it was given one."""
     folder, _ = write(tmp_path, [])
     whole = [WHOLE["images"][0] | {"file_name": str(folder / "a.png")}]
     (tmp_path / "whole.json").write_text(json.dumps(WHOLE | {"images": whole}))

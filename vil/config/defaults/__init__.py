@@ -1,8 +1,9 @@
 """Config keys, in one file per topic. These files are the manual of the config.
 
 The type of a key's default value is the type of the key. All keys of the original 2021 code exist,
-so its YAML files and command lines work. Components such as tasks declare additional keys in their
-registry entries. `vil config --docs docs/reference/config.md` writes a page with all keys.
+except for those that `vil.config.legacy` drops or replaces, so its YAML files and command lines
+work. Components such as tasks declare additional keys in their registry entries.
+`vil config --docs docs/reference/config.md` writes a page with all keys.
 """
 
 import functools

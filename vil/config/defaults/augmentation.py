@@ -39,9 +39,6 @@ DECLARED = (
         "Probability of a Gaussian blur (not with timm's transform).",
         probability,
     ),
-    Key("DROPBLOCK_LAYERS", [3, 4], "DropBlock is not implemented", ignored=True),
-    Key("DROPBLOCK_KEEP_PROB", 1.0, "DropBlock is not implemented", ignored=True),
-    Key("DROPBLOCK_BLOCK_SIZE", 7, "DropBlock is not implemented", ignored=True),
     Key(
         "MIXUP_PROB",
         0.0,
@@ -70,7 +67,6 @@ DECLARED = (
         "(pair) or per image (elem).",
         one_of("batch", "pair", "elem"),
     ),
-    Key("MIXCUT_AND_MIXUP", False, "AUG.MIXUP_SWITCH_PROB decides", ignored=True),
     Key(
         "REPEATED_AUG",
         False,
@@ -109,7 +105,6 @@ DECLARED = (
             "empty, or a policy: rand-..., augmix-..., v0",
         ),
     ),
-    Key("RE_SPLIT", False, "timm does not receive it", ignored=True),
     Conflict(
         ("AUG.MIXUP_PROB", "AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX"),
         lambda prob, mixup, cutmix, minmax: prob > 0 and not (mixup or cutmix or minmax),

@@ -184,7 +184,6 @@ DECLARED = (
         "of rare classes repeated.",
         one_of("random", "balanced"),
     ),
-    Key("RE", "no", "nothing reads it", ignored=True),
     Key(
         "WORKERS",
         0,

@@ -23,7 +23,6 @@ DECLARED = (
         "Architecture: msvit, the name of a torchvision model, or timm/<name>.",
         matches(r"[a-z][a-z0-9_]*|timm/\S+", "msvit, a torchvision name or timm/<name>"),
     ),
-    Key("NONLINEARITY", "celu", "the networks fix their activations", ignored=True),
     Key(
         "MODEL_PATH",
         "",
@@ -31,7 +30,6 @@ DECLARED = (
         "run's folder, or a name such as ViL_Nano_Weights.DIGITS; empty: none.",
     ),
     Key("PRETRAINED", False, "Load the published weights of a torchvision or timm model."),
-    Key("FREEZE_CONV_BODY_AT", -1, "nothing reads it", ignored=True),
     Key(
         "COMPILE",
         False,
@@ -123,7 +121,6 @@ DECLARED = (
         "so that the result of an image depends on the others. auto: true for weights of the "
         "2021 code, else false.",
         one_of("auto", "true", "false", "True", "False"),
-        neutral=("false", "False"),
     ),
     Key(
         "SR_RAGGED",
@@ -132,7 +129,6 @@ DECLARED = (
         "ARCH): pad the grid, or drop its last rows and columns. auto: drop for weights of "
         "the 2021 code, else pad.",
         one_of("auto", "pad", "drop"),
-        neutral=("pad",),
     ),
     Key("ONLY_GLOBAL", False, "longformer: local tokens attend to global tokens only."),
     Key(

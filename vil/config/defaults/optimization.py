@@ -78,7 +78,6 @@ DECLARED = (
         "ema.safetensors, which evaluate, predict and MODEL_PATH prefer.",
         below_one,
     ),
-    Key("WARMUP", 0, "SOLVER.WARMUP_EPOCHS decides", ignored=True),
     Key("DROP_FREQ", 50, "multistep: epochs between drops of the learning rate.", at_least(1)),
     Key(
         "DROP_EPOCHS",
@@ -102,7 +101,6 @@ DECLARED = (
         "every evaluation that is not the best so far.",
         at_least(0),
     ),
-    Key("TEST_FREQ", 1000, "RUN.EVAL_EVERY decides", ignored=True),
     Section(
         "OPTIM.ADAM",
         "The Adam family. Optimizers of timm use their own defaults for keys that are not changed.",

@@ -60,7 +60,6 @@ DECLARED = (
     ),
     Section("", "The run as a whole."),
     Key("OUTPUT_DIR", "runs/default", "Folder of the run (--output_dir).", not_empty),
-    Key("BACKUP_LOG_DIR", "", "logs are written to OUTPUT_DIR", ignored=True),
     Key(
         "LOG_FREQ",
         10,
@@ -70,12 +69,6 @@ DECLARED = (
     ),
     Key("EVALUATE", False, "Evaluate only, without training."),
     Key("OUTPUT_PERCLASS_ACC", False, "Report the accuracy of every class."),
-    Key(
-        "ONLY_SAVE_LAST",
-        0,
-        "If non-zero, keep only the newest and the best checkpoint.",
-        at_least(0),
-    ),
     Section("DISTRIBUTED", "Training with several processes."),
     Key(
         "STRATEGY",
@@ -91,7 +84,6 @@ DECLARED = (
         "Backend of the process group for GPU runs; CPU runs use gloo.",
         one_of("nccl", "gloo", "mpi"),
     ),
-    Key("GATHER_ON_CPU", False, "evaluation exchanges counts, not predictions", ignored=True),
     Key(
         "DEVICE",
         "auto",

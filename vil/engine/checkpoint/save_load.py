@@ -94,9 +94,8 @@ class TrainState:
         """
         sign = 1 if higher_is_better else -1
 
-        def gain(past: float | None) -> float:  # older versions saved a NaN
-            is_first = past is None or math.isnan(past)
-            return math.inf if is_first else sign * (value - past)
+        def gain(past: float | None) -> float:
+            return math.inf if past is None else sign * (value - past)
 
         state = replace(self, evaluated=self.step, stale=self.stale + 1)
         if math.isnan(value):

@@ -33,26 +33,7 @@ ENTRY = dict(
     noun="detector",
     declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
-    hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
-    spellings={
-        "detect train": (
-            "vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/boxes",
-            "vil detect train --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco \\\n"
-            "      MODEL.MODEL_PATH model_best.pth",
-        ),
-        "detect evaluate": (
-            "vil detect evaluate --run runs/scenes",
-            "vil detect evaluate --run runs/scenes --pictures 20 OUTPUT_PERCLASS_ACC True",
-        ),
-        "detect predict": (
-            "vil detect predict --run runs/scenes photo.jpg --output drawn/",
-            "vil detect predict --run runs/scenes map.png --tile 1024 --overlap 256 --format json",
-        ),
-    },
     commands={
-        "detect train": "train a detector, like train",
-        "detect evaluate": "evaluate a detector, like evaluate",
-        "detect predict": "detect objects in images, which may be very large, like predict",
         "detect check": "check an annotation file: list its content, and what training would skip",
     },
     metrics=METRICS,

@@ -1,4 +1,4 @@
-"""Output formats of `vil detect predict`: text, JSON, and COCO's format for other tools.
+"""Output formats of `vil predict`: text, JSON, and COCO's format for other tools.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
 chunks of text. COCO's format is yielded only after the last image.

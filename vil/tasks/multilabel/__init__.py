@@ -14,7 +14,6 @@ ENTRY = dict(
     about="any number of labels per image",
     noun="multilabel classifier",
     declares=keys.DECLARED,
-    hint="set TASK to multilabel, and name a data set with labels, such as a table",
     formats=("table", "json", "csv"),
     metrics={
         "map": ("mean average precision", "%", True),

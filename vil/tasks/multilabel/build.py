@@ -24,15 +24,11 @@ class Multilabel(ConfigImageTask, MultilabelTask):
     def __init__(self, cfg: CfgNode, device: torch.device):
         warn_unused(cfg, "TASK is multilabel", UNUSED)
         refuse_mixing(cfg)
-        own, options = cfg.MULTILABEL, {}
-        if own.LOSS == "asymmetric":
-            options = dict(gamma_pos=own.GAMMA_POS, gamma_neg=own.GAMMA_NEG, clip=own.CLIP)
         super().__init__(
             cfg,
             device,
             num_labels=count_outputs(cfg),
-            loss=own.LOSS,
-            loss_options=options,
+            loss=cfg.MULTILABEL.LOSS,
             label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
         )
 

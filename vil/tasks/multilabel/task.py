@@ -5,7 +5,6 @@ Shapes: B images, N images of a test set, K labels.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ class MultilabelTask(ImageTask):
     Args:
         num_labels: number K of labels.
         loss: "bce" or "asymmetric", the name of a function in losses.py.
-        loss_options: additional keyword arguments of this function.
         label_smoothing: amount s. The targets 0 and 1 become s / 2 and 1 - s / 2.
         positive_weights: (K,) weight of positive images in the loss of each label; None: 1.
         thresholds: (K,) minimum probability for predicting each label; None: 0.5.
@@ -46,14 +44,13 @@ class MultilabelTask(ImageTask):
         *,
         num_labels: int,
         loss: str = "bce",
-        loss_options: Mapping[str, float] | None = None,
         label_smoothing: float = 0.0,
         positive_weights: Tensor | None = None,
         thresholds: Sequence[float] | None = None,
         **common: Any,
     ):
         super().__init__(**common)
-        self.criterion = partial(LOSSES[loss], **(loss_options or {}))
+        self.criterion = LOSSES[loss]
         self.label_smoothing = label_smoothing
         self.positive_weights = self.to_device(positive_weights)
         self.thresholds = np.full(num_labels, 0.5) if thresholds is None else np.array(thresholds)

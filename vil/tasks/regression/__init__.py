@@ -14,7 +14,6 @@ ENTRY = dict(
     about="one or more numbers per image",
     noun="regression model",
     declares=keys.DECLARED,
-    hint="set TASK to regression, and name a data set with numbers, such as a table",
     learned=("REGRESSION.MEAN", "REGRESSION.STD"),
     formats=("table", "json", "csv"),
     metrics={

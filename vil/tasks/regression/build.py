@@ -32,7 +32,7 @@ class Regression(ConfigImageTask, RegressionTask):
                     f"{count}: set one number per target"
                 )
         scale = dict(mean=own.MEAN or [0.0] * count, std=own.STD or [1.0] * count)
-        super().__init__(cfg, device, loss=own.LOSS, huber_delta=own.HUBER_DELTA, **scale)
+        super().__init__(cfg, device, loss=own.LOSS, **scale)
 
     def read_targets(self, dataset: ImageDataset) -> None:
         """Set the mean and the standard deviation with which targets are normalized.

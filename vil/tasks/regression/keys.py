@@ -1,6 +1,6 @@
 """Config keys of regression."""
 
-from vil.config.rules import Rule, one_of, positive
+from vil.config.rules import Rule, one_of
 from vil.utils.registry import Key, Section
 
 DECLARED = (
@@ -8,15 +8,9 @@ DECLARED = (
     Key(
         "LOSS",
         "huber",
-        "huber: squared error up to HUBER_DELTA, linear above. mse: squared error. mae: absolute "
-        "error.",
+        "huber: squared error up to one standard deviation of the numbers, linear above. mse: "
+        "squared error. mae: absolute error.",
         one_of("huber", "mse", "mae"),
-    ),
-    Key(
-        "HUBER_DELTA",
-        1.0,
-        "Error at which the Huber loss becomes linear, in standard deviations of the numbers.",
-        positive,
     ),
     Key(
         "MEAN",

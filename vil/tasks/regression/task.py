@@ -5,7 +5,6 @@ numbers, with mean 0 and standard deviation 1 in the training set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ class RegressionTask(ImageTask):
 
     The network predicts normalized numbers, (number - mean) / std. mean, std: statistics of each
     number in the training set. loss: "huber", "mse" or "mae", computed from normalized numbers.
-    huber_delta: normalized error above which the Huber loss is linear.
+    The Huber loss is linear for normalized errors above 1.
     """
 
     metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -41,12 +40,10 @@ class RegressionTask(ImageTask):
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         loss: str = "huber",
-        huber_delta: float = 1.0,
         **common: Any,
     ):
         super().__init__(**common)
-        options = {"delta": huber_delta} if loss == "huber" else {}
-        self.criterion = partial(LOSSES[loss], **options)
+        self.criterion = LOSSES[loss]
         self.set_scale(mean, std)
 
     def set_scale(self, mean: Sequence[float], std: Sequence[float]) -> None:

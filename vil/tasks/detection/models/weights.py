@@ -42,7 +42,7 @@ def load_detector(
     if strict:
         raise CheckpointError(
             f"{path} has no weights for the heads of a detector, so the heads would be random: use "
-            "the file only to start a training (vil detect train)"
+            "the file only to start a training (vil train)"
         )
     return load_body(model.backbone.body, state, rule)
 
