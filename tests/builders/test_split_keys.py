@@ -164,21 +164,6 @@ def test_weights_follow_their_images(root, tmp_path):
     assert [data[i][1] for i in range(6)] == data.targets.tolist()
 
 
-def test_only_training_images_need_a_weight_above_0(tmp_path):
-    rows = [f"{i}.png,{'ab'[i % 2]},{'train' if i < 6 else 'val'}" for i in range(8)]
-    for i in range(8):
-        (tmp_path / f"{i}.png").write_bytes(png_bytes(i))
-    task = task_of(get_config(None, [*TABLE, f"DATA.PATH={tmp_path}"]))
-    for of_train, of_val in ((1, 0), (0, 1)):
-        lines = [f"{row},{of_train if 'train' in row else of_val}" for row in rows]
-        (tmp_path / "labels.csv").write_text("\n".join(["path,label,split,weight", *lines]))
-        if of_train:
-            task.train_loader(DistInfo())
-            task.test_loaders(DistInfo())
-    with pytest.raises(DataError, match=r"DATA.TRAIN labels.csv: all sample weights are 0"):
-        task.train_loader(DistInfo())
-
-
 CONFLICTS = {
     "fold out of range": (("DATA.FOLDS=3", "DATA.FOLD=3"), "numbered from 0 to DATA.FOLDS - 1"),
     "one fold": (("DATA.FOLDS=1",), "expected 0, or at least 2"),
@@ -227,25 +212,6 @@ def test_an_empty_part_is_refused(root):
     sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
     message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
     assert "1 of 2 parts have no images, because the images of each label are divided" in message
-
-
-@pytest.mark.parametrize("argument", ["n", "size", "num_classes"])
-def test_a_fraction_where_a_whole_number_belongs_is_refused(argument):
-    words = ("DATA.TRAIN=[fake]", "DATA.TEST=[fake]", f"DATA.KWARGS.{argument}=64.0")
-    assert "the dataset fake cannot be built with DATA.KWARGS" in refusal(
-        ConfigError, ".", sets=words
-    )
-
-
-def test_a_detector_has_no_such_keys():
-    words = ["DATA.VAL_FRACTION=0.2"]
-    with pytest.raises(ConfigError, match="TASK detection does not support DATA.VAL_FRACTION"):
-        task_of(get_config("configs/scenes/mask_rcnn_vil_nano.yaml", words))
-
-
-def test_the_missing_validation_images_are_explained(root):
-    message = refusal(DataError, root)
-    assert "no folder val: add it, or set DATA.VAL_FRACTION to 0.2" in message
 
 
 def test_classes_are_counted(root, tmp_path):

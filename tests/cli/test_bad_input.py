@@ -22,7 +22,6 @@ pytestmark = pytest.mark.smoke
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH"
 MSVIT = "MODEL.VIT.MSVIT"
-TIMM = "AUG.TIMM_AUG"
 
 
 def refused(ended, code, pattern, lines=1):
@@ -126,11 +125,6 @@ def test_settings_that_cannot_be(name):
 )
 def test_command_lines_that_cannot_be(words, pattern):
     refused(vil(*words.split()), USAGE, pattern)
-
-
-@pytest.mark.parametrize("words", ["train --frobnicate", "evaluate --checkpoint newest --run r"])
-def test_unknown_flags_are_one_line(words):
-    refused(vil(*words.split()), USAGE, r"vil \w+: .* --(frobnicate|checkpoint).*\(see --help\)")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
@@ -302,23 +296,6 @@ def test_a_class_without_images_in_a_split_is_a_warning(caplog):
     words = write_table("label,split", rows)
     assert vil("train", "--dry-run", *words, "DATA.VAL_FRACTION=0").code == 0
     assert "1 of 2 classes have no images in the split val, such as dog\n" in caplog.text
-
-
-def test_a_label_with_fewer_images_than_folds_is_a_warning(caplog):
-    words = write_table("label", ["cat|dog", *["cat"] * 7])
-    words += ["TASK=multilabel", "DATA.VAL_FRACTION=0", "DATA.FOLDS=2"]
-    assert vil("train", "--dry-run", *words).code == 0
-    assert re.search("1 of 2 classes have fewer than 2 images .*: dog 1; a class", caplog.text)
-
-
-def test_an_unreadable_image_is_counted_and_named():
-    words = write_table("label", PLAIN)
-    for number in range(8):
-        Path(f"{number}.png").write_bytes(f"no image {number}".encode())
-    ended = vil("train", *words)
-    assert (ended.code, ended.err.count("\n")) == (DATA, 1), ended.err
-    pattern = r"\d of \d images cannot be read, .* The last unreadable image is \d\.png \(Unid"
-    assert re.search(pattern, ended.err)
 
 
 @pytest.mark.parametrize(

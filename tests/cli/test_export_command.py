@@ -9,13 +9,9 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from torch._inductor.exc import InvalidCxxCompiler
 
 from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
-from vil.config import get_config
 from vil.export import load_exported
-from vil.workflows.build_model import build_model
-from vil.workflows.export import ExportResult, compare_on_test_sets
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too
@@ -177,23 +173,6 @@ def test_packages_of_aotinductor(run):
     file = load_exported("m.pt2")
     assert file.metadata["input_size"] == "32x32"
     assert file(torch.randn(1, 3, 32, 32)).shape == (1, 4)
-
-
-def test_aotinductor_needs_a_compiler(run, monkeypatch):
-    def missing():
-        raise InvalidCxxCompiler
-
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
-    ended = vil("export", "--run", run, "--out", "m.pt2", "--to", "aoti")
-    assert ended.code == USAGE
-    assert "AOTInductor needs a C++ compiler" in ended.err
-
-
-def test_the_check_counts_the_classes_of_a_config():
-    cfg = get_config(None, [*TINY, "DATA.NUM_CLASSES=auto"])
-    result = ExportResult("", [], [], 0, build_model(None, TINY))
-    ((_, name, metrics),) = compare_on_test_sets(cfg, result, "onnx")
-    assert (name, metrics["count"]) == ("model", 64)
 
 
 def test_random_weights_are_not_written():

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,16 +15,13 @@ from PIL import Image
 from tests.common.small_runs import (
     TINY,
     checkpoint,
-    command,
     draw_pictures,
-    environment,
     results,
     vil,
 )
 from vil.data import build_dataset
-from vil.data.datasets.digits import Digits, read_demo_digits
+from vil.data.datasets.digits import read_demo_digits
 from vil.pretrained.catalog import DIGITS
-from vil.tasks.classification.output_formats import FORMATS
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -131,18 +126,6 @@ def test_classes_are_written_on_copies(run, photos):
     assert Path("large.png").read_bytes() == before
 
 
-def test_only_its_own_copies_are_replaced(run, photos):
-    for name, text in (("0.png", None), ("0-2.png", "not an image")):
-        file = Path("drawn", name)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text) if text else shutil.copy(photos / "b/1.png", file)
-    before = {file: file.read_bytes() for file in Path("drawn").iterdir()}
-    for _ in range(2):
-        predicted(run, "--output", "drawn", images=[photos / "a/0.png"])
-    assert {file: file.read_bytes() for file in before} == before
-    assert sorted(file.name for file in Path("drawn").iterdir()) == ["0-2.png", "0-3.png", "0.png"]
-
-
 def test_batches_and_workers_change_nothing(run, photos):
     """With a full batch of broken images in the middle."""
     for name in ("b/00.png", "b/01.png"):
@@ -197,38 +180,6 @@ def test_standard_input_is_a_list(run, photos, stdin):
     found = predicted(run, images=["-"])
     names = ["photos/b/0.png", "photos/b/1.png", "späte birne.png", "photos/a/0.png"]
     assert files(found) == names
-
-
-def test_any_name_of_a_file_is_written(run, photos):
-    name = os.fsdecode(b"photos/\xff,\n.png")
-    Path("photos/a/0.png").rename(name)
-    for kind in FORMATS:
-        words = ["--format", kind, "--output-file", "shown", "--images", name]
-        assert vil("predict", "--run", run, *words).out == ""
-        assert r"\udcff" in Path("shown").read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_a_reader_that_has_enough_is_no_error(run, photos):
-    """`vil predict ... | head -0`."""
-    words = command("predict", "--run", run, "--format", "csv", "--images", photos)
-    with subprocess.Popen(
-        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 0, said
-    assert re.fullmatch(r"weights of .*\n", said)
-
-
-def test_a_very_long_file_name_is_cut(run, photos):
-    name = "\u00e9" * 120 + ".png"
-    for folder in ("a", "b"):
-        shutil.copy(photos / "a/0.png", photos / folder / name)
-    predicted(run, "--output", "drawn", images=[photos / "a" / name, photos / "b" / name])
-    assert sorted(path.name for path in Path("drawn").iterdir()) == [
-        "\u00e9" * 100 + "-2.png", "\u00e9" * 100 + ".png"
-    ]  # fmt: skip
 
 
 # Names of classes
@@ -367,14 +318,3 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     save_pretrained(model, "lanczos", transform=about)
     refused = vil("predict", "MODEL.MODEL_PATH=lanczos", *words)
     assert (refused.code, "the interpolation 'lanczos'" in refused.err) == (2, True)
-
-
-def test_the_sample_is_the_held_out_digits():
-    held_out = Digits(None, "val", size=8)
-    pictures, classes = read_demo_digits()
-    found = {name: np.asarray(Image.open(io.BytesIO(content))) for name, content in pictures}
-    assert len(found) == len(held_out) == 360
-    for index in range(0, 360, 40):
-        name = f"{held_out.targets[index]}/{held_out.indices[index]:04}.png"
-        assert np.array_equal(found[name], held_out.pixels[index])
-    assert [int(c) for c in classes] == sorted(held_out.targets)

@@ -1,11 +1,7 @@
 """`vil visualize` draws what tokens see, and says in one line what it cannot draw."""
 
-import contextlib
-import io
 import re
-import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +10,6 @@ from PIL import Image
 
 from tests.common.small_runs import TINY, checkpoint, vil
 from vil import predict
-from vil.cli.visualize_attention import __doc__ as attention_help
-from vil.cli.visualize_pattern import __doc__ as pattern_help
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH="
@@ -52,18 +46,6 @@ def said_of(*words, out="attention.png"):
 # Attention
 
 
-@pytest.mark.long
-def test_a_file_a_stream_and_an_image_of_the_test_set(run, photo, monkeypatch):
-    whole, said = drawn("attention", photo, "--run", run)
-    assert re.match(r"weights of .*step-\d+: \d+ loaded\n", said)
-    stdin = io.TextIOWrapper(io.BytesIO(Path(photo).read_bytes()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    drawn("attention", "-", "--run", run, "DEVICE=cpu")
-    tested, _ = drawn("attention", "test:63", "--run", run)
-    assert tested.shape == whole.shape
-    assert (tested != whole).any()
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The images and titles of the plots, which are not drawn."""
@@ -97,12 +79,6 @@ def test_the_probability_is_that_of_vil_predict(run, photo, shown):
     assert shown[0][1] != shown[1][1]
 
 
-def test_the_shipped_weights_where_nothing_is_said(photo):
-    _, said = drawn("attention", photo)
-    first = "using the shipped vil_nano, which recognizes the digits 0 to 9\nweights of "
-    assert said.startswith(first)
-
-
 def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
     """Two stages with a global token each: four rows, two, one."""
     heights = [
@@ -130,17 +106,6 @@ def test_an_attention_without_maps_is_left_out(photo):
     ended = vil("visualize", "attention", photo, "--run", "mixed", "--stage", 1)
     assert ended.code == USAGE
     assert re.search(r"attention: stage 1: linformer .* weights of both signs\n$", ended.err)
-
-
-def test_pixels_beyond_the_last_whole_patch(photo):
-    arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
-    assert vil("train", *FEW, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
-    _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
-    assert "left out: stage 2: no token covers pixel 31,31: the 2 x 2 tokens cover only" in said
-    assert "rows 0 to 23 and columns 0 to 23" in said
-    ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
-    assert ended.code == USAGE
-    assert ended.err.endswith("there are no global tokens\n")
 
 
 @pytest.mark.parametrize(
@@ -191,27 +156,6 @@ def test_weights_of_a_file(run, photo):
 # Patterns
 
 
-@pytest.mark.long
-def test_every_example_of_the_pattern_s_help_is_drawn():
-    examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:9]
-    lines = [re.split(r"   +", line.strip())[0] for line in examples if "vil visualize" in line]
-    assert len(lines) == 6
-    Path("docs").mkdir()
-    for line in lines:
-        words = shlex.split(line)[2:]
-        drawn(*words, out=words[words.index("--out") + 1] if "--out" in words else "pattern.png")
-
-
-def test_the_plot_in_the_docs_is_what_its_command_draws():
-    last = pattern_help.split("vil visualize ")[-1].split("docs/pattern.png")[0]
-    words = shlex.split(last.replace("\\\n", "")) + ["docs/pattern.png"]
-    Path("docs").mkdir()
-    pixels, _ = drawn(*words, out="docs/pattern.png")
-    committed = imread(Path(__file__).parents[2] / "docs/pattern.png")
-    assert pixels.shape == committed.shape
-    assert abs(pixels - committed).mean() < 0.02
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -243,23 +187,3 @@ def test_patterns_that_cannot_be(words, message):
 )
 def test_a_bad_pattern_is_refused(words, message):
     refused(vil("visualize", "pattern", "--grid", "7x5", *words.split()), USAGE, message)
-
-
-def test_the_help_names_what_is_shown_of_every_attention():
-    from vil.layers.attention import ATTENTIONS
-
-    assert all(name in attention_help for name in ATTENTIONS)
-
-
-# The page in docs
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_example_of_the_docs_runs():
-    page = (DOCS / "guides/visualize.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec("".join(code), {})
-    assert out.getvalue() == "torch.Size([1, 1, 2, 3137]) (56, 56)\n"

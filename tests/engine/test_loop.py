@@ -86,28 +86,6 @@ def test_after_a_crash_no_step_is_logged_twice(straight, tmp_path):
     assert f"checkpoint {last} skipped: state.pt" in (folder / "log.txt").read_text()
 
 
-def test_the_log_points_are_the_expected_ones(straight):
-    steps = [(line["step"], line["split"]) for line in metrics(straight)]
-    splits = ("train", "val/odd", "val/two")
-    end_of_epoch = {step: [(step, split) for split in splits] for step in (5, 10)}
-    assert steps == [*end_of_epoch[5], *end_of_epoch[10]]  # lines of 3 steps would leave 2
-    assert metrics(straight)[0]["epoch"] == 1
-
-
-def test_a_finished_run_reports_it_and_changes_nothing(straight, capsys):
-    before = (straight / "metrics.jsonl").read_text()
-    state = toy_train(straight)
-    assert (state.step, state.epoch) == (10, 2)
-    assert "nothing to do: 10 of 10 steps" in capsys.readouterr().out
-    assert (straight / "metrics.jsonl").read_text() == before
-
-
-def test_fewer_epochs_than_are_done_are_nothing_to_do(tmp_path, capsys):
-    toy_train(tmp_path, max_steps=7)
-    assert toy_train(tmp_path, epochs=1).step == 7
-    assert "nothing to do: 7 of 5 steps" in capsys.readouterr().out
-
-
 def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
     scores = {m["step"]: m["top1"] for m in metrics(straight) if m["split"] == "val/odd"}
     best = max(scores, key=lambda step: (scores[step], -step))  # strictly greater: the earlier wins

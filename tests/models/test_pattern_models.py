@@ -1,7 +1,5 @@
 """Models, blocks and patched models whose attention is a pattern."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import timm
@@ -18,7 +16,6 @@ from vil.ops import patterns
 from vil.utils.errors import ConfigError
 
 ARCH = "l1,h2,d8,n3,s1,g1,p4,f3,a0_l2,h2,d8,n2,s1,g0,p2,f2,a0"
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def build(pattern: str | patterns.Pattern, attention: str = "pattern", **settings) -> MsViT:
@@ -102,15 +99,6 @@ def test_a_table_of_an_unbounded_pattern_is_resized_with_the_image():
     assert torch.allclose(model(x), wanted)
 
 
-def test_a_reach_cuts_the_table():
-    attention = vil.build_attention("pattern", dim=8, num_heads=2, rel_pos=True, max_reach=2)
-    assert attention.local_relative_position_bias_table.shape == (25, 2)
-    assert attention.param_grid is None
-    out = attention(torch.randn(1, 1 + 63, 8), (7, 9))
-    out.sum().backward()
-    assert attention.local_relative_position_bias_table.grad.abs().min() > 0
-
-
 def options(**more: object) -> list[str]:
     keys = {"ARCH": ARCH, "ATTN_TYPE": "pattern"} | more
     words = [f"MODEL.VIT.MSVIT.{key}={value}" for key, value in keys.items()]
@@ -144,12 +132,6 @@ def test_a_bad_pattern_in_a_config_is_one_line(pattern, message, tmp_path, monke
     assert "\n" not in str(error.value)
 
 
-def test_masks_per_head_need_as_many_heads():
-    mask = patterns.from_mask(torch.ones(3, 4, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="masks for 3 heads, but the attention has 2 heads"):
-        vil.build_attention("pattern", dim=8, num_heads=2, pattern=mask)
-
-
 def test_a_patched_model_with_a_full_pattern_is_the_model():
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=3).eval()
     x = torch.randn(1, 3, 64, 64)
@@ -161,14 +143,6 @@ def test_a_patched_model_with_a_full_pattern_is_the_model():
     model(x).sum().backward()
     vil.patch_attention(model, "full")
     assert torch.equal(model(x), wanted)
-
-
-def test_a_patched_model_refuses_a_mask_of_another_grid():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=3)
-    mask = patterns.from_mask(np.ones((9, 9), bool))
-    with pytest.raises(ValueError, match="a grid of 4 x 4 tokens needs a mask of 16 x 16"):
-        vil.patch_attention(model, pattern=mask)
-    assert not any(isinstance(m, PatternAttention) for m in model.modules())
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.common.faults.real_runs import LAUNCHER, status
-from tests.common.small_runs import TINY, checkpoint, environment
+from tests.common.small_runs import TINY, checkpoint, environment, metrics
 
 pytestmark = [
     pytest.mark.slurm,
@@ -87,7 +87,7 @@ def slurm(tmp_path_factory):
         subprocess.Popen(command, env=environ)
         for command in (["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"])
     ]
-    time.sleep(2)
+    wait_until((folder / "munge").exists, 30)
     daemons.append(subprocess.Popen(["slurmd", "-D"], env=environ))
     try:
         wait_until(lambda: "idle" in ask(environ, "sinfo", "-h"), 30)
@@ -123,15 +123,16 @@ def test_a_job_is_warned_saves_waits_and_ends_as_if_nothing_had_been(slurm, tmp_
     )  # fmt: skip
     job = answer.stdout.strip()
     wait_until(lambda: status(folder).get("state") == "running", 60)
-    time.sleep(3)
+    log = folder / "metrics.jsonl"
+    wait_until(lambda: log.exists() and metrics(folder, "train"), 60)
     ask(slurm, "scancel", "--signal=USR1", "--batch", job)  # as SLURM does, by --signal=B:USR1@120
     wait_until(lambda: status(folder).get("code") == 75, 60)
     assert 0 < status(folder)["step"] < 800
     wait_until(lambda: status(folder).get("state") == "finished", DEADLINE)
     assert "Restarts=1" in ask(slurm, "scontrol", "show", "job", job)
-    log = next(tmp_path.glob(f"vil-{job}.log")).read_text()
-    assert "checkpoint saved; requeuing the job" in log
-    assert f"resuming from {folder}/checkpoints/step-" in log
+    text = next(tmp_path.glob(f"vil-{job}.log")).read_text()
+    assert "checkpoint saved; requeuing the job" in text
+    assert f"resuming from {folder}/checkpoints/step-" in text
     ours, theirs = (load_file(checkpoint(run) / "model.safetensors") for run in (folder, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

@@ -116,11 +116,6 @@ def test_a_jpeg_is_what_pillow_decodes(model, pixels, tmp_path):
     assert_same(model, tmp_path / "a.jpg", expected)
 
 
-def test_invalid_exif_data_do_not_lose_an_image(pixels, tmp_path):
-    Image.fromarray(pixels).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
-    assert open_pixels(tmp_path / "a.jpg", "HWC", 3).read(0, 9).shape == (3, 9, SIZE[1])
-
-
 def test_arrays(model, pixels, expected):
     dask, zarr = (pytest.importorskip(name) for name in ("dask.array", "zarr"))
     planes = pixels.transpose(2, 0, 1)
@@ -129,13 +124,6 @@ def test_arrays(model, pixels, expected):
     assert_same(model, zarr.array(pixels, chunks=(7, 30, 3)), expected, layout="HWC")
     assert_same(model, pixels[::-1][::-1], expected, layout="HWC")
     assert_same(model, Reader(pixels), expected)
-
-
-def test_the_store_of_tifffile(model, pixels, expected, tmp_path):
-    tifffile = pytest.importorskip("tifffile")
-    save_tiff(tile=(32, 32), compression="zlib")(tmp_path / "a.tif", pixels)
-    store = tifffile.imread(tmp_path / "a.tif", aszarr=True)
-    assert_same(model, store, expected, layout="HWC")
 
 
 def test_normalized_floats_need_no_transform(model, pixels, expected):

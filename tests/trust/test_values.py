@@ -72,15 +72,6 @@ def test_some_nan_become_black(tmp_path):
     assert (found[1:] == 128).all()
 
 
-def test_one_warning_names_the_rule(tmp_path, caplog):
-    for number in range(3):
-        save((RAMP * 65535).astype(np.uint16), tmp_path / f"{number}.png")
-        read_image(tmp_path / f"{number}.png")
-    assert caplog.messages == [
-        "16-bit images are read with the value range 0 to 65535; set DATA.VALUE_RANGE to change it"
-    ]
-
-
 def test_dark_images_are_warned_of(tmp_path, caplog):
     read_image(save((RAMP * 4095).astype(np.uint16), tmp_path / "a.png"))
     assert "use only a small part of this range, and become dark" in caplog.text

@@ -7,9 +7,7 @@ import pytest
 
 import vil as package
 from tests.common.small_runs import TINY, results, succeeds, vil
-from vil.config import get_config
-from vil.workflows.calibration import find_checkpoint, read
-from vil.workflows.inference import recorded_classes
+from vil.workflows.calibration import read
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +52,6 @@ def test_a_stored_calibration_is_used_for_its_checkpoint(run):
 
     again = package.evaluate(run, calibrate=True)["fake"]  # from the plain model, not twice
     assert again == calibrated
-
-
-def test_a_relative_path_belongs_to_its_run(run, monkeypatch):
-    name = (run / "checkpoints/best").read_text().strip()
-    for folder, path in ((run / "checkpoints" / name, "model.safetensors"), (run, "."),
-                         (run / "checkpoints", name)):  # fmt: skip
-        monkeypatch.chdir(folder)
-        cfg = get_config(run / "config.yaml", [f"MODEL.MODEL_PATH={path}"])
-        assert find_checkpoint(cfg) == (run, name)
-        assert recorded_classes(cfg) == ["hue 0", "hue 90", "hue 180", "hue 270"]
 
 
 def test_the_calibration_of_another_checkpoint_is_not_used(run):

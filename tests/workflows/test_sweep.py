@@ -332,7 +332,7 @@ def test_states():
     assert read_state(held).state == "interrupted"
 
 
-@pytest.mark.parametrize("name", ["check_run_folder", "metrics"])
+@pytest.mark.parametrize("name", ["metrics"])
 def test_a_run_that_cannot_be_read_is_a_row_with_the_reason(name, monkeypatch):
     plan = remember("SEED=[0,1]")
     leave(plan.runs[0], "finished", code=0)

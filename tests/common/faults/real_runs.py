@@ -59,15 +59,13 @@ def wait_until_running(process, folder):
         time.sleep(0.02)
 
 
-def seconds_to_end(process) -> float:
+def wait_for_end(process):
     """Wait for a run that `begin` started. If it hangs, end it and show its output."""
-    began = time.monotonic()
     try:
         process.wait(DEADLINE)
     except subprocess.TimeoutExpired:
         end_all(process)
         raise AssertionError(f"hangs after {DEADLINE} s:\n{process.log.read_text()}") from None
-    return time.monotonic() - began
 
 
 def left_over(group: int) -> list[int]:
