@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from vil.cli import main
 from vil.config import dump, get_config
@@ -45,11 +44,6 @@ def train(folder: str, *words: str, data: tuple[str, ...] = FAKE) -> int:
 def metrics(folder: str, split: str) -> list[dict]:
     lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["split"].startswith(split)]
-
-
-def weights(folder: str) -> dict[str, torch.Tensor]:
-    checkpoints = Path(folder, "checkpoints")
-    return load_file(checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors")
 
 
 def fresh_python(code: str) -> str:

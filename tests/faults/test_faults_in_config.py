@@ -1,17 +1,15 @@
 """Typos, invalid values, and round trips of configs, with the real command."""
 
 import random
-import re
 
 import pytest
 
 from tests.common.faults.real_runs import really
 from tests.common.faults.records import record
 from tests.common.small_runs import vil
-from vil.config import defaults, dump, get_config
+from vil.config import defaults
 from vil.config.coercion import coerce
 from vil.config.legacy import SPELLINGS
-from vil.config.yaml_source import packaged_root
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 USAGE = 2
@@ -113,30 +111,3 @@ def test_f18_wrong_values_of_every_key():
         refused += ended.code == USAGE and one_line
     assert {key for key, *_ in cases} == set(defaults.KEYS)
     record("F18", "invalid values refused with a message that names the key", refused, len(cases))
-
-
-def shipped():
-    root = packaged_root()
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.yaml"))
-
-
-def without_sources(printed):
-    return re.sub(r"  # .*", "", printed)
-
-
-def test_f19_every_shipped_config_written_and_read(tmp_path):
-    names, equal, printed_equal = shipped(), 0, 0
-    for name in names:
-        first = get_config(name)
-        (tmp_path / "again.yaml").write_text(dump(first))
-        second = get_config("again.yaml")
-        equal += dump(second) == (tmp_path / "again.yaml").read_text() and second == first
-    real = names[::6]
-    for name in real:
-        first = really("config", "--config-file", name).out
-        (tmp_path / "again.yaml").write_text(first)
-        second = really("config", "--config-file", "again.yaml").out
-        printed_equal += without_sources(first) == without_sources(second) != ""
-    record("F19", "configs with the same bytes again", equal, len(names))
-    what = "configs with the same `vil config` output again"
-    record("F19", what, printed_equal, len(real))

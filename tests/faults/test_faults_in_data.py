@@ -81,25 +81,6 @@ def bad_samples(folder):
     return Path(folder, "bad_samples.txt").read_text().splitlines()
 
 
-def test_f13_too_many_broken_images(pictures, tmp_path, monkeypatch):
-    """Above the allowed fraction, the run is refused with a message that gives the fix."""
-    monkeypatch.chdir(tmp_path)
-    pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): repair or remove"
-    refused = 0
-    for number, fraction in enumerate((0.044, 0.01, 0.0)):
-        words = (*BROKEN, f"DATA.MAX_BAD_FRACTION={fraction}", "--data", pictures)
-        folder = tmp_path / str(number)
-        if number == 0:
-            process = begin(folder, *words)
-            wait_for_end(process)
-            code, line = process.returncode, said(folder).splitlines()[-1]
-        else:
-            code, _, line = vil("train", *words, "--output_dir", folder)
-        refused += code == status(folder)["code"] == DATA and bool(re.match(pattern, line))
-    what = "runs refused for more broken images than DATA.MAX_BAD_FRACTION (of 3)"
-    record("F13", what, refused, 3)
-
-
 # Dying workers
 
 

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -120,18 +119,6 @@ def test_another_process_in_the_folder(image, tmp_path):
     assert code == USAGE
     assert "another process streams the same image" in line
     assert end(first)[0] == 0
-
-
-def test_a_scratch_folder_that_vanishes(image, undisturbed, tmp_path):
-    process = begin(image, tmp_path)
-    wait_for_work(process, tmp_path)
-    with paused(process):
-        shutil.rmtree(tmp_path / "scratch")
-    code, line = end(process)
-    assert code == SAVE, line
-    assert "No such file or directory" in line
-    assert end(begin(image, tmp_path))[0] == 0
-    assert digests(tmp_path) == undisturbed[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")

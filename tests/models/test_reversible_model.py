@@ -18,7 +18,6 @@ from vil.models.vision_longformer import MsViT
 from vil.utils.train_step import TrainStep
 
 SMALL = "l1,h1,d8,n2,s1,g1,p4,f3,a0_l2,h2,d16,n3,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
-CPU = torch.device("cpu")
 
 
 def small(arch=SMALL, **settings) -> MsViT:
