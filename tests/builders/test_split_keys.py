@@ -1,7 +1,6 @@
 """DATA.VAL_FRACTION, TEST_FRACTION, FOLDS and VAL: who trains on what, and what is refused."""
 
 import pytest
-from PIL import Image
 
 from tests.common.built import task_of
 from tests.common.data_files import png_bytes
@@ -104,33 +103,6 @@ def test_a_column_of_groups_is_respected(root):
     )
 
 
-def test_unreadable_images_are_groups_of_their_own(root, tmp_path):
-    for number in range(4):
-        for name in ("cat", "dog"):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / f"{number}.png").symlink_to(tmp_path / "gone")
-    words = ("DATA.VAL_FRACTION=0.25", "DATALOADER.BSZ=2")
-    assert list(map(len, parts_of(tmp_path, *words))) == [6, 2, 2]
-
-
-def test_own_splits_and_files_of_their_own(root, tmp_path):
-    for split, color in (("train", 0), ("val", 50), ("test", 99)):
-        for name in ("cat", "dog"):
-            for number in range(4):
-                file = tmp_path / split / name / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (4, 4), (color + number, 9, name == "cat")).save(file)
-    train, val, test = parts_of(tmp_path, "DATA.VAL=[folder]")
-    assert [sorted(part)[0] for part in (train, val, test)] == [
-        "train/cat/0.png", "val/cat/0.png", "test/cat/0.png"
-    ]  # fmt: skip
-    for split in ("train", "val"):
-        rows = [f"{split}/{n}/{i}.png,{n}" for n in ("cat", "dog") for i in range(4)]
-        (tmp_path / f"{split}.csv").write_text("\n".join(["path,label", *rows]))
-    files = ("DATA.TRAIN=[train.csv]", "DATA.TEST=[val.csv]", *SMALL[2:])
-    assert parts_of(tmp_path, sets=files)[:2] == [train, val]
-
-
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
 def test_a_table_for_evaluation_has_the_learned_classes(root, task, caplog):
     for name, rows in (("tr", "012012"), ("va", "20"), ("other", "3")):
@@ -203,15 +175,6 @@ def test_too_few_images_of_a_class_are_named_and_counted(root, tmp_path):
     words = ("DATA.VAL_FRACTION=0.5", "DATA.NUM_CLASSES=3", "DATALOADER.BSZ=1")
     message = refusal(DataError, tmp_path, *words, sets=TABLE)
     assert "2 of 3 classes have fewer than 2 images" in message
-
-
-def test_an_empty_part_is_refused(root):
-    rows = [f"cat/{i:02}.png,tag {i}" for i in range(10)]
-    (root / "tags.csv").write_text("\n".join(["path,label", *rows]))
-    words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", *UNSMOOTHED)
-    sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
-    message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
-    assert "1 of 2 parts have no images, because the images of each label are divided" in message
 
 
 def test_classes_are_counted(root, tmp_path):

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 import vil as package
-from tests.common.data_files import png_bytes
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
 from vil.config import get_config
 from vil.workflows import train as training
@@ -221,81 +220,6 @@ def test_a_root_that_is_missing_is_named(command, classes):
     sets = ["DATA.TRAIN=[labels.csv]", "DATA.TEST=[labels.csv]"]
     ended = vil(*command.split(), *words, *sets, "--output_dir", "out")
     refused(ended, DATA, r"nowhere/pets/labels\.csv cannot be read: there is no folder nowhere\b")
-
-
-PLAIN = ["cat", "dog"] * 4
-SPLIT = [f"{label},train,{n // 2}" for n, label in enumerate(PLAIN)]
-WORDS = ["1", "2", *PLAIN[2:]]
-TABLES = {  # {name: (columns besides path, their texts in 8 rows, words, code, message)}
-    "mixed": ("label", WORDS, "", DATA, r"2 of 8 rows have integer labels, .* line 2: '1'$"),
-    "mixed sets": (
-        "label", ["cat|1", *PLAIN[1:]], "TASK=multilabel", DATA, r"1 of 8 rows have integer labels",
-    ),
-    "words": ("label", WORDS, "TASK=regression DATA.NUM_CLASSES=1", DATA, r"6 of 8 rows have no "),
-    "one and several": (
-        "label", ["cat|dog", *PLAIN[1:]], "", DATA, r"1 of 8 rows have several labels.*'cat\|dog'$",
-    ),
-    "column": ("label", PLAIN, "DATA.KWARGS.label_column=lable", USAGE, r"did you mean 'label'\?"),
-    "no column": ("lable", PLAIN, "", USAGE, r"unknown column of labels\.csv 'label'; did you mea"),
-    "torn group": (
-        "label,split,group", ["cat,val,0", *SPLIT[1:]], "DATA.VAL_FRACTION=0", DATA,
-        r"1 of 8 rows are in another split than the first image of their group .* line 3: '0'$",
-    ),
-    "class of val": (
-        "label,split,group", ["eel,val,9", *SPLIT[1:]], "DATA.VAL_FRACTION=0", DATA,
-        r"1 of 8 rows have a class that no training image has; the first in line 2: 'eel'$",
-    ),
-    "rare class": (
-        "label", ["dog", "dog", *["cat"] * 6], "DATA.VAL_FRACTION=0 DATA.FOLDS=3", DATA,
-        r"FOLDS 3: 1 of 2 classes have fewer than 3 images .*: dog 2; add images",
-    ),
-    "a name of two lines": (
-        "label", ['"do\ng"', *["cat"] * 7], "DATA.VAL_FRACTION=0 DATA.FOLDS=2", DATA,
-        r"1 of 8 rows have a label with a line break; the first in line 3: 'do\\ng'",
-    ),
-    "negative weight": ("label,weight", ["cat,-1"] * 8, "", DATA, r"8 of 8 rows have a weight"),
-    "weight NaN": (
-        "label,weight", ["cat,nan", *["dog,1"] * 7], "", DATA, r"1 of 8 rows .* line 2: 'nan'$",
-    ),
-    "no rows": ("label", [], "", DATA, r"labels\.csv is empty: it has no rows"),
-}  # fmt: skip
-
-
-def write_table(columns, rows, names=()):
-    """labels.csv of 8 images; the rows name them unless `names` begins with others."""
-    for number in range(8):
-        Path(f"{number}.png").write_bytes(png_bytes(number))
-    names = [*names, *(f"{number}.png" for number in range(len(names), len(rows)))]
-    lines = [f"path,{columns}", *map(",".join, zip(names, rows))]
-    Path("labels.csv").write_text("\n".join(lines))
-    return [
-        *SMALL, "DATA.TRAIN=[labels.csv]", "DATA.TEST=[labels.csv]", "DATA.NUM_CLASSES=2",
-        "DATALOADER.BSZ=2", "DATA.VAL_FRACTION=0.25", "--data", ".", "--output_dir", "out",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_that_cannot_be_used(name):
-    columns, rows, words, code, pattern = TABLES[name]
-    refused(vil("train", *write_table(columns, rows), *words.split()), code, pattern)
-
-
-def test_rows_that_name_no_image_or_one_twice():
-    words = write_table("label", PLAIN, ["gone/1.png", "gone/2.png"])
-    refused(vil("train", *words), DATA, r"2 of 8 rows name an image that does not exist below \.; ")
-    words = write_table("label", PLAIN, ["1.png", "./1.png", "1.png"])
-    refused(
-        vil("train", *words), DATA, r"2 of 8 rows have a path that was listed before; .* line 3"
-    )
-    Path("labels.csv").write_text("")
-    refused(vil("train", *words), DATA, r"labels\.csv is empty: its first line must name the colum")
-
-
-def test_a_class_without_images_in_a_split_is_a_warning(caplog):
-    rows = ["cat,val"] * 2 + ["dog,train"] * 3 + ["cat,train"] * 3
-    words = write_table("label,split", rows)
-    assert vil("train", "--dry-run", *words, "DATA.VAL_FRACTION=0").code == 0
-    assert "1 of 2 classes have no images in the split val, such as dog\n" in caplog.text
 
 
 @pytest.mark.parametrize(

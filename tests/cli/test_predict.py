@@ -142,13 +142,6 @@ def test_batches_and_workers_change_nothing(run, photos):
             assert shares(record) == pytest.approx(shares(same), abs=1e-6)
 
 
-def test_mixed_precision_is_the_config_s(run, photos):
-    full = shares(predicted(run, images=["photos/a/0.png"])[0])
-    mixed = shares(predicted(run, "AMP.ENABLED=True", images=["photos/a/0.png"])[0])
-    assert full != mixed
-    assert full == pytest.approx(mixed, abs=0.02)
-
-
 # Where pictures come from
 
 
@@ -221,14 +214,6 @@ def test_nothing_could_be_read(run, stdin):
     assert ended == (DATA, "", "vil predict: there is no file or folder nope, nowhere.png\n")
 
 
-def test_nothing_to_read(run, stdin, caplog):
-    Path("empty").mkdir()
-    stdin(b"\n")
-    ended = vil("predict", "--run", run, "--images", "empty", "-")
-    assert ended == (DATA, "", "vil predict: no images in empty, -\n")
-    assert "no images below empty: expected file names that end in one of .jpg " in caplog.text
-
-
 @pytest.mark.parametrize(
     ("words", "code", "pattern"),
     [
@@ -258,14 +243,6 @@ def test_random_weights_say_nothing(photos):
     assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
 
 
-def test_images_without_the_flag(run, photos):
-    """Before and after KEY VALUE pairs, and beside --images."""
-    wanted = predicted(run, images=[photos, photos])
-    words = (photos, "DEVICE", "cpu", "--run", run, "--format", "json")
-    for more in (("--images", photos), (photos, "SEED=3")):
-        assert json.loads(vil("predict", *words, *more).out) == wanted
-
-
 def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = vil("predict", "--sample", "--format", "csv", "--top", "1")
@@ -286,16 +263,6 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert "the shipped vil_nano" in one.err
     with_settings = vil("predict", "DEVICE", "cpu", "photo.png", "--top", "1", "--format", "json")
     assert json.loads(with_settings.out) == json.loads(one.out)
-
-
-def test_a_name_of_a_camera_is_no_key(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("photo.png").write_bytes(read_demo_digits()[0][0].content)
-    rows = json.loads(vil("predict", "IMG_0001.JPG", "photo.png", "--format", "json").out)
-    assert [(row["file"], "error" in row) for row in rows] == [
-        ("IMG_0001.JPG", True),
-        ("photo.png", False),
-    ]
 
 
 def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):

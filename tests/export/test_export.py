@@ -12,7 +12,6 @@ from torch import nn
 import vil
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.onnx import FIRST_OPSET
-from vil.integrations.external_models import build_external
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import ExportError
@@ -146,15 +145,6 @@ def test_static_int8_does_not_depend_on_the_batches(model, written, tmp_path):
     assert "DynamicQuantizeLinear" not in kinds
 
 
-def test_training_with_random_shift_cannot_be_exported():
-    """By torch.export of a model in training mode; export_model uses evaluation mode."""
-    arch = "l1,h1,d8,n1,g1,p4,f2,a0"
-    shift = {"longformer": {"mode": 1}}
-    model = MsViT(parse_arch(arch), img_size=32, attention_args=shift).train()
-    with pytest.raises(ValueError, match=r"random shift.*training.*model\.eval"):
-        torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
-
-
 @pytest.mark.long
 def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     """A model in training mode is not changed."""
@@ -180,27 +170,6 @@ def test_fixed_sizes_are_fixed(tmp_path):
     assert file(torch.randn(4, 1, 20, 30)).shape == (4, 1000)
     with pytest.raises(Exception, match="20"):
         file(torch.randn(4, 1, 24, 30))
-
-
-@pytest.mark.long
-def test_cropped_positions_are_dynamic_up_to_their_size(tmp_path):
-    arch = parse_arch("l1,h1,d8,n1,p4,f2,a1")
-    model = perturb(MsViT(arch, img_size=40, pos_resize="crop"))
-    export_model(model, tmp_path / "m.pt2", size=(40, 40))
-    file = load_exported(tmp_path / "m.pt2")
-    assert difference(file, model, (2, 21, 40)) < 1e-4
-    with pytest.raises(Exception, match="Guard failed"):
-        file(torch.randn(2, 3, 44, 40))
-
-
-def test_external_models_of_fixed_size(tmp_path):
-    net = dict(num_classes=3, drop_rate=0.0, drop_path_rate=0.0, grad_checkpoint=False)
-    model = build_external("timm/vit_tiny_patch16_224", pretrained=False, img_size=64, **net)
-    with pytest.raises(ValueError, match="accepts only images of 64x64: leave .*: Input height"):
-        export_model(model, tmp_path / "m.pt2", size=(64, 64))
-    with pytest.raises(ValueError, match="does not accept images of 80x64: Input height"):
-        export_model(model, tmp_path / "m.pt2", size=(80, 64))
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -274,14 +243,6 @@ def test_bad_settings_raise(file, settings, error, message, absolute, tmp_path):
     with pytest.raises(error, match=message):
         export_model(absolute, tmp_path / file, **({"size": (64, 64)} | settings))
     assert not any(tmp_path.iterdir())
-
-
-def test_onnx_files_that_would_need_a_second_file_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr("vil.export.onnx.MAX_BYTES", 2**10)
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 500))
-    with pytest.raises(ValueError, match="0 MiB of weights, .*: use the format torch"):
-        export_model(model, tmp_path / "m.onnx", size=(8, 8), dynamic=("batch",))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

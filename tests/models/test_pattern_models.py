@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import timm
 import torch
 
 import vil
@@ -77,16 +76,6 @@ def test_a_saved_model_keeps_its_patterns(tmp_path):
     assert texts(again) == texts(model)
 
 
-def test_a_pattern_object_is_saved_as_text(tmp_path):
-    model, x = build(patterns.axial() - patterns.local(1.5)).eval(), torch.randn(1, 3, 28, 28)
-    vil.save_pretrained(model, tmp_path)
-    assert torch.equal(vil.from_pretrained(tmp_path)(x), model(x))
-    without_text = patterns.probability(lambda pairs: torch.ones(()), 0.5)
-    with pytest.raises(ValueError, match="cannot contain the model's setting Sampled"):
-        vil.save_pretrained(build(without_text), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
 def test_a_table_of_an_unbounded_pattern_is_resized_with_the_image():
     model = build("axial / local:1").double().eval()
     tables = [s.blocks[0].attn.local_relative_position_bias_table for s in model.stages]
@@ -130,19 +119,6 @@ def test_a_bad_pattern_in_a_config_is_one_line(pattern, message, tmp_path, monke
     with pytest.raises(ConfigError, match=message) as error:
         build_network(get_config("digits/vil_nano.yaml", words), 3)
     assert "\n" not in str(error.value)
-
-
-def test_a_patched_model_with_a_full_pattern_is_the_model():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=3).eval()
-    x = torch.randn(1, 3, 64, 64)
-    wanted = model(x)
-    vil.patch_attention(model, pattern="local:9", chunk=2)
-    assert torch.allclose(model(x), wanted, atol=1e-5)
-    vil.patch_attention(model, pattern="dilated:2 | local:1", blocks=[0, -1])
-    assert not torch.allclose(model(x), wanted, atol=1e-5)
-    model(x).sum().backward()
-    vil.patch_attention(model, "full")
-    assert torch.equal(model(x), wanted)
 
 
 @pytest.mark.long

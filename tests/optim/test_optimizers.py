@@ -88,13 +88,6 @@ def test_betas_and_eps_are_used(name):
     assert descend(name, gradients, **settings) == pytest.approx(expected)
 
 
-def test_each_group_keeps_its_decay_and_its_names():
-    groups = decay_groups([("a", one_weight()), ("b", one_weight())], 0.05, 0.01, {"b"})
-    optimizer = build_optimizer("adamw", groups, lr=0.1)
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.05, 0.01]
-    assert [g["param_names"] for g in optimizer.param_groups] == [["a"], ["b"]]
-
-
 def test_unknown_names_and_frozen_models_are_rejected():
     groups = decay_groups([("w", one_weight())], 0.0, 0.0)
     with pytest.raises(ValueError, match="did you mean 'adamw'"):
@@ -113,16 +106,6 @@ def test_qhm_by_hand():
     assert decayed == pytest.approx(1 - 0.1 * 1.5)
     with pytest.raises(ValueError, match="momentum < 1, got momentum 1.0"):
         descend("qhm", [], lr=0.1, momentum=1.0)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_qhm_is_sgd_without_and_with_momentum(weight_decay):
-    gradients = [1.0, -0.2, 0.4, 0.7]
-    settings = {"lr": 0.2, "momentum": 0.8, "weight_decay": weight_decay}
-    plain = descend("sgd", gradients, **{**settings, "momentum": 0.0})
-    assert descend("qhm", gradients, nu=0.0, **settings) == pytest.approx(plain, rel=1e-14)
-    heavy = descend("sgd", gradients, **{**settings, "lr": 0.2 * (1 - 0.8)})
-    assert descend("qhm", gradients, nu=1.0, **settings) == pytest.approx(heavy, rel=1e-14)
 
 
 @pytest.mark.defect("B8")

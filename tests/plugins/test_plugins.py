@@ -171,20 +171,6 @@ def test_a_broken_component_is_refused_at_registration(code, message):
         exec(code, {"vil": vil})
 
 
-@pytest.mark.parametrize("error", ["undefined_name", "import math; math.no_such", "{}[1]"])
-def test_a_repaired_file_runs(error, tmp_path, monkeypatch):
-    """In a notebook, the second attempt is in the same process."""
-    monkeypatch.setenv("VIL_CACHE", str(tmp_path))
-    file = tmp_path / "mine.py"
-    file.write_text(f"x = 1\n\n{error}\n")
-    with pytest.raises(ConfigError, match=r"mine.py, line 3: \w+Error: "):
-        make_config(imports=[str(file)])
-    file.write_text("import os\nos.environ['REPAIRED'] = 'ran'\n")
-    monkeypatch.setenv("REPAIRED", "")
-    make_config(imports=[str(file)])
-    assert os.environ["REPAIRED"] == "ran"
-
-
 def install(folder, source, entry):
     """Install a module `my_plugin` with an entry point."""
     (folder / "my_plugin-1.dist-info").mkdir(parents=True)

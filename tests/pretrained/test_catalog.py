@@ -219,19 +219,6 @@ def test_save_and_load_a_folder(tmp_path, name):
     assert larger(torch.randn(1, 3, 96, 96)).shape == (1, 3)
 
 
-@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
-def test_load_a_folder_for_another_grid(tmp_path, name):
-    """Also transposed: tables have the same length, but another meaning."""
-    model = vil.get_model(name, img_size=(64, 128), num_classes=2).eval()
-    vil.save_pretrained(model, tmp_path)
-    for size in ((128, 64), 160):
-        found = vil.from_pretrained(tmp_path, img_size=size)
-        wanted = copy.deepcopy(model)
-        wanted.set_input_size(size)
-        for key, value in wanted.state_dict().items():
-            assert torch.equal(found.state_dict()[key], value), key
-
-
 def test_folders_keep_transform_and_classes(tmp_path):
     model = vil.get_model("vil_nano", weights="DIGITS")
     (tmp_path / "README.md").write_text("mine")
@@ -260,19 +247,6 @@ def test_a_folder_without_weights_raises(tmp_path, content):
     with pytest.raises(CheckpointError, match="model.safetensors is missing, damaged") as caught:
         vil.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_class_names_follow_the_rows_of_a_head(tmp_path):
-    rows = tmp_path / "rows.txt"
-    rows.write_text("9 1 8")
-    for head, classes in ((f"rows:{rows}", ["9", "1", "8"]), ("new", None)):
-        made = vil.get_model("vil_nano", weights="DIGITS", num_classes=3, head=head)
-        vil.save_pretrained(vil.get_model("vil_nano", weights="DIGITS"), tmp_path / "ten")
-        read = vil.from_pretrained(tmp_path / "ten", num_classes=3, head=head)
-        for model in (made, read):
-            assert model.notes["classes"] == classes
-            vil.save_pretrained(model, tmp_path / "three")
-            assert vil.from_pretrained(tmp_path / "three").notes.get("classes") == classes
 
 
 def test_bad_folders_raise(tmp_path):

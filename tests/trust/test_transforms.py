@@ -183,48 +183,7 @@ def test_bad_numbers_in_the_padding_of_every_module(name):
         torch.testing.assert_close(spoiled, clean)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("backend", "training"),
-    [(b, t) for b in ("auto", "gathered", "chunk_handgrad", "masked") for t in (False, True)],
-)
-def test_compiles_as_one_graph(backend, training):
-    q = draw(1, 2, 36, 4).float().requires_grad_(training)
-
-    def attend(q, k, v):
-        return local_attention(q, k, v, Window((6, 6), 3), backend=backend)
-
-    out = torch.compile(attend, fullgraph=True, backend="eager")(q, q, q)
-    torch.testing.assert_close(out, attend(q, q, q))
-    if training:
-        out.sum().backward()
-        assert q.grad.isfinite().all()
-
-
 def test_an_exported_program_needs_no_operator_of_ours():
     model = vil.get_model("vil_nano").eval()
     program = torch.export.export(model, (torch.zeros(1, 3, 64, 64),), strict=False)
     assert not [node for node in program.graph.nodes if "vil" in str(node.target)]
-
-
-ONNX_LONG = ("vil_nano", "vil_tiny", "vil_swin_tiny_rpb")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in ONNX_LONG else pytest.mark.slow)
-        for name in vil.list_models()
-    ],
-)
-def test_plain_onnx_export_gives_the_model(name, tmp_path):
-    import onnxruntime
-
-    model = vil.get_model(name).eval()
-    size = model.settings["img_size"]
-    x = draw(1, 3, *((size, size) if isinstance(size, int) else size)).float()
-    torch.onnx.export(model, (x,), dynamo=True, verbose=False).save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(out), model(x), rtol=1e-4, atol=1e-5)

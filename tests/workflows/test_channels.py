@@ -31,24 +31,6 @@ def test_wrong_channels_are_refused(changes, message):
         load_config(None, changes)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["DATA.TRAIN=[digits]", "DATA.NUM_CLASSES=10"], "digits has RGB images only"),
-        (["MODEL.ARCH=resnet18"], "3 channels, got 4"),
-        pytest.param(
-            ["DETECTION.MODEL=mask_rcnn", "TASK=detection"],
-            "detectors take RGB images only",
-            marks=pytest.mark.detection,
-        ),
-    ],
-)
-def test_what_cannot_take_bands_says_so(options, message, tmp_path):
-    options = [*TINY, *ONE, "INPUT.CHANNELS=4", "DATA.KWARGS={}", *options]
-    with pytest.raises(ConfigError, match=message):
-        package.train(None, options, output_dir=tmp_path / "run")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 5])
 def test_a_run_of_other_channels(channels, tmp_path):
