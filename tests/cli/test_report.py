@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
 from vil.tasks.classification.metrics import ClassificationMetrics
@@ -223,30 +222,6 @@ def test_a_few_classes_have_a_matrix(tiny_run):
     found = Page("run/report.html")
     cells = [a for a in found.all("td") if a.get("class") in ("right", "wrong", "none")]
     assert len(cells) == 4 * 4
-
-
-# Every kind of data
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
-
-
-@pytest.mark.parametrize("name", ["imagenet", "val.yaml"])
-def test_images_are_read_again_from_every_format(name, data):
-    """By their number in the set, here after a loader's worker has read them in its process."""
-    train = name.replace("val", "train")
-    words = [*SMALL, f"DATA.TRAIN=[{train}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=10",
-             "DATALOADER.BSZ=8", "OPTIM.EPOCHS=1", "DATA.MAX_BAD_FRACTION=0.2"]  # fmt: skip
-    ended = vil("train", *words, "--data", data, "--output_dir", "run")
-    assert ended.code == 0, ended.err
-    assert vil("report", "run", "DATALOADER.WORKERS=1").code == 0
-    found = Page("run/report.html")
-    count = int(re.search(r"([\d,]+) images", found.said)[1].replace(",", ""))
-    assert 10 <= len(found.all("img")) <= count
-    assert "cannot be read" not in found.said
 
 
 def test_a_test_set_of_other_classes(tiny_run):

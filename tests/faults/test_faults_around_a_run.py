@@ -1,9 +1,8 @@
-"""Faults around a run: a second run in its folder, a truncated log, and unusable folders, data,
-devices and launchers."""
+"""Faults around a run: a second run in its folder, a truncated log, and a batch that does not
+divide."""
 
 import json
 import multiprocessing
-import os
 import random
 import re
 import shutil
@@ -119,26 +118,6 @@ def test_f24_a_hundred_races(tmp_path):
     record("F24", what, one_winner, 100)
 
 
-# Unusable folders, data, devices and launchers
-
-
-def read_only(folder) -> list[str]:
-    """Return a command prefix that makes the folder read-only; empty if this is not possible."""
-    folder.mkdir()
-    if os.geteuid():
-        folder.chmod(0o555)
-        return ["env"]
-    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-    words = ["unshare", "--mount", "sh", "-c", script, str(folder)]
-    done = subprocess.run([*words, "true"], capture_output=True)
-    return words if done.returncode == 0 else []
-
-
-def alone(line, **environ) -> Outcome:
-    done = subprocess.run(line, env=environment(**environ), capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
 def refused(ended, code, pattern) -> bool:
     """Return whether the output is one line with the fix, and nothing else."""
     line = rf"vil train( \(rank \d\))?: .*{pattern}.*\n"
@@ -146,24 +125,6 @@ def refused(ended, code, pattern) -> bool:
     if not fine:
         print(code, pattern, ended)
     return fine
-
-
-def test_f25_by_real_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    card = {"FAULT": json.dumps({"what": "card"})}
-    train = command("train", *TINY, "--output_dir", "out")
-    bfloat16 = ("--import", AROUND, "DEVICE=cuda", "AMP.ENABLED=True", "AMP.DTYPE=bfloat16")
-    tries = [
-        (train, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "one torchrun on each node"),
-        ([*train, *bfloat16], card, "an old card does not support AMP.DTYPE bfloat16: use"),
-    ]
-    if ahead := read_only(tmp_path / "fixed"):
-        line = [*ahead, *command("train", *TINY, "--output_dir", "fixed/run")]
-        tries.append((line, {}, "fixed/run cannot be .*; choose another --output_dir"))
-    right = sum(refused(alone(line, **given), USAGE, said) for line, given, said in tries)
-    assert not Path("out").exists()
-    what = "launcher, device and read-only folder: refused with one line that gives the fix"
-    record("F25", what, right, len(tries))
 
 
 def test_f25_a_batch_that_does_not_divide(tmp_path):

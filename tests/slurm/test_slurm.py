@@ -135,12 +135,3 @@ def test_a_job_is_warned_saves_waits_and_ends_as_if_nothing_had_been(slurm, tmp_
     assert f"resuming from {folder}/checkpoints/step-" in text
     ours, theirs = (load_file(checkpoint(run) / "model.safetensors") for run in (folder, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_the_script_says_how_it_is_used(tmp_path):
-    done = subprocess.run(
-        [ROOT / "scripts/train_slurm.sh"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "sbatch scripts/train_slurm.sh --config-file" in done.stderr
-    assert "submit this script with sbatch, and set --output_dir" in done.stderr

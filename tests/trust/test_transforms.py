@@ -112,54 +112,6 @@ def test_bad_numbers_in_the_padding_reach_no_real_query(backend, bad):
         assert all(g.isfinite().all() for g in torch.autograd.grad(out[seen].sum(), spoiled))
 
 
-# The queries that a NaN in the keys and in the values of one token reaches: those that attend to
-# it ("seen"), all whose chunk attends to its chunk ("chunks"), or all. docs/internals/operation.md
-# has the same table.
-REACH = {
-    "masked": ("seen", "all"),
-    "chunk_autograd": ("seen", "chunks"),
-    "chunk_handgrad": ("seen", "chunks"),
-    "gathered": ("chunks", "chunks"),
-    "blocked": ("chunks", "chunks"),
-    "unfold_tensor": ("seen", "seen"),
-    "unfold_nnf": ("seen", "seen"),
-}
-
-
-@pytest.mark.parametrize(
-    ("backend", "mask"), [(b, m) for b in REACH for m in (0, 1, -1) if can_run(b, m)]
-)
-def test_a_nan_reaches_every_query_that_attends_to_it(backend, mask):
-    grid, size, token = (9, 10), 3, 44
-    window = Window(grid, size, mask)
-    q, k, v = (draw(1, 2, 90 + g, 4, seed=g) for g in (0, 1, 1))
-    options = dict(num_global=1, backend=backend)
-
-    def spoil(x, token):
-        x = x.clone()
-        x[:, :, token] = float("nan")
-        return x
-
-    louder = v.clone()
-    louder[:, :, token + 1] += 1
-    clean = local_attention(q, k, v, window, **options)
-    seen = (clean != local_attention(q, k, louder, window, **options)).any(-1).any(1)[0]
-    rows, cols = (torch.arange(n) // size for n in grid)
-    near = [(n - n[at]).abs() <= 1 for n, at in ((rows, token // 10), (cols, token % 10))]
-    wrapped = mask == -1  # three or four chunks a side: every chunk is a neighbor
-    chunks = seen if wrapped else (near[0][:, None] & near[1]).flatten()
-    limits = {"seen": seen, "chunks": chunks, "all": torch.ones(90, dtype=torch.bool)}
-    for inputs, reach in zip(
-        [(q, spoil(k, token + 1), v), (q, k, spoil(v, token + 1))], REACH[backend]
-    ):
-        out = local_attention(*inputs, window, **options)
-        reached = out.isnan().any(-1).any(1)[0]
-        assert (reached | ~seen).all()
-        assert torch.equal(reached, limits[reach])
-    out = local_attention(spoil(q, token), k, v, window, **options)
-    assert out.isnan().all(-1).all(1)[0].nonzero().tolist() == [[token]]
-
-
 @pytest.mark.parametrize("name", list(ATTENTIONS))
 def test_bad_numbers_in_the_padding_of_every_module(name):
     """Global and local rows, forward and gradients of the parameters."""

@@ -2,7 +2,6 @@
 
 worker    a loader worker exits: how, and whether in training; it writes its pid to a file
 pause     wait for a file before some steps
-card      a GPU without bfloat16
 """
 
 import json
@@ -11,10 +10,8 @@ import signal
 import time
 from pathlib import Path
 
-import torch
 from torch.utils.data import get_worker_info
 
-from vil.builders import device
 from vil.data.robust_dataset import RobustDataset
 from vil.engine import loop
 
@@ -57,13 +54,6 @@ def pause(file, steps):
     at_steps(lambda step: wait_for(f"{file}.{step}") if step in steps else None)
 
 
-def card():
-    torch.cuda.is_available = lambda: True
-    torch.cuda.is_bf16_supported = lambda including_emulation=True: False
-    torch.cuda.get_device_name = lambda device=None: "an old card"
-    device._start_device = lambda place: None
-
-
-KINDS = {"worker": worker, "pause": pause, "card": card}
+KINDS = {"worker": worker, "pause": pause}
 if FAULT:
     KINDS[FAULT.pop("what")](**FAULT)
