@@ -40,20 +40,16 @@ SETTINGS = {
     "Swin's name": ("DATA.IMG_SIZE=3", r"unknown key; did you mean INPUT\.IMAGE_SIZE\?"),
     "a value's typo": (f"{MSVIT}.ATTN_TYPE=full,linfomer", r"did you mean linformer\?$"),
     "a config as a model": ("MODEL.ARCH=vil_tiny", r"--config-file imagenet/vil_tiny\.yaml"),
-    "a path": ("some/folder SEED 1", r"command line: unexpected argument some/folder \(see --help"),
     "a config": ("configs/mine.yaml", r"mean --config-file configs/mine\.yaml\? \(see --help\)$"),
     "key without its node": ("LR=1", r"LR: unknown key; did you mean OPTIM\.LR\?"),
     "type": ("OPTIM.LR=fast", r"command line: OPTIM\.LR: expected float, got 'fast'"),
     "choice": ("OPTIM.OPT=adamm", r"OPTIM\.OPT: .*, got 'adamm'; did you mean adam\?$"),
-    "weights of classes": ("LOSS.CLASS_WEIGHTS=balansed", r"did you mean balanced\?$"),
     "weight NaN": ("LOSS.CLASS_WEIGHTS=[1,nan,1,1]", r"expected none, balanced, or a list of num"),
     "metric": ("TASK=multilabel EVAL.METRIC=mpa", r"METRIC: unknown .*; did you mean 'map'\?"),
     "metric of another task": ("EVAL.METRIC=map", r"METRIC: unknown metric of TASK classification"),
     "fraction": ("DATA.VAL_FRACTION=1.5", r"FRACTION: expected at least 0 and below 1, got 1\.5"),
     "fold": ("DATA.FOLDS=3 DATA.FOLD=3", r"FOLD 3 .*: the folds are numbered from 0 to DATA\.F"),
     "two splits": ("DATA.FOLDS=3 DATA.VAL_FRACTION=0.2", r"both select the validation images: "),
-    "range": ("OPTIM.LR=-1", r"OPTIM\.LR: expected above 0, got -1\.0"),
-    "section": ("OPTIM=3", r"OPTIM: expected a section of keys, got '3'"),
     "warm-up": (
         "SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=9",
         r"warm-up is longer than the run",
@@ -61,11 +57,8 @@ SETTINGS = {
     "nothing to mix": ("AUG.MIXUP_PROB=1", r"nothing to mix with: set AUG\.MIXUP"),
     # architecture
     "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
-    "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' appears twice"),
-    "no letter": (f"{ARCH}=l1,h1,16", r"stage 1 .*: '16' is not a letter followed by"),
     "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"l \(.*\) is 3, but this is stage 2"),
     "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: the width .* heads .*, got 32 and 3"),
-    "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
     "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no tokens"),
     "exact and shifted": (f"{MSVIT}.SW_EXACT=1 {MSVIT}.MODE=1", r"exact window with random shift"),
     "attention": (f"{MSVIT}.ATTN_TYPE=longfrmer", r"ATTN_TYPE: expected one of full, longformer, "),
@@ -73,10 +66,8 @@ SETTINGS = {
     "pinned twice": (f"{MSVIT}.ATTN_TYPE=longformerhand {MSVIT}.BACKEND=masked", r"already pins"),
     # data
     "dataset": ("DATA.TRAIN=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
-    "test set": ("DATA.TEST=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
     "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
     "argument": ("DATA.KWARGS.nn=3", r"unknown argument \(DATA\.KWARGS\) of fake 'nn'"),
-    "argument's type": ("DATA.KWARGS.n=many", r"fake cannot be built with DATA\.KWARGS .*'many'"),
     "no UTF-8": ("DATA.PATH=a\udce4", r"DATA\.PATH: 'a\\udce4' cannot be encoded .*PYTHONUTF8=1"),
     # machine
     "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),
@@ -93,7 +84,6 @@ SETTINGS = {
     "drops": ("OPTIM.VAL=1 SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=0", r"undo the drops"),
     "apex": ("OPTIM.OPT=apex_lamb", r"needs NVIDIA's apex.*unrelated"),
     "average": ("OPTIM.EMA=1", r"OPTIM\.EMA: expected at least 0 and below 1"),
-    "mixture": (f"{MSVIT}.ATTN_TYPE=full,performr", r"expected one of full, longformer.*performr"),
     "too many parts": (f"{MSVIT}.ATTN_TYPE=full/full/full", r"names for 3 stages, but ARCH"),
 }
 
@@ -109,16 +99,12 @@ def test_settings_that_cannot_be(name):
     ("words", "pattern"),
     [
         ("trian", r"unknown command 'trian'; did you mean train\?"),
-        ("frobnicate", r"unknown command .frobnicate.; commands: train, sweep, evaluate, "),
         ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
         ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
         ("train --cfg run.py", r"run\.py: the name of a config must end in \.yaml"),
-        ("train --seed one", r"SEED: expected int, got 'one'"),
         ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
         ("evaluate --run .", r"--run \. is not the folder of a run: it has no config\.yaml"),
         ("evaluate --run . --cfg digits/vil_nano.yaml", r"leave --config-file out"),
-        ("config --diff=nope.yaml", r"nope\.yaml: no such config file"),
-        ("analyze INPUT.IMAGE_SIZE 8", r"stage 3 has no tokens"),
         ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
     ],
 )

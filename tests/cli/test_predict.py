@@ -217,13 +217,10 @@ def test_nothing_could_be_read(run, stdin):
 @pytest.mark.parametrize(
     ("words", "code", "pattern"),
     [
-        ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
         ("--images photos --top 0", USAGE, r'--top: expected an integer of at least 1, or "all"'),
         ("", USAGE, r"give either images \(files, folders, or - for standard input\) or --sample"),
-        ("--sample photos", USAGE, r"give either images"),
         ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),
         ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: write KEY VALUE pairs before"),
-        ("--images photos SEED=3", USAGE, r"--images SEED=3: write KEY VALUE pairs before"),
         ("--images photos --classes two.txt", USAGE, r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
         ("--images photos --classes nowhere.txt", USAGE, r"nowhere\.txt: cannot be read: No such"),
         ("--images photos --output-file no/where", USAGE, r"--output-file no/where: there is no"),

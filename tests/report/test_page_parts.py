@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
 from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
@@ -13,6 +14,8 @@ from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.report import Evaluated, sections_of
 from vil.tasks.image_report import SHOWN
+from vil.tasks.image_task import Outputs
+from vil.tasks.regression.report import plot_predictions
 
 pytestmark = pytest.mark.smoke
 
@@ -90,6 +93,15 @@ def test_curves_of_any_shape(points, tmp_path):
         x, y = map(float, place.split(","))
         assert 0 <= x <= 400
         assert 0 <= y <= 240
+
+
+def test_dollar_signs_in_names_are_no_formulas(tmp_path):
+    """matplotlib refuses r$_a_b$ as a formula."""
+    name = "US$_a_b in $"
+    curves = {f"val/{name}": [(1, 2.0)], "train": [(1, 3.0)]}
+    outputs = Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
+    for figure in (plot_curves(curves, name), plot_predictions(outputs, [name])):
+        figure.savefig(tmp_path / "plot.png")
 
 
 # A folder

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.trust(8)
 SHORT = (*TINY, "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
 REDIRECTIONS = {
     "full": ">/dev/full",
-    "both full": ">/dev/full 2>&1",
-    "both closed": ">&- 2>&-",
     "all closed": "<&- >&- 2>&-",
     "a reader that left": "| true",
 }
