@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.common.small_runs import TINY, Outcome, command, environment
+from tests.common.small_runs import TINY, command, environment
 from vil.engine.checkpoint.save_load import newest_step
 
 INJECTED = str(Path(__file__).with_name("injected.py"))
@@ -33,12 +33,6 @@ def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
         )
     process.log = Path(log.name)
     return process
-
-
-def really(*words) -> Outcome:
-    """Run the command as a process and wait for it."""
-    done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def said(folder) -> str:
