@@ -5,14 +5,13 @@ import multiprocessing
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.common.bad_images import BAD, GOOD
 from tests.common.data_files import png_bytes
-from tests.common.faults.real_runs import begin, end_all, left_over, said, status, wait_for_end
+from tests.common.faults.real_runs import begin, end_all, said, status, wait_for_end
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, vil
 from vil.data.robust_dataset import RobustDataset
@@ -101,9 +100,7 @@ def test_f14_a_worker_dies(tmp_path):
         fits = re.match(text, line)
         right = process.returncode == status(folder)["code"] == DATA
         named += right and bool(fits) and "Traceback" not in said(folder)
-        time.sleep(0.2)
-        orphans += len(left_over(process.pid))
-        end_all(process)
+        orphans += end_all(process)
     what = "worker deaths reported in one line that names the worker, with exit code 3 (of 5)"
     record("F14", what, named, 5)
     record("F14", "processes left behind", orphans, 0)

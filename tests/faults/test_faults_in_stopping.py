@@ -9,11 +9,11 @@ from tests.common.faults.real_runs import (
     ENDLESS,
     begin,
     end_all,
-    left_over,
     said,
     saved_step,
     status,
     wait_for_end,
+    wait_for_steps,
     wait_until_running,
 )
 from tests.common.faults.records import record, repeats
@@ -81,12 +81,10 @@ def test_f6_a_signal_to_the_whole_group_with_workers(tmp_path):
         folder = tmp_path / str(number)
         process = begin(folder, *endless(number, folder), "DATALOADER.WORKERS=2")
         wait_until_running(process, folder)
-        time.sleep(1.0)
+        wait_for_steps(process, folder)  # the workers have started
         os.killpg(process.pid, signal.SIGTERM)
         wait_for_end(process)
-        time.sleep(0.2)
-        orphans += len(left_over(process.pid))
-        end_all(process)
+        orphans += end_all(process)
         assert process.returncode == 75, said(folder)
         assert saved_step(folder) == status(folder)["step"]
     record("F6", "processes left behind", orphans, 0)

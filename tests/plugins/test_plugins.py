@@ -179,10 +179,7 @@ def install(folder, source, entry):
     (folder / "my_plugin-1.dist-info/entry_points.txt").write_text(f"[vil.plugins]\n{entry}\n")
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["undefined_name", "1 + '1'", "{}['key']", "open('none')", "raise RuntimeError('a\\nb')"],
-)
+@pytest.mark.parametrize("code", ["undefined_name", "raise RuntimeError('a\\nb')"])
 def test_a_broken_plugin_is_named(code, tmp_path, monkeypatch):
     """Whatever it raises, when it is imported or called."""
     called = f"VIL_PLUGIN_API = 1\ndef register():\n    {code}\n"

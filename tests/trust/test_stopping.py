@@ -12,7 +12,7 @@ from tests.common.small_runs import TINY, environment, free_port, metrics
 
 pytestmark = pytest.mark.trust(7)
 
-WORDS = (*TINY, "OPTIM.EPOCHS=400", "DATALOADER.WORKERS=0", "RUN.HANG_SECONDS=4")
+WORDS = (*TINY, "OPTIM.EPOCHS=400", "DATALOADER.WORKERS=0")
 
 
 def wait_for(condition, seconds=60):

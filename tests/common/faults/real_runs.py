@@ -53,6 +53,15 @@ def wait_until_running(process, folder):
         time.sleep(0.02)
 
 
+def wait_for_steps(process, folder):
+    """Wait until the run has logged a step."""
+    log, deadline = Path(folder, "metrics.jsonl"), time.monotonic() + DEADLINE
+    while not (log.exists() and log.stat().st_size):
+        assert process.poll() is None, said(folder)
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)
+
+
 def wait_for_end(process):
     """Wait for a run that `begin` started. If it hangs, end it and show its output."""
     try:
@@ -75,10 +84,15 @@ def left_over(group: int) -> list[int]:
     return found
 
 
-def end_all(process):
-    """Kill the remaining processes of a run's group."""
-    for pid in left_over(process.pid):
+def end_all(process) -> int:
+    """Wait until no process of a run's group is alive. Those that are alive after ten seconds are
+    killed. Returns their number."""
+    deadline = time.monotonic() + 10
+    while (alive := left_over(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in alive:
         os.kill(pid, signal.SIGKILL)
+    return len(alive)
 
 
 def saved_step(folder) -> int:
