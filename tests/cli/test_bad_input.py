@@ -119,14 +119,6 @@ def test_a_device_that_is_not_there(command):
     refused(ended, USAGE, r"DEVICE cuda was not found \(available: .*cpu\)")
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_half_the_variables_of_torchrun(command, monkeypatch):
-    save_weights("weights.safetensors")
-    monkeypatch.setenv("RANK", "0")
-    words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
-    refused(vil(command, *TINY, *words), USAGE, r"incomplete: WORLD_SIZE, LOCAL_RANK, .* not set")
-
-
 def test_a_folder_that_cannot_be_one():
     Path("file").write_text("mine")
     for folder in ("file", "file/below"):
@@ -180,13 +172,6 @@ def test_a_run_that_another_one_overtook(monkeypatch):
 # Data
 
 
-def test_a_missing_folder_is_answered_with_a_drawing():
-    draw_pictures("pets", {"val/cat": 1})
-    ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
-    refused(ended, DATA, r"there is no folder pets/train\. Expected:\npets\n", lines=None)
-    assert "dog" in ended.err
-
-
 @pytest.mark.parametrize("command", ["train", "data check"])
 @pytest.mark.parametrize("name", ["folder", "imagenet", "tar"])
 def test_a_near_name_is_suggested_for_a_root(command, name):
@@ -195,17 +180,6 @@ def test_a_near_name_is_suggested_for_a_root(command, name):
     ended = vil(*command.split(), *SMALL, *sets, "--data", "sings")
     wanted = r"there is no folder sings: set --data to the folder of your .*; did you mean signs\?"
     refused(ended, DATA, f"^vil {command}: {wanted}$")
-
-
-@pytest.mark.parametrize("command", ["train", "train --dry-run"])
-@pytest.mark.parametrize("classes", ["2", "auto"])
-def test_a_root_that_is_missing_is_named(command, classes):
-    words = [*SMALL, *FOLDER, f"DATA.NUM_CLASSES={classes}", "--data", "nowhere/pets"]
-    ended = vil(*command.split(), *words, "--output_dir", "out")
-    refused(ended, DATA, r"^vil train: there is no folder nowhere/pets: set --data to the folder")
-    sets = ["DATA.TRAIN=[labels.csv]", "DATA.TEST=[labels.csv]"]
-    ended = vil(*command.split(), *words, *sets, "--output_dir", "out")
-    refused(ended, DATA, r"nowhere/pets/labels\.csv cannot be read: there is no folder nowhere\b")
 
 
 @pytest.mark.parametrize(
@@ -271,15 +245,6 @@ def test_weights_of_another_model_are_listed(command):
     assert "FINETUNE.HEAD" in ended.err
 
 
-def test_the_run_of_another_architecture_is_listed():
-    save_weights("weights.safetensors", f"{ARCH}=l1,h1,d16,n2,s1,g1,p4,f3,a0")
-    words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
-    ended = vil("evaluate", *TINY, *words)
-    refused(ended, CHECKPOINT, r"missing: stages\.1\.")
-    assert re.search(r"and \d+ more missing; unexpected: stages\.0\.", ended.err)
-    assert "mismatched: head.weight (4, 16) -> (4, 32)" in ended.err
-
-
 class Code:
     """Unpickling it would make the file `canary`."""
 
@@ -303,25 +268,7 @@ def test_files_that_are_not_a_state_dict(command, kind):
     assert not Path("canary").exists()
 
 
-def test_rows_of_the_head_that_are_not_there():
-    save_weights("weights.pth")
-    words = ["MODEL.MODEL_PATH=weights.pth", "FINETUNE.HEAD=rows:rows.txt", "--output_dir", "out"]
-    ended = vil("train", *TINY, *words)
-    refused(ended, CHECKPOINT, r"head=rows:rows\.txt: there is no such file")
-    Path("rows.txt").write_text("0 1 2 9")
-    refused(vil("train", *TINY, *words), CHECKPOINT, r"class indices from 0 to 3")
-
-
 def test_a_run_without_a_checkpoint():
     Path("started").mkdir()
     Path("started/config.yaml").write_text("VERSION: 1\n")
     refused(vil("evaluate", "--run", "started"), CHECKPOINT, r"started has no best checkpoint yet")
-
-
-def test_a_run_that_diverges_says_so_and_keeps_no_weights(tmp_path):
-    """Not left without a trace: its log says how it went."""
-    ended = vil("train", *TINY, "OPTIM.OPT=adamw", "OPTIM.LR=1e30", "--output_dir", "diverged")
-    assert (ended.code, ended.err.count("\n")) == (5, 1)
-    assert "loss or gradient not finite in 3 steps in a row, up to step" in ended.err
-    assert not Path("diverged/checkpoints").exists()
-    assert '"code": 5' in Path("diverged/status.json").read_text()

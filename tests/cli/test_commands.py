@@ -99,11 +99,6 @@ def test_a_run_s_folder_is_complete(run):
     assert not list(run.rglob("*.tmp"))
 
 
-def test_a_run_s_config_loads_back_to_the_same_tree(run):
-    words = ["OPTIM.EPOCHS=3", "OPTIM.LR=0.1", f"OUTPUT_DIR={run}"]
-    assert get_config(run / "config.yaml") == get_config(None, [*TINY, *words])
-
-
 @pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.defect("B30")
@@ -128,18 +123,6 @@ def test_resuming_says_what_changed_and_takes_the_folder_s_config():
     ended = vil("train", "OUTPUT_DIR=run", "--resume", "OPTIM.EPOCHS", "4")
     assert ended.code == 0, ended.err
     assert "OPTIM.EPOCHS is 4 from here, was 3" in ended.out
-
-
-@pytest.mark.long
-def test_evaluation_and_saving_every_other_epoch():
-    words = ["RUN.EVAL_EVERY=2", "RUN.SAVE_EVERY=2", "RUN.KEEP=9", "DATA.KWARGS.n=16"]
-    succeeds("train", *TINY, *words, "OPTIM.EPOCHS=5", "--output_dir", "out")
-    assert [line["step"] for line in metrics("out", "val")] == [2, 4, 5]  # the last one always
-    assert steps_kept("out") == [2, 4, 5]
-
-
-def steps_kept(folder):
-    return sorted(int(path.name[5:]) for path in Path(folder, "checkpoints").glob("step-*"))
 
 
 def test_mixed_precision_in_channels_last():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
+from tests.common.small_runs import TINY, checkpoint, draw_pictures, results, vil
 from vil.export import load_exported
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
@@ -166,12 +166,6 @@ def test_packages_of_aotinductor(run):
     file = load_exported("m.pt2")
     assert file.metadata["input_size"] == "32x32"
     assert file(torch.randn(1, 3, 32, 32)).shape == (1, 4)
-
-
-def test_random_weights_are_not_written():
-    ended = vil("export", *SMALL, *FOLDER, "--out", "m.onnx")
-    assert (ended.code, ended.out) == (CHECKPOINT, "")
-    assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
 
 
 def test_missing_packages(run, monkeypatch):

@@ -213,14 +213,6 @@ def tiny_run(tmp_path_factory):
     return folder
 
 
-def test_a_few_classes_have_a_matrix(tiny_run):
-    shutil.copytree(tiny_run, "run", symlinks=True)
-    assert vil("report", "run").code == 0
-    found = Page("run/report.html")
-    cells = [a for a in found.all("td") if a.get("class") in ("right", "wrong", "none")]
-    assert len(cells) == 4 * 4
-
-
 def test_a_test_set_of_other_classes(tiny_run):
     """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
     draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})

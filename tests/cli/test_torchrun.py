@@ -111,13 +111,6 @@ def test_batch_norms_evaluate_as_they_are_saved(root):
     assert results(root / "norm")["fake"]["loss"] == pytest.approx(logged, rel=1e-6)
 
 
-@pytest.mark.defect("B10")
-def test_only_the_first_process_writes(root):
-    assert (root / "2-0/command.txt").read_text().count("\n# ") == 0
-    assert len(list((root / "2-0/tb").iterdir())) == 1
-    assert "ranks 2" in (root / "2-0/env.txt").read_text()
-
-
 def test_one_process_needs_no_environment(tmp_path):
     """Not even a HOME or a PATH."""
     ended = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 from PIL import Image
 
-from tests.common.small_runs import TINY, checkpoint, vil
+from tests.common.small_runs import TINY, vil
 from vil import predict
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
@@ -142,10 +142,6 @@ def refused(ended, code, message):
     assert (ended.code, ended.out) == (code, "")
     last = ended.err.splitlines()[-1]
     assert message in last, ended.err
-
-
-def test_weights_of_a_file(run, photo):
-    drawn("attention", photo, *TINY, "MODEL.MODEL_PATH", checkpoint(run), "DEVICE", "cpu")
 
 
 # Patterns

@@ -127,3 +127,22 @@ def test_an_odd_batch_is_mixed():
     """B28. The original's mixup refused it."""
     assert train("run", "DATALOADER.BSZ=5", "AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8") == 0
     assert len(metrics("run", "train")) == 3
+
+
+@pytest.mark.defect("B29")
+@pytest.mark.parametrize("name", ["multisoftmax", "mse"])
+def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
+    """B29. The 2021 config accepted them, and the loop ended with a traceback."""
+    assert train("run", f"LOSS.LOSS={name}") == 2
+    assert f"{name} is not a loss of single-label classification" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.defect("B32")
+def test_the_cuda_kernel_by_its_old_name(capsys):
+    """B32. It failed with an obscure error. On a CPU it is now rejected in one line."""
+    assert train("run", "MODEL.VIT.MSVIT.ATTN_TYPE=longformer_cuda") == 2
+    said = capsys.readouterr().err
+    assert "triton" in said
+    assert said.count("\n") == 1
+    assert not Path("run").exists()

@@ -141,6 +141,7 @@ def test_every_attention_trains_a_step(name):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.defect("B18")
 def test_attentions_without_relative_bias_get_absolute_positions_and_a_warning(caplog):
     arch = "l1,h1,d8,n1,g1,p4,f2,a0_l2,h2,d16,n2,g1,p2,f2,a0_l3,h2,d16,n2,s0,g0,p2,a0"
     stages = parse_arch(arch, "longformer/longformer,performer")

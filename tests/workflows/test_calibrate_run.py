@@ -80,11 +80,3 @@ def test_weights_without_a_run_cannot_be_calibrated(run, tmp_path):
     ended = vil("evaluate", "MODEL.MODEL_PATH", file, "--calibrate")
     assert (ended.code, ended.out) == (2, "")
     assert "--calibrate needs the checkpoint of a run: give --run DIR" in ended.err
-
-
-@pytest.mark.detection
-def test_a_detector_cannot_be_calibrated():
-    words = ("--config-file", "scenes/retinanet_vil_nano.yaml", "MODEL.MODEL_PATH", "x.pth")
-    ended = vil("evaluate", *words, "--calibrate")
-    assert ended.code == 2
-    assert "this config is for a detector: --calibrate supports only classifiers" in ended.err

@@ -9,7 +9,6 @@ import torch
 
 import vil
 from tests.common.doc_pages import blocks
-from tests.common.old_runs import copy_old
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.tasks.classification.probe import Labeled, probe_features
@@ -82,21 +81,6 @@ def test_bad_words(run, photos, words, code, message):
     ended = command("embed", "--run", run, *words.split())
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
-
-
-def test_random_weights_are_refused(photos):
-    for words in ([photos, "--output-file", "f.npy"], ["--probe"]):
-        ended = command("embed", *TINY, *words)
-        assert (ended.code, ended.out) == (4, "")
-        assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
-
-
-@pytest.mark.detection
-def test_detectors_are_refused(photos):
-    copy_old("detector", Path("scenes"))
-    ended = command("embed", "--run", "scenes", photos, "--output-file", "f.npy")
-    assert (ended.code, ended.out) == (2, "")
-    assert "this config is for a detector: vil embed needs a model with one feature" in ended.err
 
 
 def test_a_probe_of_a_run(run, tmp_path, monkeypatch):
