@@ -24,6 +24,7 @@ from tests.common.small_runs import (
     succeeds,
     vil,
 )
+from vil.cli import COMMANDS
 from vil.config import get_config
 from vil.data.transforms import train_transform
 from vil.tasks.classification.metrics import metric_names
@@ -291,3 +292,18 @@ def test_a_missing_extra_is_refused_before_work(monkeypatch, run):
         ended = vil(*words)
         assert ended.code == 3
         assert "the dataset a.parquet needs pyarrow: pip install 'vil[tables]'" in ended.err
+
+
+def test_the_overview_lists_every_command():
+    shown = succeeds("--help")
+    assert shown == vil("-h").out
+    assert vil() == (2, "", shown)
+    for name, about in COMMANDS.items():
+        assert re.search(rf"^  {name} +{about}$", shown, re.MULTILINE)
+
+
+def test_flags_and_keys_stand_in_any_order():
+    words = ["OPTIM.LR", "3", "--seed", "4", "OPTIM.EPOCHS=7", "--data", "D", "SEED", "5"]
+    shown = succeeds("config", *words, "--diff")
+    for line in ("OPTIM.LR: 3.0", "OPTIM.EPOCHS: 7", "DATA.PATH: D", "SEED: 4"):
+        assert f"\n{line}  #" in f"\n{shown}"

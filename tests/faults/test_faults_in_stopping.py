@@ -1,4 +1,5 @@
-"""Signals at any time: the run saves its current step, on all ranks, and leaves no processes."""
+"""Signals at any time: the run saves its current step, on all ranks, and leaves no processes. A
+rank that hangs ends the job."""
 
 import os
 import random
@@ -17,6 +18,7 @@ from tests.common.faults.real_runs import (
     wait_until_running,
 )
 from tests.common.faults.records import record, repeats
+from tests.common.small_runs import TINY
 from tests.common.small_tasks import words_of
 from tests.common.toy_engine import Troubled, held_out, toy_train
 from vil.tasks import TASKS
@@ -101,3 +103,19 @@ def test_f30_a_flag_on_one_of_two_ranks(tmp_path):
         right += saved_step(folder) == fault["step"] + 1 and status(folder)["code"] == 75
     what = f"runs in which both ranks stop at the step of the signal (of {count})"
     record("F30", what, right, count)
+
+
+def test_f8_a_rank_that_hangs(tmp_path):
+    named, count = 0, repeats(5)
+    for number in range(count):
+        folder = tmp_path / str(number)
+        fault = {"what": "sleep", "rank": number % 2, "step": 5}
+        words = (*TINY, "OPTIM.EPOCHS=40", "RUN.HANG_SECONDS=4")
+        process = begin(folder, *words, dist=2, fault=fault)
+        wait_for_end(process)
+        end_all(process)
+        text = said(folder)
+        named += f"rank {number % 2}: no step in 4 s; its main thread is in lie_down" in text
+        assert status(folder)["code"] == 6
+    what = f"hanging ranks reported with the function in which they hang (of {count})"
+    record("F8", what, named, count)
