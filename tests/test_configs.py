@@ -125,24 +125,3 @@ def test_the_attentions_are_compared_on_one_model(path):
         )  # fmt: skip
     name, first = re.match(r"[a-z]+", path.stem)[0], NOT_EVERYWHERE.get(path.stem, 4)
     assert [stage.attention[0] for stage in stages] == [name] * first + ["full"] * (4 - first)
-
-
-def test_the_digits_model_exercises_what_it_should():
-    """At least three stages, two of them longformer, 4x4 chunks, a ragged grid, a global token,
-    under 450,000.
-    """
-    model = model_of(ROOT / "configs/digits/vil_nano.yaml")
-    cfg = get_config(ROOT / "configs/digits/vil_nano.yaml")
-    assert cfg.INPUT.IMAGE_SIZE >= 64
-    assert len(model.stages) >= 3
-    assert sum(p.numel() for p in model.parameters()) < 450_000
-    side, windows = cfg.INPUT.IMAGE_SIZE, []
-    for stage, spec in zip(model.stages, model.specs):
-        side //= spec.patch
-        windows += (
-            [stage.blocks[0].attn.window((side, side))] if "longformer" in spec.attention else []
-        )
-    assert len(windows) >= 2
-    assert min(windows[0].chunks) >= 4
-    assert any(window.grid[0] % window.size for window in windows)
-    assert {spec.num_global for spec in model.specs[:2]} == {1}

@@ -1,7 +1,6 @@
 """MODEL_ZOO.md is up to date, complete, and its counts agree with what was published."""
 
 import importlib
-import json
 import re
 import sys
 from pathlib import Path
@@ -104,36 +103,6 @@ def test_the_config_says_what_the_table_says(row):
     known = {part for other in ROWS for part in (other.folder, other.folder.split("/")[1])}
     quoted = {word for word in re.findall(r"[\w/-]+", head) if re.search("IN22k|_lr|_mode", word)}
     assert quoted <= known
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("text", "code"), [(None, 1), ("# Model zoo\n", 1), ("up to date", 0)], ids=str
-)
-@pytest.mark.detection
-def test_check_says_whether_the_file_is_up_to_date(text, code, tmp_path, monkeypatch, capsys):
-    file = tmp_path / "MODEL_ZOO.md"
-    monkeypatch.setattr(zoo, "PAGE", file)
-    monkeypatch.setattr(sys, "argv", ["model_zoo.py", "--check"])
-    if text:
-        file.write_text(zoo.page() if code == 0 else text, encoding="utf-8")
-    assert zoo.main() == code
-    assert ("docs/model_zoo.py" in capsys.readouterr().err) == bool(code)
-    assert file.exists() == bool(text)  # nothing is written
-
-
-def test_measured_results_are_shown_with_their_command(tmp_path):
-    """Both shapes of results: metrics by name, and curves by name."""
-    assert zoo.measured(tmp_path) == []
-    figures = {"longformer": {"top1": 98.0556, "macs": 18200000}, "full": {"top1": 97.5}}
-    curves = {"fine-tuned": [[50.0, 90.0], [60.0, 92.5], [70.0, 91.25]]}
-    for file, rows in (("attentions-cpu", figures), ("finetune-cpu", curves), ("speed-x", {})):
-        found = {"command": f"python benchmarks/{file}.py", "machine": "two cores", "rows": rows}
-        (tmp_path / f"{file}.json").write_text(json.dumps(found))
-    attentions, finetune = zoo.measured(tmp_path)
-    assert "measured\n\n`python benchmarks/attentions-cpu.py`; two cores" in attentions
-    assert "| longformer | 98.06 | 18,200,000 |\n| full | 97.50 |  |\n" in attentions
-    assert "| fine-tuned | 91.25 | 90.00, 92.50, 91.25 |\n" in finetune
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section} {Path(row.config).stem}")

@@ -27,19 +27,6 @@ def test_accuracy_on_the_digits(tmp_path):
     assert statistics.median(last) >= 97.5, last
 
 
-@pytest.mark.slow
-def test_random_shift_costs_little_accuracy(tmp_path):
-    """MODE 1 until three quarters of the epochs: within 1.5 points of MODE 0, switched in time."""
-    config = "vil_nano_shift"
-    full = accuracies(train(tmp_path / "full", "MODEL.VIT.MSVIT.MODE=0", config=config))
-    points = train(tmp_path / "shifted", config=config)
-    epochs = round(max(point["epoch"] for point in points))
-    log = (tmp_path / "shifted/log.txt").read_text()
-    assert log.count("random shift is over") == 1
-    assert f"random shift is over: from epoch {-(-3 * epochs // 4)}, " in log
-    assert accuracies(points)[-1] >= full[-1] - 1.5
-
-
 @pytest.mark.long
 def test_three_epochs_learn_something(tmp_path):
     """A quick end-to-end check: the loss falls below chance level within three epochs."""

@@ -76,16 +76,6 @@ def test_names_of_classes_follow_the_rows_of_a_head():
     assert read_metadata("three.safetensors")["classes"] == ["9", "8", "7"]
 
 
-def test_into_a_folder_and_on(model):
-    assert vil("convert", "best.pth", "hub", "--classes", "none.txt").code == USAGE
-    Path("names.txt").write_text("a\nb\nc\nd\n")
-    assert vil("convert", "best.pth", "hub", "--classes", "names.txt").code == 0
-    assert vil("convert", "hub/model.safetensors", "again.safetensors").code == 0
-    assert read_metadata("again.safetensors")["classes"] == list("abcd")
-    x = torch.randn(1, 3, 96, 96)
-    assert torch.equal(package.from_pretrained("hub")(x), model(x))
-
-
 def test_the_reference_s_own_layout_into_full_attention(model):
     """With copies of shared projections and index buffers, as its files have them."""
     state = torch.load("best.pth")["net"]
@@ -168,21 +158,6 @@ def test_a_checkpoint_has_the_config_and_the_classes_of_its_run():
         loaded = package.load_for_inference(source)
         assert loaded.cfg.MODEL.VIT.REVERSIBLE
         assert loaded.classes == wanted["classes"]
-
-
-def test_for_another_size_and_attention():
-    """Said by a config: what was resized and converted stands in the report."""
-    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4"]
-    ended = vil("convert", "best.pth", "full.safetensors", *words, "MODEL.VIT.MSVIT.ATTN_TYPE=full",
-                "INPUT.IMAGE_SIZE=128", "--resize", "bicubic")  # fmt: skip
-    assert ended.code == 0, ended.err
-    for line in (
-        r"\d+ loaded, \d+ resized, 4 converted",
-        r"converted: layer1.1.attn.qkv.weight of layer1.1.attn.query.weight and layer1.1.attn.kv",
-        r"resized: layer1.1.attn.local_relative_position_bias_table \(529, 1\) -> \(3969, 1\)",
-    ):
-        assert re.search(line, ended.out), line
-    assert package.from_pretrained("full.safetensors").settings["img_size"] == 128
 
 
 @pytest.mark.parametrize(

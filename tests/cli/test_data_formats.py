@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.data_files import samples, write_all_formats, write_map, write_tsv, write_zip
+from tests.common.data_files import samples, write_all_formats, write_tsv
 from tests.common.small_runs import SMALL, draw_pictures, results, vil
 
 DATA = 3
@@ -20,7 +20,7 @@ def data(tmp_path_factory):
         yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "train.yaml", "cifar", "mnist"])
+@pytest.mark.parametrize("name", ["imagenet", "tar", "train.yaml", "cifar"])
 def test_every_format_trains_and_evaluates(name, data):
     test = "val.yaml" if name == "train.yaml" else name
     sets = [f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{test}]"]
@@ -69,51 +69,8 @@ def train(*words):
     return vil("train", *TEN, *words, "--data", ".", "--output_dir", "out")
 
 
-IMAGENET = ("DATA.TRAIN=[imagenet]", "DATA.TEST=[imagenet]")
-
-
-def test_a_zip_without_its_map():
-    write_zip(Path(), "train", samples("train"))
-    Path("train_map.txt").unlink()
-    refused(train(*IMAGENET), r"there is no train_map\.txt, which train\.zip needs")
-
-
-def test_a_label_outside_the_classes():
-    write_zip(Path(), "train", samples("train"))
-    write_map(Path(), "train", dict.fromkeys(samples("train"), 10))
-    refused(train(*IMAGENET), r"train_map\.txt, line 1: .*10.*0\.\.9")
-
-
-def test_a_map_that_names_nothing_of_the_zip():
-    write_zip(Path(), "train", samples("train"))
-    write_map(Path(), "train", {"other.png": 1})
-    refused(train(*IMAGENET), r"train_map\.txt names no image of train\.zip")
-
-
 def test_sets_with_different_numbers_of_classes():
     draw_pictures(".", {"train/cat": 3, "train/dog": 3, "val/cat": 1})
     write_tsv(Path(), "train", samples("train"))
     sets = ("DATA.TRAIN=[tsv,folder]", "DATA.TEST=[folder]")
     refused(train(*sets), r"different numbers of classes cannot be concatenated: tsv 10, folder 2")
-
-
-def test_members_that_are_not_images():
-    for split in ("train", "val"):
-        write_zip(Path(), split, samples(split, broken=8))
-    ended = vil("train", *TEN, *IMAGENET, "--data", ".", "--output_dir", "run")
-    assert ended.code == DATA
-    last = ended.err.strip().splitlines()[-1]
-    assert re.search(r"of 18 images cannot be read, more than the allowed fraction of 0\.01", last)
-    assert "train.zip@c9/bad" in last
-
-
-def test_names_that_are_no_text():
-    """A class folder and a broken image whose names are not UTF-8."""
-    draw_pictures("pets", {"train/cat": 9, "train/d\udcfeg": 9, "val/cat": 2})
-    Path("pets/train/cat/\udcff.png").write_text("no picture")
-    sets = ("DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2", ENOUGH)
-    ended = vil("train", *TEN, *sets, "--data", "pets", "--output_dir", "run")
-    assert ended.code == 0, ended.err
-    assert b"train/cat/\xff.png" in Path("run/log.txt").read_bytes()
-    assert Path("run/classes.txt").read_bytes() == b"cat\nd\xfeg\n"
-    assert Path("run/bad_samples.txt").read_bytes().startswith(b"train/cat/\xff.png\t")

@@ -1,9 +1,7 @@
 """`vil train --dry-run` describes the data, and finds mistakes."""
 
-import os
 import re
 import shlex
-import signal
 from pathlib import Path
 
 from PIL import Image
@@ -17,7 +15,6 @@ from tests.common.small_runs import (
     vil,
 )
 from vil.config import get_config
-from vil.engine import loop
 
 
 def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
@@ -54,21 +51,6 @@ def test_a_dry_run_describes_the_data():
     assert [entry.name for entry in Path("deep").iterdir()] == ["run.dry-run.png"]
 
 
-def test_a_dry_run_in_float16_may_skip_its_step():
-    overflow = ("AMP.ENABLED=True", "AMP.DTYPE=float16", "LOSS.LOSS=focal", "LOSS.FOCAL.ALPHA=1e6")
-    words = [*TINY, *overflow, "DATA.KWARGS.n=16", "--dry-run"]  # an epoch is one step
-    assert "the first step is skipped, because its loss" in succeeds("train", *words)
-
-
-def test_a_dry_run_ends_on_ctrl_c(monkeypatch):
-    def seed_step(*key, seed_step=loop.seed_step):
-        os.kill(os.getpid(), signal.SIGINT)
-        seed_step(*key)
-
-    monkeypatch.setattr(loop, "seed_step", seed_step)
-    assert vil("train", *TINY, "--dry-run").code == 130
-
-
 def test_the_changed_keys_of_a_dry_run_make_the_same_config():
     shown = succeeds("train", *TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "--dry-run", "SEED=7")
     keys = shown.partition("(--all prints all keys):\n")[2].partition("\nthe model has")[0]
@@ -86,13 +68,6 @@ def test_a_dry_run_describes_validation_and_test_splits():
     assert sum(int(count) for _, count in counts) == 1437  # all parts of the training digits
 
 
-def test_a_dry_run_of_one_number_uses_the_scale_of_the_data():
-    words = ("--config-file", "digits/angle_vil_nano.yaml", "DEVICE=cpu", "DATALOADER.BSZ=2")
-    shown = succeeds("train", *words, "--dry-run", "--example", "e.png")
-    assert "train digit_angles: 1437 images\n" in shown
-    assert "one step of 2 synthetic images" in shown
-
-
 def test_a_dry_run_writes_the_example_to_the_given_file():
     succeeds("train", *TINY, "--dry-run", "--example", "e.png")
     assert sorted(path.name for path in Path().iterdir()) == ["e.png"]
@@ -104,13 +79,6 @@ def test_a_dry_run_writes_the_example_to_the_given_file():
     ):
         ended = vil("train", *TINY, *words)
         assert (ended.code, message in ended.err) == (2, True), ended.err
-
-
-def test_a_dry_run_warns_once(caplog):
-    words = ("LOSS.FOCAL.GAMMA=2", "MODEL.VIT.MSVIT.TUNE=False")
-    shown = vil("train", *TINY, *words, "--dry-run", "--all")
-    text = "LOSS.LOSS is not focal"
-    assert (shown.out + caplog.text).count(text) == 1
 
 
 def test_a_dry_run_of_generated_data_leaves_nothing_but_the_example(tmp_path):

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,16 +15,13 @@ from PIL import Image
 from tests.common.small_runs import (
     TINY,
     checkpoint,
-    command,
     draw_pictures,
-    environment,
     results,
     vil,
 )
 from vil.data import build_dataset
-from vil.data.datasets.digits import Digits, read_demo_digits
+from vil.data.datasets.digits import read_demo_digits
 from vil.pretrained.catalog import DIGITS
-from vil.tasks.classification.output_formats import FORMATS
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -131,18 +126,6 @@ def test_classes_are_written_on_copies(run, photos):
     assert Path("large.png").read_bytes() == before
 
 
-def test_only_its_own_copies_are_replaced(run, photos):
-    for name, text in (("0.png", None), ("0-2.png", "not an image")):
-        file = Path("drawn", name)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text) if text else shutil.copy(photos / "b/1.png", file)
-    before = {file: file.read_bytes() for file in Path("drawn").iterdir()}
-    for _ in range(2):
-        predicted(run, "--output", "drawn", images=[photos / "a/0.png"])
-    assert {file: file.read_bytes() for file in before} == before
-    assert sorted(file.name for file in Path("drawn").iterdir()) == ["0-2.png", "0-3.png", "0.png"]
-
-
 def test_batches_and_workers_change_nothing(run, photos):
     """With a full batch of broken images in the middle."""
     for name in ("b/00.png", "b/01.png"):
@@ -157,13 +140,6 @@ def test_batches_and_workers_change_nothing(run, photos):
         for record, same in zip(first, found):
             assert record.get("error") == same.get("error")
             assert shares(record) == pytest.approx(shares(same), abs=1e-6)
-
-
-def test_mixed_precision_is_the_config_s(run, photos):
-    full = shares(predicted(run, images=["photos/a/0.png"])[0])
-    mixed = shares(predicted(run, "AMP.ENABLED=True", images=["photos/a/0.png"])[0])
-    assert full != mixed
-    assert full == pytest.approx(mixed, abs=0.02)
 
 
 # Where pictures come from
@@ -197,38 +173,6 @@ def test_standard_input_is_a_list(run, photos, stdin):
     found = predicted(run, images=["-"])
     names = ["photos/b/0.png", "photos/b/1.png", "späte birne.png", "photos/a/0.png"]
     assert files(found) == names
-
-
-def test_any_name_of_a_file_is_written(run, photos):
-    name = os.fsdecode(b"photos/\xff,\n.png")
-    Path("photos/a/0.png").rename(name)
-    for kind in FORMATS:
-        words = ["--format", kind, "--output-file", "shown", "--images", name]
-        assert vil("predict", "--run", run, *words).out == ""
-        assert r"\udcff" in Path("shown").read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_a_reader_that_has_enough_is_no_error(run, photos):
-    """`vil predict ... | head -0`."""
-    words = command("predict", "--run", run, "--format", "csv", "--images", photos)
-    with subprocess.Popen(
-        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 0, said
-    assert re.fullmatch(r"weights of .*\n", said)
-
-
-def test_a_very_long_file_name_is_cut(run, photos):
-    name = "\u00e9" * 120 + ".png"
-    for folder in ("a", "b"):
-        shutil.copy(photos / "a/0.png", photos / folder / name)
-    predicted(run, "--output", "drawn", images=[photos / "a" / name, photos / "b" / name])
-    assert sorted(path.name for path in Path("drawn").iterdir()) == [
-        "\u00e9" * 100 + "-2.png", "\u00e9" * 100 + ".png"
-    ]  # fmt: skip
 
 
 # Names of classes
@@ -270,24 +214,13 @@ def test_nothing_could_be_read(run, stdin):
     assert ended == (DATA, "", "vil predict: there is no file or folder nope, nowhere.png\n")
 
 
-def test_nothing_to_read(run, stdin, caplog):
-    Path("empty").mkdir()
-    stdin(b"\n")
-    ended = vil("predict", "--run", run, "--images", "empty", "-")
-    assert ended == (DATA, "", "vil predict: no images in empty, -\n")
-    assert "no images below empty: expected file names that end in one of .jpg " in caplog.text
-
-
 @pytest.mark.parametrize(
     ("words", "code", "pattern"),
     [
-        ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
         ("--images photos --top 0", USAGE, r'--top: expected an integer of at least 1, or "all"'),
         ("", USAGE, r"give either images \(files, folders, or - for standard input\) or --sample"),
-        ("--sample photos", USAGE, r"give either images"),
         ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),
         ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: write KEY VALUE pairs before"),
-        ("--images photos SEED=3", USAGE, r"--images SEED=3: write KEY VALUE pairs before"),
         ("--images photos --classes two.txt", USAGE, r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
         ("--images photos --classes nowhere.txt", USAGE, r"nowhere\.txt: cannot be read: No such"),
         ("--images photos --output-file no/where", USAGE, r"--output-file no/where: there is no"),
@@ -305,14 +238,6 @@ def test_random_weights_say_nothing(photos):
     ended = vil("predict", *TINY, "--images", photos)
     assert (ended.code, ended.out) == (CHECKPOINT, "")
     assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
-
-
-def test_images_without_the_flag(run, photos):
-    """Before and after KEY VALUE pairs, and beside --images."""
-    wanted = predicted(run, images=[photos, photos])
-    words = (photos, "DEVICE", "cpu", "--run", run, "--format", "json")
-    for more in (("--images", photos), (photos, "SEED=3")):
-        assert json.loads(vil("predict", *words, *more).out) == wanted
 
 
 def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
@@ -337,16 +262,6 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert json.loads(with_settings.out) == json.loads(one.out)
 
 
-def test_a_name_of_a_camera_is_no_key(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("photo.png").write_bytes(read_demo_digits()[0][0].content)
-    rows = json.loads(vil("predict", "IMG_0001.JPG", "photo.png", "--format", "json").out)
-    assert [(row["file"], "error" in row) for row in rows] == [
-        ("IMG_0001.JPG", True),
-        ("photo.png", False),
-    ]
-
-
 def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     """One of timm's, whose image size is a pair."""
     import timm
@@ -367,14 +282,3 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     save_pretrained(model, "lanczos", transform=about)
     refused = vil("predict", "MODEL.MODEL_PATH=lanczos", *words)
     assert (refused.code, "the interpolation 'lanczos'" in refused.err) == (2, True)
-
-
-def test_the_sample_is_the_held_out_digits():
-    held_out = Digits(None, "val", size=8)
-    pictures, classes = read_demo_digits()
-    found = {name: np.asarray(Image.open(io.BytesIO(content))) for name, content in pictures}
-    assert len(found) == len(held_out) == 360
-    for index in range(0, 360, 40):
-        name = f"{held_out.targets[index]}/{held_out.indices[index]:04}.png"
-        assert np.array_equal(found[name], held_out.pixels[index])
-    assert [int(c) for c in classes] == sorted(held_out.targets)

@@ -1,20 +1,15 @@
 """`vil visualize` draws what tokens see, and says in one line what it cannot draw."""
 
-import io
 import re
-import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 from PIL import Image
 
-from tests.common.small_runs import TINY, checkpoint, vil
+from tests.common.small_runs import TINY, vil
 from vil import predict
-from vil.cli.visualize_attention import __doc__ as attention_help
-from vil.cli.visualize_pattern import __doc__ as pattern_help
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH="
@@ -51,18 +46,6 @@ def said_of(*words, out="attention.png"):
 # Attention
 
 
-@pytest.mark.long
-def test_a_file_a_stream_and_an_image_of_the_test_set(run, photo, monkeypatch):
-    whole, said = drawn("attention", photo, "--run", run)
-    assert re.match(r"weights of .*step-\d+: \d+ loaded\n", said)
-    stdin = io.TextIOWrapper(io.BytesIO(Path(photo).read_bytes()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    drawn("attention", "-", "--run", run, "DEVICE=cpu")
-    tested, _ = drawn("attention", "test:63", "--run", run)
-    assert tested.shape == whole.shape
-    assert (tested != whole).any()
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The images and titles of the plots, which are not drawn."""
@@ -96,12 +79,6 @@ def test_the_probability_is_that_of_vil_predict(run, photo, shown):
     assert shown[0][1] != shown[1][1]
 
 
-def test_the_shipped_weights_where_nothing_is_said(photo):
-    _, said = drawn("attention", photo)
-    first = "using the shipped vil_nano, which recognizes the digits 0 to 9\nweights of "
-    assert said.startswith(first)
-
-
 def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
     """Two stages with a global token each: four rows, two, one."""
     heights = [
@@ -131,32 +108,16 @@ def test_an_attention_without_maps_is_left_out(photo):
     assert re.search(r"attention: stage 1: linformer .* weights of both signs\n$", ended.err)
 
 
-def test_pixels_beyond_the_last_whole_patch(photo):
-    arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
-    assert vil("train", *FEW, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
-    _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
-    assert "left out: stage 2: no token covers pixel 31,31: the 2 x 2 tokens cover only" in said
-    assert "rows 0 to 23 and columns 0 to 23" in said
-    ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
-    assert ended.code == USAGE
-    assert ended.err.endswith("there are no global tokens\n")
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
-        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
         ("test:64", DATA, "test:64: the set fake has images 0 to 63"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside of 32 x 32 pixels"),
-        ("photo.png --token 3", USAGE, "--token 3: expected a row and a column, counted from 0"),
         ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),
-        ("photo.png --stage 0", USAGE, "--stage 0: the model has stages 1 to 2"),
         ("photo.png --stage 1 --block 2", USAGE, "--block 2 does not exist: stage 1 has blocks 1"),
-        ("photo.png --block 0", USAGE, "--block 0 does not exist: stage 1 has blocks 1 to 1"),
         ("photo.png --out no/where.png", USAGE, "--out no/where.png: there is no folder no"),
         ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
-        ("photo.png --out .", USAGE, "--out .: expected a name"),
         ("DEVICE cpu", USAGE, "DEVICE: expected IMAGE before the KEY VALUE pairs"),
     ],
 )
@@ -183,47 +144,16 @@ def refused(ended, code, message):
     assert message in last, ended.err
 
 
-def test_weights_of_a_file(run, photo):
-    drawn("attention", photo, *TINY, "MODEL.MODEL_PATH", checkpoint(run), "DEVICE", "cpu")
-
-
 # Patterns
-
-
-@pytest.mark.long
-def test_every_example_of_the_pattern_s_help_is_drawn():
-    examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:9]
-    lines = [re.split(r"   +", line.strip())[0] for line in examples if "vil visualize" in line]
-    assert len(lines) == 6
-    Path("docs").mkdir()
-    for line in lines:
-        words = shlex.split(line)[2:]
-        drawn(*words, out=words[words.index("--out") + 1] if "--out" in words else "pattern.png")
-
-
-def test_the_plot_in_the_docs_is_what_its_command_draws():
-    last = pattern_help.split("vil visualize ")[-1].split("docs/pattern.png")[0]
-    words = shlex.split(last.replace("\\\n", "")) + ["docs/pattern.png"]
-    Path("docs").mkdir()
-    pixels, _ = drawn(*words, out="docs/pattern.png")
-    committed = imread(Path(__file__).parents[2] / "docs/pattern.png")
-    assert pixels.shape == committed.shape
-    assert abs(pixels - committed).mean() < 0.02
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--grid 7x", "--grid 7x: expected rows and columns, such as 12x17, or the side of"),
-        ("--grid 0x4", "--grid 0x4: expected 1 to 1024 tokens"),
         ("--token 7,3", "--token 7,3: outside of 7 x 5 tokens"),
-        ("--token 3", "--token 3: expected a row and a column, counted from 0"),
-        ("--window 0", "grid and window must be positive"),
         ("--window 1000", "--window 1000: expected at most 256"),
-        ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
         ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
-        ("--mode 9", "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8"),
-        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items, but the longest list of"),
         ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],
 )
@@ -242,9 +172,3 @@ def test_patterns_that_cannot_be(words, message):
 )
 def test_a_bad_pattern_is_refused(words, message):
     refused(vil("visualize", "pattern", "--grid", "7x5", *words.split()), USAGE, message)
-
-
-def test_the_help_names_what_is_shown_of_every_attention():
-    from vil.layers.attention import ATTENTIONS
-
-    assert all(name in attention_help for name in ATTENTIONS)

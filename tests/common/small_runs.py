@@ -72,7 +72,7 @@ def torchrun(world, *command_lines) -> None:
     ports = json.dumps([free_port() for _ in command_lines])
     subprocess.run(
         [*launcher, f"--nproc_per_node={world}", __file__, lines, ports], env=environment(),
-        check=True, timeout=100,
+        check=True, timeout=300,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ Also a program, started once per rank by `launch`: folder, options and faults as
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -29,9 +28,7 @@ from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
 TOY = Path(__file__)
-FAULTS = (
-    "poisoned_rank", "poisoned_steps", "signal_rank", "signal_step", "sleep_rank", "sleep_step",
-)  # fmt: skip
+FAULTS = ("poisoned_rank", "poisoned_steps", "sleep_step")
 CPU = torch.device("cpu")
 CLASSES = 7
 DTYPE = torch.float64
@@ -186,21 +183,19 @@ def launch(world, *runs, codes=None):
 
 
 class Troubled(ClassificationTask):
-    """A task with faults on one rank: NaN losses, a step that sends a signal, or one that hangs."""
+    """A task with NaN losses on one rank, or a step that hangs."""
 
     def __init__(self, rank, folder, faults, test_sets):
         super().__init__(device=CPU, test_sets=test_sets, num_classes=CLASSES, per_class=True)
-        self.folder, self.faults = folder, faults
-        self.mine = {what for what in ("poisoned", "signal", "sleep")
-                     if faults.get(f"{what}_rank", 0) == rank}  # fmt: skip
+        self.folder, self.hangs_at = folder, faults.get("sleep_step")
+        is_poisoned = faults.get("poisoned_rank", 0) == rank
+        self.poisoned_steps = faults.get("poisoned_steps", ()) if is_poisoned else ()
 
     def loss(self, model, batch):
         loss, *rest = super().loss(model, batch)
-        if "poisoned" in self.mine and batch.step in self.faults.get("poisoned_steps", ()):
+        if batch.step in self.poisoned_steps:
             loss = loss * float("nan")
-        if "signal" in self.mine and batch.step == self.faults.get("signal_step"):
-            os.kill(os.getpid(), signal.SIGTERM)
-        if "sleep" in self.mine and batch.step == self.faults.get("sleep_step"):
+        if batch.step == self.hangs_at:
             fall_asleep(self.folder)
         return Loss(loss, *rest)
 

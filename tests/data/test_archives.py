@@ -236,20 +236,6 @@ def test_validation_has_the_classes_of_the_training_map(tmp_path):
     assert len(build_dataset("imagenet", tmp_path, "val").classes) == 11
 
 
-def test_the_missing_file_of_a_pair_is_named_in_one_line(tmp_path):
-    write_zip(tmp_path, "train", samples("train"))
-    for missing, needs in (("train_map.txt", "train.zip"), ("train.zip", "train_map.txt")):
-        kept = (tmp_path / missing).read_bytes()
-        (tmp_path / missing).unlink()
-        with pytest.raises(DataError) as caught:
-            build_dataset("imagenet", tmp_path, "train")
-        assert f"there is no {tmp_path / missing}, which {tmp_path / needs} needs" in str(
-            caught.value
-        )
-        assert "\n" not in str(caught.value)
-        (tmp_path / missing).write_bytes(kept)
-
-
 def test_imagenet_may_be_folders_and_errors_show_both_layouts(tmp_path):
     with pytest.raises(DataError, match=r"(?s)├── train.*├── train\.zip.*└── val_map\.txt"):
         build_dataset("imagenet", tmp_path, "train")

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 
 from tests.common.bad_images import BAD, encode
-from vil.data import build_dataset
-from vil.data.bands import BandImage, to_bands, to_display
+from vil.data.bands import BandImage
 from vil.data.datasets.fake import Fake
 from vil.data.datasets.folder import Folder
 from vil.data.datasets.image_list import (
@@ -20,9 +19,7 @@ from vil.data.datasets.image_list import (
     find_images,
 )
 from vil.data.image import UnreadableImage, read_image
-from vil.data.inspection import inspect
 from vil.data.transforms import eval_transform, train_transform
-from vil.data.views import make_views, parse_views
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (13, 17, 5), np.uint8)
 
@@ -171,39 +168,3 @@ def test_gray_is_the_luma_of_rgb():
     gray = Image.fromarray(PIXELS[..., 0])
     kept = eval_transform(13, crop_pct=1.0, channels=1, mean=[0], std=[1])(gray.convert("RGB"))
     assert np.allclose(kept[0], PIXELS[:, 2:15, 0] / 255, atol=1e-6)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 6])
-def test_images_are_shown_as_rgb_and_inspected(channels):
-    dataset = Fake(None, "train", n=4, size=16, channels=channels)
-    shown = to_display(dataset.image(0))
-    assert (shown.mode, shown.size) == ("RGB", (16, 16))
-    found = inspect(dataset)
-    assert len(found.mean) == channels
-    assert found.std.min() > 0
-    if channels == 6:
-        rgb = Fake(None, "train", n=4, size=16)
-        assert shown.tobytes() == rgb.image(0).tobytes()
-        assert np.allclose(found.mean[3:], inspect(rgb).mean)
-
-
-def test_a_table_of_arrays(tmp_path):
-    np.save(tmp_path / "1.npy", PIXELS)
-    (tmp_path / "labels.csv").write_text("path,label\n1.npy,a\n")
-    dataset = build_dataset("table", tmp_path, "train", channels=5)
-    assert dataset.image(0).shape == (5, 13, 17)
-
-
-def test_views_of_bands_are_those_of_rgb():
-    image = Image.fromarray(PIXELS[:, :, :3])
-    bands = to_bands(PIXELS[:, :, :3], 3, (), "")
-    views, means = parse_views("crops+hflip"), dict(mean=[0], std=[1])
-    transforms = [eval_transform(13, crop_pct=crop, **means) for crop in (0.9, 1)]
-    rgb, same = (make_views(each, views, *transforms) for each in (image, bands))
-    assert rgb.shape == same.shape
-    assert (rgb - same).abs().mean() < 0.02
-
-
-def test_the_pixels_of_bands_are_a_content():
-    dataset = Fake(None, "train", n=2, size=8, channels=4)
-    assert dataset.content(0) == dataset.content(0) != dataset.content(1)

@@ -35,17 +35,6 @@ def test_different_numbers_of_classes_are_rejected():
         ConcatImageDataset([fake(2), fake(2), fake(2, 4)], ["a", "b", "c"])
 
 
-def test_classes_are_renumbered_in_all_parts():
-    parts = [fake(2), fake(3)]
-    parts[1].classes = ["0", "1", "2"]  # classes of the second part are matched by position
-    joined = ConcatImageDataset(parts, ["a", "b"])
-    before, names = joined.targets, joined.classes
-    joined.reorder_classes(names[::-1])
-    assert joined.targets.tolist() == [2 - target for target in before]
-    assert [joined[index][1] for index in range(5)] == joined.targets.tolist()
-    assert joined.classes == names[::-1]
-
-
 NAMES = ["cat", "cat(house)", "cat (wild)", "dog(1)", "dogfish", "emu"]
 
 

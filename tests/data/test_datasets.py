@@ -1,7 +1,5 @@
 """The datasets: samples, names, and error messages."""
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -47,55 +45,10 @@ def test_digits_split_is_disjoint_complete_and_balanced():
     assert int(val.indices.sum()) == 337431
 
 
-def test_digits_have_the_requested_size():
-    image, target = build_dataset("digits", "", "train", size=48)[0]
-    pixels = np.asarray(image)
-    assert pixels.shape == (48, 48, 3)
-    assert pixels.max() > 200
-    assert len(np.unique(pixels)) > 50  # interpolated, not 17 gray levels
-    assert target == 0  # the first digit of the table
-
-
-def test_fewer_classes_of_digits_keep_split_and_names():
-    few, all_ten = (build_dataset("digits", "", "val", num_classes=n) for n in (3, 10))
-    assert few.classes == ["0", "1", "2"]
-    kept = all_ten.targets < 3
-    assert np.array_equal(few.targets, all_ten.targets[kept])
-    assert np.array_equal(few.indices, all_ten.indices[kept])
-    assert np.array_equal(few[7][0], all_ten[int(np.flatnonzero(kept)[7])][0])
-    for number in (1, 11):
-        with pytest.raises(ValueError, match=f"2 to 10, got {number}"):
-            build_dataset("digits", "", "val", num_classes=number)
-
-
-def test_digits_without_scikit_learn_name_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install scikit-learn"):
-        build_dataset("digits", "", "train")
-
-
 def test_fake_is_a_function_of_split_and_index():
     one, two = build_dataset("fake", "", "train", n=8), build_dataset("fake", "", "train", n=99)
     assert np.array_equal(one[5][0], two[5][0])
     assert not np.array_equal(one[5][0], build_dataset("fake", "", "val", n=8)[5][0])
-
-
-def test_fake_classes_can_be_learned():
-    """The nearest mean color predicts the class of nearly every image of the other split."""
-
-    def colors(split):
-        dataset = build_dataset("fake", "", split, n=100, size=16, num_classes=5)
-        mean = np.array([np.asarray(image).mean((0, 1)) for image, _ in dataset_items(dataset)])
-        return mean / np.linalg.norm(mean, axis=1, keepdims=True), dataset.targets
-
-    (train, targets), (val, labels) = colors("train"), colors("val")
-    centers = np.array([train[targets == c].mean(0) for c in range(5)])
-    predictions = ((val[:, None] - centers) ** 2).sum(-1).argmin(1)
-    assert (predictions == labels).mean() > 0.95
-
-
-def dataset_items(dataset):
-    return (dataset[i] for i in range(len(dataset)))
 
 
 def test_folder_sorts_classes_and_files(root):
@@ -141,3 +94,35 @@ def test_folder_evaluates_without_a_train_folder(root, caplog):
     (root / "train").rename(root / "elsewhere")
     assert build_dataset("folder", root, "val").classes == ["dog"]
     assert "classes are taken from the val split" in caplog.text
+
+
+def test_pixels_are_those_of_the_files(everything):
+    cifar = build_dataset("cifar", everything, "val")
+    planes = np.random.default_rng(1).integers(0, 256, (12, 3072)).astype(np.uint8)
+    assert np.array_equal(np.asarray(cifar[3][0]).transpose(2, 0, 1).ravel(), planes[3])
+    mnist = build_dataset("mnist", everything, "train")
+    gray = np.random.default_rng(0).integers(0, 256, (12, 28, 28)).astype(np.uint8)
+    image = np.asarray(mnist[11][0])
+    assert image.shape == (28, 28, 3)
+    assert all(np.array_equal(image[:, :, channel], gray[11]) for channel in range(3))
+    assert mnist.classes[3] == "3 - three"
+    assert mnist.targets[11] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("cifar", "cifar-10-batches-py"), ("cifar100", "cifar-100-python"), ("mnist", "MNIST/raw")],
+)
+def test_nothing_is_downloaded_by_default(name, folder, tmp_path):
+    with pytest.raises(
+        DataError, match=f"{tmp_path / folder} is missing .* download=True"
+    ) as caught:
+        build_dataset(name, tmp_path, "train")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_download_uses_existing_files(everything):
+    """As does a second process that waited for the first."""
+    for name in ("cifar", "cifar100", "mnist"):
+        assert len(build_dataset(name, everything, "train", download=True)) == 12

@@ -2,24 +2,17 @@
 
 import io
 import json
-import pickle
 import shutil
-import signal
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.common.built import task_of
 from tests.common.data_files import png_bytes
 from vil.cli import main
-from vil.config import get_config
 from vil.data import build_dataset
-from vil.data.loader import EvalLoader
-from vil.data.transforms import eval_transform
-from vil.engine.distributed import DistInfo
-from vil.utils.errors import DataError, StoppedError
+from vil.utils.errors import DataError
 from vil.utils.extras import is_installed
 
 if is_installed("datasets"):
@@ -148,15 +141,6 @@ def test_the_column_of_images_is_found_by_its_type(tmp_path):
     )
 
 
-@needs_library
-def test_a_file_name_does_not_become_the_class(tmp_path):
-    columns = {"file": (Value("string"), list("ab")), "kind": (Value("int64"), [1, 2])}
-    data = rows(2, **columns).remove_columns("label")
-    assert "several columns of type string or integer" in refusal(tmp_path, data)
-    name = saved(tmp_path, data.rename_column("kind", "label"), "named")
-    assert build_dataset(name, tmp_path, "train").classes == ["1", "2"]
-
-
 def store_paths(folder, paths):
     """Rewrite the Arrow file with paths of images; `save_to_disk` stores the bytes where it can."""
     import pyarrow
@@ -189,38 +173,6 @@ def test_images_that_are_files(tmp_path):
     (tmp_path / "pets/0.png").unlink()
     with pytest.raises(OSError, match="No such file"):
         data.image(1)
-
-
-@needs_library
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_workers_read_the_same_images(tmp_path, context):
-    data = rows(9).to_dict()
-    data["image"][4]["bytes"] = b"<html>"
-    name = saved(tmp_path, Dataset.from_dict(data, features=rows(1).features))
-    dataset = build_dataset(name, tmp_path, "train", eval_transform(6))
-    assert len(pickle.dumps(dataset)) < 10_000  # the file is not copied
-    dataset.content(0)  # opened before the workers start
-    reads = [
-        list(EvalLoader(dataset, batch_size=2, workers=n, context=context, max_bad_fraction=1.0))
-        for n in (0, 2)
-    ]
-    for one, other in zip(*reads):
-        assert one.images.equal(other.images)
-        assert one.bad_samples == other.bad_samples
-    assert sum(len(batch) for batch in reads[1]) == 8
-
-
-@needs_library
-def test_a_signal_that_comes_while_a_row_is_read_is_no_broken_image(tmp_path, monkeypatch):
-    """Without workers the main process reads; its handler raises wherever it is."""
-
-    def stopped(*args):
-        raise StoppedError(signal.SIGTERM)
-
-    data = build_dataset(saved(tmp_path, rows()), tmp_path, "train")
-    monkeypatch.setattr(Dataset, "__getitem__", stopped)
-    with pytest.raises(StoppedError):
-        data.image(0)
 
 
 @needs_library
@@ -281,25 +233,3 @@ def test_without_the_library_the_extra_is_named_before_any_work(tmp_path, monkey
         assert message in capsys.readouterr().err
     with pytest.raises(DataError, match=r"pip install 'vil\[hf\]'"):
         build_dataset("pets/", tmp_path, "train")
-
-
-def test_a_folder_of_the_librarys_name_is_not_the_library(tmp_path, monkeypatch):
-    (tmp_path / "no_library").mkdir()  # as ./datasets, the default root of data
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not is_installed("no_library")
-
-
-@needs_library
-def test_parts_keep_identical_images_together(tmp_path):
-    """Through the config: a fraction, identical images in one part, and matching classes."""
-    data = rows(30).to_dict()
-    data["image"][15:] = data["image"][:15]  # the labels repeat after 15 rows, too
-    saved(tmp_path, Dataset.from_dict(data, features=rows(1).features))
-    words = ["DATA.TRAIN=[pets/]", "DATA.TEST=[pets/]", "DATA.FOLDS=3", "DATA.NUM_CLASSES=3"]
-    task = task_of(get_config(None, [*words, "DATALOADER.BSZ=4", f"DATA.PATH={tmp_path}"]))
-    train = task.train_loader(DistInfo()).samples.dataset
-    task.class_names = train.classes
-    (val,) = task.test_loaders(DistInfo()).values()
-    images = [{d.content(i) for i in range(len(d))} for d in (train, val.dataset)]
-    assert (len(train), len(val.dataset)) == (20, 10)
-    assert not images[0] & images[1]

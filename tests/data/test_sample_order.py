@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vil.data.samplers import epoch_order, eval_batches, fork_rng, train_batches
+from vil.data.samplers import epoch_order, fork_rng, train_batches
 
 pytestmark = pytest.mark.smoke
 
@@ -27,18 +27,6 @@ def test_seed_and_epoch_change_the_order():
 def test_the_order_is_that_of_existing_runs():
     """A changed order would break resuming from existing checkpoints."""
     assert epoch_order(8, seed=0, epoch=0).tolist() == [1, 6, 0, 3, 7, 4, 2, 5]
-
-
-@pytest.mark.parametrize(("n", "batch"), [(10, 10), (11, 4), (25, 2)])
-@pytest.mark.parametrize("world", [1, 2])
-def test_ranks_together_see_the_samples_of_one_process(n, batch, world):
-    steps = {"start": 0, "stop": 9, "seed": 7}
-    alone = list(train_batches(n, batch_size=batch, **steps))
-    shares = [
-        list(train_batches(n, batch_size=batch // world, rank=r, world=world, **steps))
-        for r in range(world)
-    ]
-    assert [sum(step, []) for step in zip(*shares)] == alone
 
 
 def test_an_epoch_has_distinct_samples_and_drops_the_remainder():
@@ -75,26 +63,6 @@ def test_repeated_augmentation_copies_the_beginning_of_the_order(n, repeats, wor
         positions = [p for step in zip(*shares) for part in step for p in part]
         assert [p.position for p in positions] == list(range(steps * batch * world))
         assert [p.index for p in positions] == copies[: len(positions)]
-
-
-@pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 8])
-def test_any_step_can_be_the_first(start):
-    everything = list(train_batches(11, batch_size=4, start=0, stop=9))
-    assert list(train_batches(11, batch_size=4, start=start, stop=9)) == everything[start:]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("n", [0, 1, 2, 361])
-def test_evaluation_has_every_sample_exactly_once(n, world):
-    ranks = [eval_batches(n, batch_size=7, rank=rank, world=world) for rank in range(world)]
-    shares = [[p.index for batch in batches for p in batch] for batches in ranks]
-    assert sorted(sum(shares, [])) == list(range(n))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 7
-
-    def sort(batches):
-        return sorted(batches, key=lambda batch: batch[0].index)
-
-    assert sort(sum(ranks, [])) == eval_batches(n, batch_size=7)  # for any number of ranks
 
 
 def draw():

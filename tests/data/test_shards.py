@@ -96,21 +96,6 @@ def test_a_list_of_classes(tmp_path, caplog):
     assert "cannot be read" in refusal(tmp_path, ["1"], labelmap="none.txt")
 
 
-def test_labels_that_mean_two_classes_are_names_with_a_warning(tmp_path, caplog):
-    """The number of one class is the name of another, as where names were sorted as text."""
-    (tmp_path / "classes.txt").write_text("0\n1\n10\n11\n2\n")
-    for labels, extension in ((["0", "2"], "cls"), ([{"label": 0}, {"label": 2}], "json")):
-        caplog.clear()
-        assert read(tmp_path, labels, extension).targets.tolist() == [0, 4]
-        assert "1 ambiguous labels, such as 2. Each is the name of one class" in caplog.text
-    caplog.clear()
-    assert read(tmp_path, ["0", "2", "1"], text_labels=True).targets.tolist() == [0, 4, 1]
-    assert read(tmp_path, ["0", "2", "11"]).targets.tolist() == [0, 4, 3]  # 11 is no number
-    assert read(tmp_path, [{"label": "2"}], "json").targets.tolist() == [4]
-    assert read(tmp_path, ["0", "1", "3"]).targets.tolist() == [0, 1, 3]
-    assert not caplog.text
-
-
 def test_labels_and_numbers(tmp_path):
     data = read(tmp_path, ["cat\ndog", "", "dog\n"], "txt", target_type="labels")
     assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [[1, 1], [0, 0], [0, 1]])
@@ -126,19 +111,6 @@ def test_labels_and_numbers(tmp_path):
     message = refusal(tmp_path, [{"value": [1, 2]}, {"value": 3}], "json", **own)
     assert "1 of 2 samples have no numbers, or not as many as the first (2)" in message
     assert "1 of 2 samples have no finite number" in refusal(tmp_path, ["1", "nan"], **own)
-
-
-def test_groups_and_weights_of_json(tmp_path):
-    records = [
-        {"label": "a", "group": 7, "weight": 0.5},
-        {"label": "b"},
-        {"label": 1, "group": "7"},
-    ]
-    data = read(tmp_path, records, "json", text_labels=True)
-    assert data.split_groups.tolist() == [0, -1, 0]
-    assert data.weights.tolist() == [0.5, 1, 1]
-    records[0]["weight"] = -1
-    assert "1 of 3 samples have a weight" in refusal(tmp_path, records, "json", text_labels=True)
 
 
 PLAIN = members(["a", "b", "a"])

@@ -1,7 +1,6 @@
 """DATA.VAL_FRACTION, TEST_FRACTION, FOLDS and VAL: who trains on what, and what is refused."""
 
 import pytest
-from PIL import Image
 
 from tests.common.built import task_of
 from tests.common.data_files import png_bytes
@@ -104,33 +103,6 @@ def test_a_column_of_groups_is_respected(root):
     )
 
 
-def test_unreadable_images_are_groups_of_their_own(root, tmp_path):
-    for number in range(4):
-        for name in ("cat", "dog"):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / f"{number}.png").symlink_to(tmp_path / "gone")
-    words = ("DATA.VAL_FRACTION=0.25", "DATALOADER.BSZ=2")
-    assert list(map(len, parts_of(tmp_path, *words))) == [6, 2, 2]
-
-
-def test_own_splits_and_files_of_their_own(root, tmp_path):
-    for split, color in (("train", 0), ("val", 50), ("test", 99)):
-        for name in ("cat", "dog"):
-            for number in range(4):
-                file = tmp_path / split / name / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (4, 4), (color + number, 9, name == "cat")).save(file)
-    train, val, test = parts_of(tmp_path, "DATA.VAL=[folder]")
-    assert [sorted(part)[0] for part in (train, val, test)] == [
-        "train/cat/0.png", "val/cat/0.png", "test/cat/0.png"
-    ]  # fmt: skip
-    for split in ("train", "val"):
-        rows = [f"{split}/{n}/{i}.png,{n}" for n in ("cat", "dog") for i in range(4)]
-        (tmp_path / f"{split}.csv").write_text("\n".join(["path,label", *rows]))
-    files = ("DATA.TRAIN=[train.csv]", "DATA.TEST=[val.csv]", *SMALL[2:])
-    assert parts_of(tmp_path, sets=files)[:2] == [train, val]
-
-
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
 def test_a_table_for_evaluation_has_the_learned_classes(root, task, caplog):
     for name, rows in (("tr", "012012"), ("va", "20"), ("other", "3")):
@@ -162,21 +134,6 @@ def test_weights_follow_their_images(root, tmp_path):
     ]
     data.reorder_classes(["b", "a"])
     assert [data[i][1] for i in range(6)] == data.targets.tolist()
-
-
-def test_only_training_images_need_a_weight_above_0(tmp_path):
-    rows = [f"{i}.png,{'ab'[i % 2]},{'train' if i < 6 else 'val'}" for i in range(8)]
-    for i in range(8):
-        (tmp_path / f"{i}.png").write_bytes(png_bytes(i))
-    task = task_of(get_config(None, [*TABLE, f"DATA.PATH={tmp_path}"]))
-    for of_train, of_val in ((1, 0), (0, 1)):
-        lines = [f"{row},{of_train if 'train' in row else of_val}" for row in rows]
-        (tmp_path / "labels.csv").write_text("\n".join(["path,label,split,weight", *lines]))
-        if of_train:
-            task.train_loader(DistInfo())
-            task.test_loaders(DistInfo())
-    with pytest.raises(DataError, match=r"DATA.TRAIN labels.csv: all sample weights are 0"):
-        task.train_loader(DistInfo())
 
 
 CONFLICTS = {
@@ -218,34 +175,6 @@ def test_too_few_images_of_a_class_are_named_and_counted(root, tmp_path):
     words = ("DATA.VAL_FRACTION=0.5", "DATA.NUM_CLASSES=3", "DATALOADER.BSZ=1")
     message = refusal(DataError, tmp_path, *words, sets=TABLE)
     assert "2 of 3 classes have fewer than 2 images" in message
-
-
-def test_an_empty_part_is_refused(root):
-    rows = [f"cat/{i:02}.png,tag {i}" for i in range(10)]
-    (root / "tags.csv").write_text("\n".join(["path,label", *rows]))
-    words = ("TASK=multilabel", "DATA.NUM_CLASSES=10", *UNSMOOTHED)
-    sets = ("DATA.TRAIN=[tags.csv]", "DATA.TEST=[tags.csv]", "DATALOADER.BSZ=4", *words)
-    message = refusal(DataError, root, "DATA.VAL_FRACTION=0.2", sets=sets)
-    assert "1 of 2 parts have no images, because the images of each label are divided" in message
-
-
-@pytest.mark.parametrize("argument", ["n", "size", "num_classes"])
-def test_a_fraction_where_a_whole_number_belongs_is_refused(argument):
-    words = ("DATA.TRAIN=[fake]", "DATA.TEST=[fake]", f"DATA.KWARGS.{argument}=64.0")
-    assert "the dataset fake cannot be built with DATA.KWARGS" in refusal(
-        ConfigError, ".", sets=words
-    )
-
-
-def test_a_detector_has_no_such_keys():
-    words = ["DATA.VAL_FRACTION=0.2"]
-    with pytest.raises(ConfigError, match="TASK detection does not support DATA.VAL_FRACTION"):
-        task_of(get_config("configs/scenes/mask_rcnn_vil_nano.yaml", words))
-
-
-def test_the_missing_validation_images_are_explained(root):
-    message = refusal(DataError, root)
-    assert "no folder val: add it, or set DATA.VAL_FRACTION to 0.2" in message
 
 
 def test_classes_are_counted(root, tmp_path):

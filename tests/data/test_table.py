@@ -106,13 +106,6 @@ def test_splits_weights_and_groups(root):
     assert "line 4: 'g'" in message
 
 
-def test_spaces_around_cells_do_not_matter(root):
-    cells = ["cat, train", "dog , train", " cat, val", "cat,val"]
-    text = table_of(cells, "path, label, split")
-    data = open_table(root, text, "val")
-    assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [0, 0])
-
-
 def test_a_table_without_splits_is_for_training(root):
     text = table_of("aabb")
     assert "DATA.VAL_FRACTION to 0.2" in refusal(root, text, "val")
@@ -175,16 +168,6 @@ def test_an_extra_root_that_is_a_text_is_one_folder(root):
     text = BAD["outside"][0]
     assert "which is not below" in refusal(root, text, extra_roots=str(root.parent / "pool"))
     assert len(open_table(root, text, extra_roots=str(root.parent))) == 4
-
-
-def test_names_that_are_partly_numbers_can_be_allowed(root):
-    data = open_table(root, table_of([1, 2, "a", "nan"]), text_labels=True)
-    assert data.classes == ["1", "2", "a", "nan"]
-
-
-def test_a_missing_table_is_named(root):
-    with pytest.raises(DataError, match=r"x\.csv cannot be read: No such file"):
-        build_dataset("x.csv", root, "train")
 
 
 def test_parquet_without_pyarrow_names_the_extra(root, monkeypatch):

@@ -57,15 +57,6 @@ def test_a_missing_lineidx_is_written_with_a_warning(root, caplog):
     assert not caplog.text
 
 
-def test_a_lineidx_that_cannot_be_written_is_kept_in_memory(root, caplog, monkeypatch):
-    monkeypatch.setenv("VIL_CACHE", str(root / "train.tsv"))  # no folder
-    (root / "train.lineidx").unlink()
-    (root / "train.lineidx").mkdir()  # cannot be replaced by a file, even by root
-    assert names(build_dataset("tsv", root, "train")) == KEYS
-    assert "cannot be written: row offsets are in memory only" in caplog.text
-    assert sorted(os.listdir(root)) == ["train.lineidx", "train.tsv", "train.yaml"]
-
-
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rows_are_found_for_all_line_ends(rows, end, tmp_path):
@@ -260,11 +251,3 @@ def test_broken_base64_and_deleted_files_are_unreadable(root):
     with pytest.raises(OSError, match=r"train\.tsv"):
         reopened[1]
     assert reopened.sample_name(1) == f"{root}/train.tsv, line 2"
-
-
-def test_any_yaml_below_the_root_is_a_dataset_of_both_splits(root):
-    (root / "sets").mkdir()
-    write_tsv(root / "sets", "train", FILES, name="a")
-    for split in ("train", "val"):
-        dataset = build_dataset("sets/a.yaml", root, split)
-        assert (names(dataset), dataset.split) == (KEYS, split)

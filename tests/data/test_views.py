@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from vil.data.transforms import eval_transform
@@ -59,11 +58,3 @@ def test_corners_are_the_corners_of_the_whole_image():
     ends = [(0, 0), (0, -1), (-1, 0), (-1, -1)]
     for number, (row, column) in enumerate(ends, start=1):
         assert seen[number][0, row, column] == pytest.approx(60 * number / 255)
-
-
-def test_the_order_of_views_is_kept():
-    views = (View((1, 1)), View(), View((1, 1), mirror=True))
-    made = make_views(noise(30, 20), views, WHOLE, SQUARE)
-    assert made[2].equal(made[0].flip(-1))
-    assert made[1].equal(WHOLE(noise(30, 20)))
-    assert torch.isfinite(made).all()

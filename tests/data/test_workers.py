@@ -1,18 +1,16 @@
 """Worker processes: signals, death, and no process left behind."""
 
-import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 from vil.data import build_dataset, workers
-from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform
 from vil.data.workers import worker_errors
 from vil.utils.errors import DataError
@@ -84,27 +82,6 @@ def test_a_worker_survives_a_signal_while_it_starts(monkeypatch):
         assert len(list(loader().batches(0, 8))) == 8
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__
-def test_an_interrupted_start_leaves_no_workers(monkeypatch):
-    others = set(multiprocessing.active_children())
-    started, start = [], multiprocessing.Process.start
-
-    def stopped_at_the_second(process):
-        if started:
-            raise InterruptedError("a signal")
-        start(process)
-        started.append(process)
-
-    monkeypatch.setattr(multiprocessing.Process, "start", stopped_at_the_second)
-    with pytest.raises(InterruptedError) as caught:
-        next(loader().batches(0, 8))
-    started[0].join(10)
-    assert set(multiprocessing.active_children()) == others, caught  # which keeps the traceback
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
-    del caught
-    gc.collect()
-
-
 def test_closing_the_batches_stops_their_workers():
     others = set(multiprocessing.active_children())
     batches = loader().batches(0, 1000)
@@ -114,37 +91,17 @@ def test_closing_the_batches_stops_their_workers():
     assert set(multiprocessing.active_children()) == others
 
 
-def test_workers_are_kept_for_the_run_and_between_evaluations():
-    others = set(multiprocessing.active_children())
-    batches = loader().batches(0, 40)
-    evaluation = EvalLoader(loader().samples.dataset, batch_size=8, workers=1)
-    workers = set()
-    for step, _ in enumerate(batches):  # five epochs
-        if step % 8 == 7:
-            assert sum(len(batch) for batch in evaluation) == 64
-            workers |= set(multiprocessing.active_children()) - others
-    assert len(workers) == 3
-
-
 def test_a_worker_that_dies_is_named():
     others = set(multiprocessing.active_children())
     batches = loader().batches(0, 1000)
     next(batches)
     victim = (set(multiprocessing.active_children()) - others).pop()
     os.kill(victim.pid, signal.SIGKILL)
-    started = time.monotonic()
     message = f"pid.* {victim.pid}.*DATALOADER"
     with pytest.raises(DataError, match=message) as caught, worker_errors():
         for _ in batches:
             pass
-    assert time.monotonic() - started < 10
     assert set(multiprocessing.active_children()) == others, caught  # which keeps the traceback
-
-
-def test_other_errors_keep_their_traceback():
-    with pytest.raises(RuntimeError) as caught, worker_errors():
-        raise RuntimeError("DataLoader timed out after 3 seconds")
-    assert not isinstance(caught.value, DataError)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from tests.common.one_rank import one_rank
 from tests.common.toy_engine import CPU, launch, metrics, toy_train
 from vil.config import get_config
 from vil.engine.build import process_group
 from vil.engine.checkpoint.save_load import resolve_link
-from vil.engine.distributed import DistInfo, read_environment, start, unwrap
+from vil.engine.distributed import DistInfo, read_environment, start
 
 
 def evaluations(folder):
@@ -76,14 +75,6 @@ def test_a_partial_environment_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"), [({"RANK": "x"}, "must be integers"), ({"RANK": "2"}, "below")]
-)
-def test_impossible_places_are_refused(change, reason):
-    with pytest.raises(ValueError, match=reason):
-        read_environment({**TORCHRUN, **change})
-
-
 def test_one_gpu_for_several_processes_of_a_machine_is_refused(monkeypatch):
     first = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     for name, value in first.items():
@@ -98,9 +89,3 @@ def test_a_group_of_the_calling_script_is_used_and_kept(monkeypatch):
         with process_group(get_config(), CPU) as dist:
             assert dist == DistInfo(0, 1, 3)
         assert torch.distributed.is_initialized()
-
-
-def test_unwrap_finds_the_plain_model():
-    plain = nn.Linear(2, 2)
-    assert unwrap(plain) is plain
-    assert unwrap(nn.DataParallel(torch.compile(plain))) is plain

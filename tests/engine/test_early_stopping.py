@@ -54,11 +54,6 @@ def test_a_run_stops_after_evaluations_without_an_improvement(tmp_path, capsys):
     assert status(tmp_path)["reason"] == ""
 
 
-def test_a_run_without_patience_never_stops(tmp_path):
-    state = toy_train(tmp_path, task=scripted(50, 40, 30, 20), epochs=4)
-    assert (state.step, state.stale, status(tmp_path)["reason"]) == (20, 3, "")
-
-
 def test_the_last_epoch_is_not_an_early_stop(tmp_path):
     state = toy_train(tmp_path, task=scripted(50, 40, 30), epochs=3, patience=2)
     assert (state.step, status(tmp_path)["reason"]) == (15, "")

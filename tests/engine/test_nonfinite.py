@@ -10,7 +10,6 @@ from torch import nn
 from tests.common.toy_engine import (
     CPU,
     ToyLoader,
-    launch,
     metrics,
     toy_model,
     toy_optimizer,
@@ -20,9 +19,6 @@ from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Loss
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
-    DelayedFlags,
-    NonFiniteSteps,
-    all_reduce_flags,
     gradient_norm,
     update,
 )
@@ -90,13 +86,6 @@ def test_too_many_in_a_row_end_the_run_and_leave_a_dump(tmp_path):
     assert set(found["largest"]) == {"1.weight", "1.bias", "4.weight", "4.bias"}
 
 
-def test_a_dump_that_cannot_be_written_does_not_hide_the_reason(tmp_path):
-    (tmp_path / "crash").touch()
-    with pytest.raises(DivergedError, match="up to step 8: .*json cannot be written: File ex"):
-        toy_train(tmp_path, task=Poisoned({5, 6, 7}), max_bad_steps=2)
-    assert json.loads((tmp_path / "status.json").read_text())["code"] == 5
-
-
 def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
     task = Poisoned({3}, float("inf"), amp_dtype=torch.float16)
     state = toy_train(tmp_path, task=task, max_steps=5)
@@ -113,22 +102,6 @@ def test_epochs_of_one_step_survive_overflows(tmp_path):
     assert toy_train(tmp_path / "single", task=Poisoned({2}), **options).skipped == 1
     with pytest.raises(DivergedError, match="2 steps in a row"):
         toy_train(tmp_path / "diverged", task=Poisoned({2, 3}), **options)
-
-
-@pytest.mark.long
-def test_one_bad_rank_stops_the_step_of_both(tmp_path):
-    launch(2, (tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9}))
-    lines = [m for m in metrics(tmp_path) if m["split"] == "train"]
-    assert lines[-1]["skipped"] == 2
-    assert all(value.isfinite().all() for value in tensors(tmp_path, "ema.safetensors").values())
-
-
-def test_a_non_finite_loss_or_norm_sets_the_flag():
-    fine, nan = torch.tensor(1.0), torch.tensor(float("nan"))
-    flags = [
-        all_reduce_flags(loss, norm, 15).tolist() for loss in (fine, nan) for norm in (fine, nan)
-    ]
-    assert flags == [[0, 15], [1, 15], [1, 15], [1, 15]]
 
 
 def test_batch_norms_are_restored_after_a_skipped_step():
@@ -158,34 +131,3 @@ def test_an_optimizer_skips_a_bad_step(name):
         update(optimizer, bad)
         assert torch.equal(model[1].weight, before) != moves
         assert not hasattr(optimizer, "found_inf")
-
-
-def test_flags_are_read_at_once_on_a_cpu():
-    delayed = DelayedFlags(CPU)
-    assert delayed.read(torch.tensor([1.0, 2.0]), {"step": 3}) == (True, 2, {"step": 3})
-
-
-class Copied:
-    """A CUDA event, on a machine without one."""
-
-    def record(self):
-        pass
-
-    synchronize = record
-
-
-def test_a_crash_file_describes_the_step_whose_flags_a_gpu_reads_late(tmp_path, monkeypatch):
-    empty, model = torch.empty, toy_model()
-    monkeypatch.setattr(torch, "empty", lambda size, pin_memory: empty(size))
-    monkeypatch.setattr(torch.cuda, "Event", Copied)
-    delayed, steps = DelayedFlags(torch.device("cuda")), NonFiniteSteps(0, tmp_path, rank=0)
-
-    def count(step, bad):
-        record = {"step": step, "samples": torch.tensor([10 * step])}
-        return steps.count(delayed.read(torch.tensor([bad, 0.0]), record), model, step)
-
-    assert [count(7, 0.0), count(8, 1.0)] == [0, 0]
-    with pytest.raises(DivergedError, match="1 steps in a row, up to step 8"):
-        count(9, 0.0)
-    found = json.loads((tmp_path / "crash/not-finite-rank0.json").read_text())
-    assert (found["step"], found["samples"], found["gradients_of_step"]) == (8, [80], 9)

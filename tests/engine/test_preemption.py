@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
+from tests.common.toy_engine import CPU, ToyLoader, held_out, metrics, start, toy_train
 from tests.engine.test_early_stopping import scripted
 from vil.engine.checkpoint import save_load
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
-from vil.engine.distributed import DistInfo
-from vil.engine.preemption import REPEAT_SECONDS, PreemptionGuard
+from vil.engine.preemption import REPEAT_SECONDS
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
@@ -139,10 +138,8 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
                     time.sleep(30)
                 yield batch
 
-    began = time.monotonic()
     with pytest.raises(StoppedError):
         toy_train(tmp_path, loader=Slow())
-    assert time.monotonic() - began < 10
     assert newest_step(tmp_path / "checkpoints") == 3
 
 
@@ -160,25 +157,6 @@ def test_a_save_that_takes_longer_than_the_grace_is_finished(tmp_path, monkeypat
         toy_train(tmp_path, grace_seconds=2.0, **at(6))
     assert codes == []
     assert newest_step(tmp_path / "checkpoints") == 7
-
-
-@pytest.mark.long
-def test_a_signal_that_one_rank_saw_stops_both_at_the_same_step(tmp_path):
-    """F30, and the code of each rank."""
-    outputs = launch(2, (tmp_path, {"signal_rank": 1, "signal_step": 3}), codes=[75, 75])
-    assert newest_step(tmp_path / "checkpoints") == 4
-    assert status(tmp_path)["state"] == "preempted"
-    assert all("stopped by SIGTERM" in output for output in outputs)
-
-
-def test_nothing_is_noted_outside_of_the_main_thread(tmp_path):
-    from threading import Thread
-
-    states = []
-    thread = Thread(target=lambda: states.append(toy_train(tmp_path, max_steps=1)))
-    thread.start()
-    thread.join()
-    assert states[0].step == 1
 
 
 # ------------------------------------------------------------------------------------ what hangs
@@ -218,14 +196,6 @@ def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, 
 
 
 @pytest.mark.long
-def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
-    options = {"sleep_step": 3, "sleep_rank": 1, "hang_seconds": 3.0}
-    outputs = launch(2, (tmp_path, options), codes=[6, 6])
-    assert "rank 0: no step in 3 s; its main thread waits for other ranks" in outputs[0]
-    assert "rank 1: no step in 3 s; its main thread is in fall_asleep" in outputs[1]
-
-
-@pytest.mark.long
 def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
     code = (
         "import ctypes, sys; from pathlib import Path\n"
@@ -239,11 +209,3 @@ def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
-
-
-def test_steps_keep_a_process_alive(tmp_path):
-    with PreemptionGuard(DistInfo(), hang_seconds=0.5) as guard:
-        guard.watch(tmp_path, lambda *_: None)
-        for _ in range(8):
-            time.sleep(0.1)
-            guard.beat()

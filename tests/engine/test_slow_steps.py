@@ -1,7 +1,6 @@
 """Advice is given when steps become slow, at any time of a run."""
 
 import pytest
-import torch
 
 from vil.engine.slow_steps import PATIENCE, WINDOW, SlowSteps
 
@@ -21,12 +20,6 @@ def test_slow_steps_are_found_within_a_minute_or_two_steps(before, fast, slow):
     assert (found - before - 2) * slow <= PATIENCE
 
 
-def test_advice_is_repeated_only_after_the_steps_were_fast_again():
-    fast, slow = (2000, 0.1), (50, 2.0)
-    assert len(advice(fast, slow, fast, slow)) == 2
-    assert len(advice(fast, slow, (100, 0.1), slow)) == 1
-
-
 @pytest.mark.parametrize(
     "times",
     [
@@ -38,13 +31,3 @@ def test_advice_is_repeated_only_after_the_steps_were_fast_again():
 )
 def test_other_steps_give_no_advice(times):
     assert not advice(*times)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_the_advice_names_the_time_and_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    steps = SlowSteps()
-    texts = [text for each in [0.5] * WINDOW + [5.0] * 9 if (text := steps.add(each))]
-    assert len(texts) == 1
-    assert "takes 5 s without the wait for data, 10.0 times as long as at best" in texts[0]
-    assert (f"OMP_NUM_THREADS={threads // 2}" in texts[0]) == (threads > 1)

@@ -9,18 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import nn
 
-from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
-from vil.engine.checkpoint.save_load import TrainObjects, TrainState, load, resolve_link, save
-from vil.engine.distributed import DistInfo
-from vil.engine.loop import set_lr
-from vil.optim import build_optimizer, decay_groups
+from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, toy_train
+from vil.engine.checkpoint.save_load import resolve_link
 from vil.tasks.classification.task import ClassificationTask
 
 pytestmark = pytest.mark.smoke
-
-SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 
 def weights(folder, file="model.safetensors"):
@@ -71,18 +65,6 @@ def test_accumulated_parts_equal_the_full_batch(tmp_path, parts, settings):
         assert theirs.get("grad_norm", 1) > 0.2  # there was something to clip
 
 
-def test_parts_are_equal_and_in_order():
-    task, batch = task_on([]), pick(samples(12), torch.arange(12), step=3)
-    parts = task.split(batch, 4)
-    assert [part.indices.tolist() for part in parts] == torch.arange(12).view(4, 3).tolist()
-    assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
-    assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
-    assert {part.step for part in parts} == {3}
-    for count in (5, 24):
-        with pytest.raises(AssertionError, match="12 images"):
-            task.split(batch, count)
-
-
 @pytest.mark.parametrize("amp_dtype", [None, torch.float16])
 def test_gradients_are_clipped_to_the_norm_after_unscaling(tmp_path, amp_dtype):
     def norms(folder, **options):
@@ -107,17 +89,6 @@ def test_gradients_are_clipped_to_the_norm_after_unscaling(tmp_path, amp_dtype):
     assert logged == pytest.approx(free, rel=1e-3)
     assert norms("high", clip_grad=10 * free) == pytest.approx((free, free), rel=1e-3)
     assert norms("low", clip_grad=free / 3) == pytest.approx((free / 3, free), rel=1e-3)
-
-
-def test_a_learning_rate_is_scaled_by_its_layer():
-    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    groups = decay_groups(
-        model.named_parameters(), 0, 0, layer_of=lambda n: int(n[0]), num_layers=1, layer_decay=0.5
-    )
-    optimizer = build_optimizer("sgd", groups, lr=1.0)
-    set_lr(optimizer, 0.3)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.3]
-    set_lr(torch.optim.SGD(model.parameters()), 0.3)  # without lr_scale
 
 
 # ------------------------------------------------------------------------------- averaged weights
@@ -196,21 +167,3 @@ def test_the_learning_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_
     assert toy_train(folder, task=Scripted(values[4:]), **options) == state
     assert learning_rates(folder) == learning_rates(tmp_path / "drops")
     assert_equal(weights(folder), weights(tmp_path / "drops"))
-
-
-def test_drops_beyond_the_range_of_floats_give_a_learning_rate_of_0(tmp_path):
-    task = Scripted([1.0, 0.0, 0.0, 0.0])
-    toy_train(tmp_path, task=task, epochs=4, log_freq=5, drop_on_plateau=1e200)
-    assert learning_rates(tmp_path)[-1] == 0
-
-
-def test_a_checkpoint_without_drops_is_read(tmp_path):
-    model = nn.Linear(2, 2)
-    optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
-    start = TrainState(0, 1, 8, 5, "sgd", step=1)
-    objects = TrainObjects(model, optimizer, SCALER)
-    folder = save(tmp_path, objects, start, dist=DistInfo(), keep=1)
-    saved = torch.load(folder / "state.pt", weights_only=True)
-    del saved["state"]["drops"]
-    torch.save(saved, folder / "state.pt")
-    assert load(folder, objects) == start

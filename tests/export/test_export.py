@@ -12,8 +12,6 @@ from torch import nn
 import vil
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.onnx import FIRST_OPSET
-from vil.integrations.external_models import build_external
-from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import ExportError
@@ -79,11 +77,6 @@ def difference(file: nn.Module, model: nn.Module, shape: tuple[int, int, int]) -
         return (file(images) - model(images)).abs().max().item()
 
 
-def test_models_cover_every_attention():
-    stages = [stage for model in MODELS.values() for stage in parse_arch(*model)]
-    assert {name for stage in stages for name in stage.attention} == set(ATTENTIONS)
-
-
 # Files
 
 
@@ -99,39 +92,10 @@ def test_onnx_at_other_sizes_and_batches(model, written):
 
 
 @pytest.mark.slow
-def test_torch_programs_at_other_sizes_and_batches(tmp_path):
-    arch = "l1,h1,d8,n1,s1,g1,p4,f3,a1_l2,h2,d16,n1,s0,g1,p2,a0"
-    model = perturb(MsViT(parse_arch(arch), img_size=64))
-    export_model(model, tmp_path / "m.pt2", size=(48, 64), metadata={"classes": "[]"})
-    file = load_exported(tmp_path / "m.pt2")
-    for size in SIZES:
-        assert difference(file, model, size) < 1e-4, size
-    assert (file.metadata["classes"], file.metadata["input_size"]) == ("[]", "48x64")
-
-
-@pytest.mark.slow
 def test_torch_programs_of_every_attention(model, folder):
     export_model(model, folder / "m.pt2", size=(64, 48))
     for size in SIZES:
         assert difference(load_exported(folder / "m.pt2"), model, size) < 1e-4, size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.parametrize("format", FILES)
-def test_every_attention_with_fixed_sizes(name, format, tmp_path):
-    model = perturb(MsViT(parse_arch("l1,h2,d8,n1,p4,f3,a1", name), img_size=40))
-    export_model(model, tmp_path / FILES[format], size=(41, 56), dynamic=())
-    assert difference(load_exported(tmp_path / FILES[format]), model, (1, 41, 56)) < 1e-4
-
-
-@pytest.mark.slow
-def test_onnx_does_not_specialize_one_chunk(tmp_path):
-    """Positions of the traced size, and a window larger than the grid."""
-    model = perturb(MsViT(parse_arch("l1,h1,d8,n1,p4,f9,a1"), img_size=32))
-    export_model(model, tmp_path / "m.onnx", size=(32, 32))
-    for size in ((2, 5, 6), (1, 36, 37), (1, 80, 44)):
-        assert difference(load_exported(tmp_path / "m.onnx"), model, size) < 1e-4, size
 
 
 def test_axes_and_metadata_of_onnx_files(model, written):
@@ -181,32 +145,6 @@ def test_static_int8_does_not_depend_on_the_batches(model, written, tmp_path):
     assert "DynamicQuantizeLinear" not in kinds
 
 
-def test_static_int8_needs_images(model, written, tmp_path):
-    with pytest.raises(ValueError, match="static quantization needs calibration images, got none"):
-        quantize_linears(written[0], tmp_path / "int8.onnx", [])
-    assert not (tmp_path / "int8.onnx").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
-def test_packages_of_aotinductor_at_other_sizes_and_batches(kind, tmp_path):
-    model = small(kind)
-    differences = export_model(model, tmp_path / "m.pt2", size=(64, 64), format="aoti")
-    assert max(each.largest for each in differences) < 1e-4
-    file = load_exported(tmp_path / "m.pt2")
-    for size in SIZES:
-        assert difference(file, model, size) < 1e-4
-
-
-def test_training_with_random_shift_cannot_be_exported():
-    """By torch.export of a model in training mode; export_model uses evaluation mode."""
-    arch = "l1,h1,d8,n1,g1,p4,f2,a0"
-    shift = {"longformer": {"mode": 1}}
-    model = MsViT(parse_arch(arch), img_size=32, attention_args=shift).train()
-    with pytest.raises(ValueError, match=r"random shift.*training.*model\.eval"):
-        torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
-
-
 @pytest.mark.long
 def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     """A model in training mode is not changed."""
@@ -232,27 +170,6 @@ def test_fixed_sizes_are_fixed(tmp_path):
     assert file(torch.randn(4, 1, 20, 30)).shape == (4, 1000)
     with pytest.raises(Exception, match="20"):
         file(torch.randn(4, 1, 24, 30))
-
-
-@pytest.mark.long
-def test_cropped_positions_are_dynamic_up_to_their_size(tmp_path):
-    arch = parse_arch("l1,h1,d8,n1,p4,f2,a1")
-    model = perturb(MsViT(arch, img_size=40, pos_resize="crop"))
-    export_model(model, tmp_path / "m.pt2", size=(40, 40))
-    file = load_exported(tmp_path / "m.pt2")
-    assert difference(file, model, (2, 21, 40)) < 1e-4
-    with pytest.raises(Exception, match="Guard failed"):
-        file(torch.randn(2, 3, 44, 40))
-
-
-def test_external_models_of_fixed_size(tmp_path):
-    net = dict(num_classes=3, drop_rate=0.0, drop_path_rate=0.0, grad_checkpoint=False)
-    model = build_external("timm/vit_tiny_patch16_224", pretrained=False, img_size=64, **net)
-    with pytest.raises(ValueError, match="accepts only images of 64x64: leave .*: Input height"):
-        export_model(model, tmp_path / "m.pt2", size=(64, 64))
-    with pytest.raises(ValueError, match="does not accept images of 80x64: Input height"):
-        export_model(model, tmp_path / "m.pt2", size=(80, 64))
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -328,26 +245,8 @@ def test_bad_settings_raise(file, settings, error, message, absolute, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_onnx_files_that_would_need_a_second_file_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr("vil.export.onnx.MAX_BYTES", 2**10)
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 500))
-    with pytest.raises(ValueError, match="0 MiB of weights, .*: use the format torch"):
-        export_model(model, tmp_path / "m.onnx", size=(8, 8), dynamic=("batch",))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_extra(package, absolute, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"ONNX needs {package}: pip install 'vil\[export\]'"):
         export_model(absolute, tmp_path / "m.onnx", size=(64, 64))
-
-
-def test_a_file_without_linear_layers_is_not_quantized(tmp_path):
-    node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    ends = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match="has no linear layers"):
-        quantize_linears(tmp_path / "m.onnx", tmp_path / "int8.onnx")
-    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]

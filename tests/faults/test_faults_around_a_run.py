@@ -1,9 +1,8 @@
-"""Faults around a run: a second run in its folder, a system clock that jumps, a truncated log, and
-unusable folders, data, devices and launchers."""
+"""Faults around a run: a second run in its folder, a truncated log, and a batch that does not
+divide."""
 
 import json
 import multiprocessing
-import os
 import random
 import re
 import shutil
@@ -13,16 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.faults.real_runs import DEADLINE, begin, said, seconds_to_end, status
+from tests.common.faults.real_runs import DEADLINE, begin, said, status, wait_for_end
 from tests.common.faults.records import record
 from tests.common.small_runs import (
-    FOLDER,
-    SMALL,
     TINY,
     Outcome,
     checkpoint,
     command,
-    draw_pictures,
     environment,
     figures,
     free_port,
@@ -34,9 +30,8 @@ from vil.engine.run_dir import open_folder
 from vil.utils.errors import RunInUseError
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
-USAGE, DATA, CHECKPOINT = 2, 3, 4
+USAGE = 2
 IN_USE = 9  # of a racer of these tests
-STEPS = 8
 
 
 def begin_with(folder, *words, **fault):
@@ -49,7 +44,7 @@ def whole(tmp_path_factory):
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     process = begin(folder, *TINY)
-    seconds_to_end(process)
+    wait_for_end(process)
     assert process.returncode == 0, said(folder)
     return folder
 
@@ -91,27 +86,10 @@ def test_f24_a_second_run_in_the_folder(whole, tmp_path):
             ended = vil("train", *TINY, "--output_dir", folder, *words)
             refused += ended.code == USAGE and ended.err.count("\n") == 1
         Path(f"{gate}.{step}").touch()
-    seconds_to_end(process)
+    wait_for_end(process)
     record("F24", "runs refused because the folder is in use (of 8)", refused, 8)
     unharmed = process.returncode == 0 and outcome(folder) == outcome(whole)
     record("F24", "the first run ends like an undisturbed run", unharmed, True)
-
-
-def test_f24_a_folder_that_was_used_during_startup(whole, tmp_path):
-    """The run finds an empty folder. Before it opens it, another run starts and ends there."""
-    folder, gate = tmp_path / "used", tmp_path / "gate"
-    slow = begin_with(folder, *TINY, what="pause", file=str(gate), building=True)
-    wait_for(f"{gate}.reached", slow, folder)
-    ended = vil("train", *TINY, "--output_dir", folder)
-    assert ended.code == 0, ended.err
-    gate.touch()
-    seconds_to_end(slow)
-    line = said(folder).splitlines()[-1]
-    told = "was written by another run in the meantime: choose" in line
-    refused = slow.returncode == USAGE and told
-    what = "a run is refused if another one wrote to its folder during startup"
-    record("F24", what, refused, True)
-    assert outcome(folder) == outcome(whole)
 
 
 def race(folder, both):
@@ -140,43 +118,6 @@ def test_f24_a_hundred_races(tmp_path):
     record("F24", what, one_winner, 100)
 
 
-# A clock that jumps
-
-
-def test_f25_the_wall_clock_jumps(whole, tmp_path):
-    """The clock jumps back an hour at step 3 and forward two at step 4, with hang detection on."""
-    folder = tmp_path / "run"
-    words = (*TINY, "RUN.HANG_SECONDS=60", "DATALOADER.WORKERS=1")
-    process = begin_with(folder, *words, what="clock", step=3)
-    seconds_to_end(process)
-    assert process.returncode == 0, said(folder)
-    walls = [line["wall"] for line in metrics(folder, "train")]
-    assert min(b - a for a, b in zip(walls, walls[1:])) < -3000  # it did jump
-    assert all(line["time"] < 1000 for line in metrics(folder, "train"))
-    same = outcome(folder) == outcome(whole)
-    record("F25", "the system clock jumps back and forth: the same weights and log", same, True)
-
-
-# Unusable folders, data, devices and launchers
-
-
-def read_only(folder) -> list[str]:
-    """Return a command prefix that makes the folder read-only; empty if this is not possible."""
-    folder.mkdir()
-    if os.geteuid():
-        folder.chmod(0o555)
-        return ["env"]
-    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-    words = ["unshare", "--mount", "sh", "-c", script, str(folder)]
-    done = subprocess.run([*words, "true"], capture_output=True)
-    return words if done.returncode == 0 else []
-
-
-def alone(line, **environ) -> Outcome:
-    done = subprocess.run(line, env=environment(**environ), capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
 def refused(ended, code, pattern) -> bool:
     """Return whether the output is one line with the fix, and nothing else."""
     line = rf"vil train( \(rank \d\))?: .*{pattern}.*\n"
@@ -184,61 +125,6 @@ def refused(ended, code, pattern) -> bool:
     if not fine:
         print(code, pattern, ended)
     return fine
-
-
-def not_ours(folder):
-    """Write a checkpoint as other programs do."""
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "optimizer.pt").write_bytes(b"")
-
-
-def test_f25_by_real_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    card = {"FAULT": json.dumps({"what": "card"})}
-    train = command("train", *TINY, "--output_dir", "out")
-    bfloat16 = ("--import", AROUND, "DEVICE=cuda", "AMP.ENABLED=True", "AMP.DTYPE=bfloat16")
-    tries = [
-        (train, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "one torchrun on each node"),
-        ([*train, *bfloat16], card, "an old card does not support AMP.DTYPE bfloat16: use"),
-    ]
-    if ahead := read_only(tmp_path / "fixed"):
-        line = [*ahead, *command("train", *TINY, "--output_dir", "fixed/run")]
-        tries.append((line, {}, "fixed/run cannot be .*; choose another --output_dir"))
-    right = sum(refused(alone(line, **given), USAGE, said) for line, given, said in tries)
-    assert not Path("out").exists()
-    what = "launcher, device and read-only folder: refused with one line that gives the fix"
-    record("F25", what, right, len(tries))
-
-
-VARIABLES = {
-    "RANK": ("0", "WORLD_SIZE, .* not set .*start with torchrun, or unset RANK"),
-    "WORLD_SIZE": ("2", "RANK, .* not set .*start with torchrun, or unset RANK"),
-    "SLURM_STEP_NUM_TASKS": ("2(x4)", "let srun start one torchrun on each node"),
-}
-
-
-def test_f25_in_this_process(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    right, train = 0, ("train", *TINY, "--output_dir", "out")
-    for name, (value, pattern) in VARIABLES.items():
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            right += refused(vil(*train), USAGE, pattern)
-    Path("file").write_text("mine")
-    ended = vil("train", *TINY, "--output_dir", "file/below")
-    right += refused(ended, USAGE, "file/below cannot be .*; choose another --output_dir")
-    not_ours(tmp_path / "theirs")
-    ended = vil(*train, "MODEL.MODEL_PATH=theirs")
-    pattern = "theirs is damaged, or is not a checkpoint: .*; give the folder of a run"
-    right += refused(ended, CHECKPOINT, pattern)
-    ended = vil(*train, "DEVICE=mps")
-    right += refused(ended, USAGE, r"DEVICE mps was not found \(available: .*cpu\)")
-    assert not Path("out").exists()
-    what = (
-        "environment variables, folders and checkpoints: refused with one line that gives the fix"
-    )
-    record("F25", what, right, 6)
 
 
 def test_f25_a_batch_that_does_not_divide(tmp_path):
@@ -260,50 +146,6 @@ def test_f25_a_batch_that_does_not_divide(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-PETS = {
-    "missing": ({}, DATA, "there is no folder pets: set --data"),
-    "missing val": ({"train/cat": 20}, DATA, "there is no folder pets/val"),
-    "empty class": (
-        {"train/cat": 9, "train/dog": 0, "val/cat": 1},
-        DATA,
-        r"class folder pets/train/dog has no images .*: add images, or remove the",
-    ),
-    "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: lower one of the two"),
-    "15 images": (
-        {"train/cat": 9, "train/dog": 6, "val/cat": 1},
-        USAGE,
-        "DATALOADER.BSZ 16 x OPTIM.ACCUMULATE 1 = 16 images, .* has 15: lower one of the two",
-    ),
-}
-
-
-def test_f25_data_that_will_not_do(tmp_path, monkeypatch):
-    right = 0
-    for name, (counts, code, pattern) in PETS.items():
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        draw_pictures("pets", counts)
-        classes = len({folder for folder in counts if folder.startswith("train")}) or 2
-        sets = (*FOLDER, f"DATA.NUM_CLASSES={classes}", "--data", "pets")
-        ended = vil("train", *SMALL, *sets, "--output_dir", "out")
-        if name == "missing val":  # its fix is a drawing of what there should be
-            first, drawing = ended.err.split(". Expected:\n")
-            assert "└── val                  the same classes, other images" in drawing
-            ended = ended._replace(err=f"{first}\n")
-        right += refused(ended, code, pattern) and not Path("out").exists()
-    what = "missing, empty or too small data: refused with a message that gives the fix"
-    record("F25", what, right, len(PETS))
-
-
-def test_f25_one_image_is_enough(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    draw_pictures("pets", {"train/cat": 1, "val/cat": 1})
-    words = (*SMALL, *FOLDER, "DATA.NUM_CLASSES=1", "DATALOADER.BSZ=1", "--data", "pets")
-    ended = alone(command("train", *words, "--output_dir", "out"))
-    done = ended.code == 0 and status("out")["step"] == 2
-    record("F25", "training on one image, with a batch size of one, works", done, True)
-
-
 # A log that ends in the middle of a line
 
 
@@ -314,27 +156,6 @@ def readable(folder, last) -> bool:
     keys = [(line["step"], line["split"]) for line in lines]
     return len(set(keys)) == len(keys) and keys == sorted(keys, key=lambda key: key[0]) and (
         last, "train") in keys  # fmt: skip
-
-
-def test_f27_killed_in_the_middle_of_a_line(whole, tmp_path):
-    draw, fine, torn = random.Random(27), 0, 0
-    for number, step in enumerate((2, 5, 7)):
-        folder = tmp_path / str(number)
-        process = begin_with(folder, *TINY, what="line", step=step, share=draw.random())
-        seconds_to_end(process)
-        assert process.returncode == -9, said(folder)
-        torn += not (folder / "metrics.jsonl").read_text().endswith("\n")
-        run = begin(folder, *TINY, "--resume") if number else None
-        if run:
-            seconds_to_end(run)
-        else:
-            assert vil("train", *TINY, "--output_dir", folder, "--resume").code == 0
-        fine += readable(folder, STEPS) and outcome(folder) == outcome(whole)
-    record("F27", "kills that leave a partial line (of 3)", torn, 3)
-    what = (
-        "resumed logs: readable, without duplicate steps, equal to the uninterrupted run's (of 3)"
-    )
-    record("F27", what, fine, 3)
 
 
 def test_f27_cut_by_hand(tmp_path):

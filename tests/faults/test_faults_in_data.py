@@ -1,24 +1,20 @@
-"""Broken images, dying workers, and all start methods of workers, in real runs."""
+"""Broken images and dying workers, in real runs."""
 
 import json
 import multiprocessing
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.common.bad_images import BAD, GOOD
-from tests.common.built import task_of
-from tests.common.data_files import png_bytes, write_all_formats
-from tests.common.faults.real_runs import begin, end_all, left_over, said, seconds_to_end, status
+from tests.common.data_files import png_bytes
+from tests.common.faults.real_runs import begin, end_all, said, status, wait_for_end
 from tests.common.faults.records import record
-from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
-from vil.config import get_config
+from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, vil
 from vil.data.robust_dataset import RobustDataset
-from vil.engine.distributed import DistInfo
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 DATA = 3
@@ -67,7 +63,7 @@ def test_f13_broken_images(pictures, tmp_path):
     finished = right = 0
     for folder, workers in folders.items():
         process = begin(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={workers}")
-        seconds_to_end(process)
+        wait_for_end(process)
         assert process.returncode == 0, said(folder)
         finished += [line["step"] for line in metrics(folder, "train")] == list(range(1, 21))
         names = [line.split("\t")[0] for line in bad_samples(folder)]
@@ -84,52 +80,6 @@ def bad_samples(folder):
     return Path(folder, "bad_samples.txt").read_text().splitlines()
 
 
-def test_f13_a_resumed_run_lists_each_once(pictures, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for epochs in (1, 2, 3):
-        words = (f"OPTIM.EPOCHS={epochs}", "--data", pictures, "--output_dir", "run", "--resume")
-        assert vil("train", *BROKEN, *words).code == 0
-    assert len(bad_samples("run")) == len(set(bad_samples("run"))) == len(BAD) + 1
-    assert vil("evaluate", "--run", "run").code == 0
-    assert results("run")["folder"]["count"] == 19
-
-
-def substitutes(root, workers):
-    """Return the image names of two epochs, in order."""
-    words = [word for word in BROKEN if "=" in word]
-    cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
-    loader = task_of(cfg).train_loader(DistInfo())
-    names = loader.samples.dataset.sample_name
-    return [list(map(names, batch.indices.tolist())) for batch in loader.batches(0, 20)]
-
-
-def test_f13_the_same_substitutes(pictures):
-    shown = [substitutes(pictures, workers) for workers in (0, 0, 1, 2)]
-    broken = {f"train/dog/{name}" for name in BAD}
-    assert not any(broken.intersection(batch) for batch in shown[0])
-    record("F13", "data loaders with different substitute images (0, 1 and 2 workers)",
-           sum(other != shown[0] for other in shown), 0)  # fmt: skip
-
-
-def test_f13_too_many_broken_images(pictures, tmp_path, monkeypatch):
-    """Above the allowed fraction, the run is refused with a message that gives the fix."""
-    monkeypatch.chdir(tmp_path)
-    pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): repair or remove"
-    refused = 0
-    for number, fraction in enumerate((0.044, 0.01, 0.0)):
-        words = (*BROKEN, f"DATA.MAX_BAD_FRACTION={fraction}", "--data", pictures)
-        folder = tmp_path / str(number)
-        if number == 0:
-            process = begin(folder, *words)
-            seconds_to_end(process)
-            code, line = process.returncode, said(folder).splitlines()[-1]
-        else:
-            code, _, line = vil("train", *words, "--output_dir", folder)
-        refused += code == status(folder)["code"] == DATA and bool(re.match(pattern, line))
-    what = "runs refused for more broken images than DATA.MAX_BAD_FRACTION (of 3)"
-    record("F13", what, refused, 3)
-
-
 # Dying workers
 
 
@@ -137,28 +87,22 @@ DEATHS = [("exit", True), ("SIGKILL", True), ("SIGKILL", False), ("exit", False)
 
 
 def test_f14_a_worker_dies(tmp_path):
-    named, seconds, orphans = 0, [], 0
+    named, orphans = 0, 0
     for number, (how, training) in enumerate(DEATHS):
         folder, file = tmp_path / str(number), tmp_path / f"{number}.died"
         words = (*TINY, f"DATALOADER.WORKERS={1 + number % 2}")
         fault = dict(what="worker", how=how, training=training, file=str(file))
         process = begin_with(folder, *words, **fault)
-        seconds_to_end(process)
-        pid, died = file.read_text().split()
-        seconds.append(time.monotonic() - float(died))
+        wait_for_end(process)
+        pid = file.read_text()
         line = said(folder).splitlines()[-1].strip("\0")  # which torch's own words end with
         text = rf"vil train: a DataLoader process died: worker \(pid.* {pid}\) .*DATALOADER\.BSZ"
         fits = re.match(text, line)
         right = process.returncode == status(folder)["code"] == DATA
         named += right and bool(fits) and "Traceback" not in said(folder)
-        time.sleep(0.2)
-        orphans += len(left_over(process.pid))
-        end_all(process)
-    slowest = round(max(seconds), 1)
+        orphans += end_all(process)
     what = "worker deaths reported in one line that names the worker, with exit code 3 (of 5)"
     record("F14", what, named, 5)
-    what = "seconds from the death to the end of the run"
-    record("F14", what, slowest, "< 10", kept=slowest < 10)
     record("F14", "processes left behind", orphans, 0)
 
 
@@ -179,32 +123,3 @@ def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
     assert ended.code == DATA
     assert f"vil {verb}: a DataLoader process died: worker (pid" in ended.err.splitlines()[-1]
     assert multiprocessing.active_children() == []
-
-
-# Start methods of workers
-
-
-EVERY = ("digits", "folder", "imagenet", "tar", "tsv", "cifar", "cifar100", "mnist", "fake")
-JOINED = (
-    *SMALL, f"DATA.TRAIN=[{','.join(EVERY)}]", "DATA.TEST=[tsv]", "DATA.NUM_CLASSES=10",
-    "DATA.KWARGS={n: 12, size: 16}", "DATALOADER.BSZ=128", "DATA.MAX_BAD_FRACTION=0.2",
-    "AUG.TIMM_AUG.USE_TRANSFORM=True", "OPTIM.EPOCHS=1",
-)  # fmt: skip
-
-
-def test_f26_every_format_by_every_start_method(tmp_path):
-    """All formats concatenated, in one run for each start method."""
-    (tmp_path / "data").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        write_all_formats(tmp_path / "data", patch)
-    ways = [("", 0), ("fork", 1), ("fork", 2), ("spawn", 1), ("forkserver", 2)]
-    kept = {}
-    for method, workers in ways:
-        folder = tmp_path / f"{method} {workers}"
-        words = (*JOINED, "--data", tmp_path / "data", f"DATALOADER.WORKERS={workers}")
-        process = begin_with(folder, *words, what="start", method=method)
-        seconds_to_end(process)
-        assert process.returncode == 0, said(folder)
-        kept[folder.name] = weights(folder)
-    equal = sum(found == kept[" 0"] for found in kept.values()) - 1
-    record("F26", "runs with workers whose weights equal those of the run without (of 4)", equal, 4)

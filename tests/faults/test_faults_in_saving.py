@@ -13,7 +13,7 @@ import torch
 
 from tests.common.faults.records import record
 from tests.common.toy_engine import metrics, toy_model, toy_optimizer, toy_train
-from vil.engine.checkpoint import manifest, save_load
+from vil.engine.checkpoint import manifest
 from vil.engine.checkpoint.save_load import (
     TrainObjects,
     TrainState,
@@ -123,35 +123,6 @@ def test_f10_too_little_room(tmp_path, monkeypatch):
     record("F10", "a checkpoint that does not fit leaves no files behind", left == [], True)
 
 
-def failing(times, function, error):
-    """Return `function`, whose first `times` calls fail."""
-    left = [times]
-
-    def call(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
-            raise OSError(error, os.strerror(error))
-        return function(*args, **kwargs)
-
-    return call
-
-
-def test_f31_a_rename_that_fails_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest.os, "rename", failing(1, os.rename, errno.EIO))
-    toy_train(tmp_path)
-    failures = [m for m in metrics(tmp_path) if m["split"] == "save"]
-    record("F31", "a rename that fails once is retried", failures == [], True)
-
-
-def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(manifest.os, "rename", failing(2, os.rename, errno.EIO))
-    toy_train(tmp_path)
-    told = "checkpoint of step 5 was not written: OSError" in capsys.readouterr().out
-    what = "a checkpoint that cannot be written is logged, and training continues"
-    record("F31", what, told, True)
-    assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
-
-
 def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
     toy_train(tmp_path, save_steps=5, keep=9)
     last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
@@ -166,13 +137,3 @@ def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="cannot be read: Input/output error"):
         found = newest_valid(tmp_path / "checkpoints")
     record("F31", "an unreadable checkpoint is skipped", found == before, True)
-
-
-def test_f31_a_slow_disk(tmp_path, monkeypatch):
-    def slow(path, sync=manifest.sync):
-        time.sleep(0.05)
-        sync(path)
-
-    monkeypatch.setattr(manifest, "sync", slow)
-    assert toy_train(tmp_path).step == 10
-    assert save_load.find_corruption(resolve_link(tmp_path / "checkpoints", "last")) is None

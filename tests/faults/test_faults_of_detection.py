@@ -1,16 +1,12 @@
-"""Detectors: a run that is killed or stopped, then restarted, ends with the weights of an
-uninterrupted run; invalid boxes do no harm."""
+"""Detectors: invalid boxes do no harm."""
 
 import json
 import math
-import re
 
 import pytest
 
-from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
 from tests.common.faults.records import record
-from tests.common.faults.same_runs import DIGESTS, equal_digests
-from tests.common.small_runs import figures, metrics, vil
+from tests.common.small_runs import metrics, vil
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
 # All that draws: sizes, flips, samples of anchors and proposals, random shift, drop path.
@@ -24,48 +20,6 @@ DETECTOR = (
     "MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.DROP_PATH=0.2", "DEVICE=cpu", "LOG_FREQ=1", "SEED=3",
     "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EMA=0.9", "OPTIM.CLIP_GRAD=1",
 )  # fmt: skip
-FAKE = (
-    "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]", "DATA.NUM_CLASSES=3",
-    "DATA.KWARGS={n: 24, size: 96, num_classes: 3}",
-)  # fmt: skip
-PER_EPOCH, EPOCHS = 6, 3
-END = PER_EPOCH * EPOCHS
-
-
-def start(folder, *words, **options):
-    """Start or resume a detector's run. Returns its exit code."""
-    data = f"DATA.PATH={folder}.data"
-    settings = (f"OPTIM.EPOCHS={EPOCHS}", "RUN.SAVE_STEPS=4", "RUN.EVAL_EVERY=3")
-    process = begin(folder, *DETECTOR, *FAKE, *settings, data, *words, "--resume", **options)
-    seconds_to_end(process)
-    end_all(process)
-    return process.returncode
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """The uninterrupted run."""
-    folder = tmp_path_factory.mktemp("one") / "run"
-    assert start(folder) == 0, said(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("fault", "what", "code", "workers"),
-    [("F4", "kill", -9, 0), ("F4", "kill", -9, 2), ("F2", "signal", 75, 0)],
-)
-def test_a_detector_broken_in_mid_epoch(one, fault, what, code, workers, tmp_path):
-    folder, words = tmp_path / "run", f"DATALOADER.WORKERS={workers}"
-    for step in (5, 9, 14):
-        assert start(folder, words, fault={"what": what, "step": step}) == code, said(folder)
-        if what == "signal":
-            assert saved_step(folder) == status(folder)["step"]
-    assert start(folder, words) == 0, said(folder)
-    assert saved_step(folder) == END
-    assert figures(metrics(folder)) == figures(metrics(one))
-    record(fault, f"detector, {workers} workers: {DIGESTS}", equal_digests(folder, one), 4)
-
-
 # invalid boxes in an image of 72 x 96
 STRANGE = {
     "no width": [10, 10, 0, 20],
@@ -126,16 +80,3 @@ def test_f28_invalid_boxes(strange, model, tmp_path):
     said = (tmp_path / "run/log.txt").read_text() + outcome.err
     what = f"{model}: the number of dropped annotations is logged"
     record("F28", what, "are dropped (" in said, True)
-
-
-def test_f28_check_counts_them(strange):
-    outcome = vil(
-        "detect", "check", strange / "annotations/instances_train.json",
-        "--images", strange / "train",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    dropped = sum(map(int, re.findall(r"^(\d+) dropped annotations", outcome.out, re.MULTILINE)))
-    assert "16, 5 of them without a usable box" in outcome.out
-    assert "1 crowds" in outcome.out
-    assert "288 x 36 px in the file, but 96 x 72 px in the image" in outcome.out
-    record("F28", "dropped annotations reported by `vil detect check` (of 12)", dropped, 12)

@@ -1,22 +1,18 @@
-"""Real runs that are killed while saving, find corruption, or have a full or failing disk."""
+"""Real runs on a full or failing disk."""
 
 import contextlib
-import os
-import random
-import resource
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
-from tests.common.faults.records import record, repeats
+from tests.common.faults.real_runs import begin, said, saved_step, wait_for_end
+from tests.common.faults.records import record
 from tests.common.faults.same_runs import equal_digests
-from tests.common.small_runs import TINY, checkpoint
-from vil.engine.checkpoint.save_load import find_corruption, newest_valid
+from tests.common.small_runs import TINY
+from vil.engine.checkpoint.save_load import newest_valid
 
 WORDS = (*TINY, "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=1", "RUN.KEEP=9", "SOLVER.LR_POLICY=")
 DIGESTS = 4
@@ -25,7 +21,7 @@ DISK = str(Path(__file__).parents[1] / "common/faults/injected_disk.py")
 
 def finished(folder, *words, **environ) -> bool:
     process = begin(folder, *WORDS, *words, **environ)
-    seconds_to_end(process)
+    wait_for_end(process)
     return process.returncode == 0
 
 
@@ -35,71 +31,6 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert finished(folder), said(folder)
     return folder
-
-
-def test_f1_real_runs_killed_while_they_save(whole, tmp_path):
-    draw, same, count = random.Random(1), 0, repeats(5)
-    for number in range(count):
-        folder = tmp_path / str(number)
-        process = begin(folder, *WORDS)
-        while saved_step(folder) < 1 + number:
-            assert process.poll() is None, said(folder)
-            time.sleep(0.001)
-        time.sleep(0.05 * draw.random())
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        end_all(process)
-        same += finished(folder, "--resume") and equal_digests(folder, whole) == DIGESTS
-    what = f"runs that save at every step and end like the uninterrupted run (of {count})"
-    record("F1", what, same, count)
-
-
-def test_f9_real_runs_whose_newest_checkpoint_is_damaged(whole, tmp_path):
-    draw, same = random.Random(2), 0
-    for number, file in enumerate(sorted(p.name for p in checkpoint(whole).iterdir())):
-        folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
-        damaged = checkpoint(folder) / file
-        data = bytearray(damaged.read_bytes())
-        place = draw.randrange(len(data))
-        data[place] ^= 1 << draw.randrange(8)
-        damaged.write_bytes(data[:place] if number % 2 else data)
-        back = finished(folder, "--resume") and "step-00000008 skipped" in said(folder)
-        same += back and equal_digests(folder, whole) == DIGESTS
-    name = (
-        "runs with a corrupt file that resume one checkpoint earlier and end like the "
-        "uninterrupted run"
-    )
-    record("F9", f"{name} (of {number + 1})", same, number + 1)
-
-
-def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
-    """Runs continue for four steps, with files limited to a fraction of a checkpoint's size."""
-    longer = ("--resume", "OPTIM.EPOCHS=3")
-    unbroken = tmp_path / "unbroken"
-    shutil.copytree(whole, unbroken)
-    assert finished(unbroken, *longer), said(unbroken)
-    size = (checkpoint(whole) / "state.pt").stat().st_size
-    limits, same = resource.getrlimit(resource.RLIMIT_FSIZE), 0
-    for number, part in enumerate((0.5, 0.7, 0.8, 0.9, 1.0)):
-        folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(part * size) - 1, limits[1]))
-        try:
-            process = begin(folder, *WORDS, *longer, "RUN.MAX_FAILED_SAVES=9")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        seconds_to_end(process)
-        went_on = "train epoch 3.00/3 step 12/12" in said(folder)
-        told = "of step 9 was not written" in said(folder) and status(folder)["state"] == "failed"
-        valid = saved_step(folder) == 8 and find_corruption(checkpoint(folder)) is None
-        again = finished(folder, *longer) and equal_digests(folder, unbroken) == DIGESTS
-        same += went_on and told and valid and again
-    name = (
-        "runs that continue, keep their checkpoint, and once resumed end like the uninterrupted "
-        "run (of 5)"
-    )
-    record("F10", name, same, 5)
 
 
 @pytest.fixture

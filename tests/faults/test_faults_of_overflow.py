@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.faults.real_runs import INJECTED, begin, end_all, said, seconds_to_end
+from tests.common.faults.real_runs import INJECTED, begin, end_all, said, wait_for_end
 from tests.common.faults.records import record
 from tests.common.faults.same_runs import equal_digests, fingerprint
 from tests.common.small_runs import TINY, checkpoint, metrics, torchrun
@@ -102,7 +102,7 @@ def test_f12_a_loss_that_is_scaled_too_much(tmp_path):
     folder = tmp_path / "run"
     words = (*SMALL, HALF, LONGER, "RUN.SAVE_STEPS=0")
     process = begin(folder, *words, "DATALOADER.BSZ=4", fault={"what": "scale", "scale": 2.0**22})
-    seconds_to_end(process)
+    wait_for_end(process)
     end_all(process)
     assert process.returncode == 0, said(folder)
     lines = metrics(folder, "train")

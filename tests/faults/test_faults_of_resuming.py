@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
+from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, wait_for_end
 from tests.common.faults.records import record
 from tests.common.faults.same_runs import (
     DIGESTS,
@@ -40,7 +40,7 @@ def start(folder, *words, **options):
     """Start or resume a run. Returns its exit code."""
     words = (*LONG, *words, "--resume", "--import", WITNESS)
     process = begin(folder, *words, WITNESS=f"{folder}.seen", **options)
-    seconds_to_end(process)
+    wait_for_end(process)
     end_all(process)
     return process.returncode
 
@@ -120,7 +120,7 @@ def test_f4_every_task_killed_and_then_stopped(task, tmp_path):
         fault = {"what": what, "step": step}
         words = (*words_of(task, folder), *DRAWING, "--resume")
         process = begin(folder, *words, fault=fault)
-        seconds_to_end(process)
+        wait_for_end(process)
         end_all(process)
         assert process.returncode == code, said(folder)
     assert vil("train", "--resume", "--output_dir", folder, *words[:-1]).code == 0

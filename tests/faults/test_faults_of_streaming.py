@@ -4,8 +4,6 @@ import contextlib
 import hashlib
 import os
 import random
-import resource
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,7 +19,6 @@ from tests.common.small_runs import command, environment
 pytestmark = pytest.mark.faults
 
 SIDE, KILLS, LIMIT = 1100, 4, 300  # pixels, processes, seconds
-STORED = "stages.1"  # the first stage of the shipped model whose tokens are stored
 USAGE, SAVE = 2, 4
 DISK = 64  # MiB
 
@@ -122,33 +119,6 @@ def test_another_process_in_the_folder(image, tmp_path):
     assert code == USAGE
     assert "another process streams the same image" in line
     assert end(first)[0] == 0
-
-
-def test_a_scratch_folder_that_vanishes(image, undisturbed, tmp_path):
-    process = begin(image, tmp_path)
-    wait_for_work(process, tmp_path)
-    with paused(process):
-        shutil.rmtree(tmp_path / "scratch")
-    code, line = end(process)
-    assert code == SAVE, line
-    assert "No such file or directory" in line
-    assert end(begin(image, tmp_path))[0] == 0
-    assert digests(tmp_path) == undisturbed[0]
-
-
-def test_files_that_cannot_grow(image, undisturbed, tmp_path, monkeypatch):
-    """A limit of the file size, below that of the tokens: as a full disk, one line."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-        process = begin(image, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    code, line = end(process)
-    assert code == SAVE, line
-    assert "cannot allocate" in line
-    assert end(begin(image, tmp_path))[0] == 0
-    assert digests(tmp_path) == undisturbed[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")

@@ -1,17 +1,14 @@
 """The architecture grammar and the attention of each block: parsing, formatting, errors."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vil.layers.attention import ATTENTIONS
-from vil.models.arch import LETTERS, StageSpec, format_arch, format_attention, parse_arch
+from vil.models.arch import StageSpec, format_arch, format_attention, parse_arch
 from vil.models.registry import ARCHS
 
 pytestmark = pytest.mark.smoke
-PAGE = Path(__file__).parents[2] / "docs/reference/arch.md"
 
 
 @st.composite
@@ -96,19 +93,3 @@ def test_named_architectures_round_trip(name):
 def test_malformed_architectures_raise(arch, message):
     with pytest.raises(ValueError, match=message):
         parse_arch(arch)
-
-
-def test_the_reference_page_explains_every_letter_and_attention():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    letters = {cells[0]: cells[2:] for cells in rows if len(cells) == 4 and len(cells[0]) == 1}
-    assert letters.pop("l") == ["the stage's position"] * 2
-    assert letters == {
-        letter: [str(default), f"{low} to {high}"]
-        for letter, (_, default, low, high) in LETTERS.items()
-        if letter != "l"
-    }
-    sizes = {name.strip(" `"): cells[1] for cells in rows for name in cells[0].split(",")}
-    for name, entry in ATTENTIONS.items():
-        if str(entry.home).startswith("vil."):  # not one that another test registered
-            assert sizes[name] == entry.facts.get("feature", "nothing"), name

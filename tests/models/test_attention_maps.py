@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from vil.layers.attention import ATTENTIONS, Attention, build_attention
-from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention import ATTENTIONS, build_attention
 from vil.models.arch import parse_arch
 from vil.models.attention_maps import attention_maps, token_weights
 from vil.models.vision_longformer import MsViT
@@ -111,13 +110,6 @@ def test_values_of_padding_change_nothing(case):
     torch.testing.assert_close(nans.weights, zeros.weights)
 
 
-def test_full_attention_with_a_resized_table():
-    module, x = random_module("full", (5, 8), 1, {}, made_for=(4, 4))
-    with torch.no_grad():
-        found = token_weights(module, x, (5, 8))
-        torch.testing.assert_close(projected(module, x, (5, 8), None, found), module(x, (5, 8)))
-
-
 @pytest.mark.parametrize("exact", [1, 0, -1])
 def test_weights_are_zero_outside_the_window(exact):
     grid = (7, 11)
@@ -127,29 +119,6 @@ def test_weights_are_zero_outside_the_window(exact):
     seen = {(row, col) for row, col, _ in attended_keys(window, 2, 9)}
     assert {divmod(k, 11) for k in found[1:].nonzero()[:, 0].tolist()} == seen
     assert len(seen) < 77
-
-
-def test_random_shift_gives_the_weights_of_evaluation():
-    shifted, plain = (
-        token_weights(*random_module("longformer", (7, 11), 1, {"mode": mode}), (7, 11), [40])
-        for mode in (1, 0)
-    )
-    assert shifted.weights.equal(plain.weights)
-
-
-def test_chosen_queries_keep_their_order():
-    module, x = random_module("longformer", (5, 8), 2, {})
-    full = token_weights(module, x, (5, 8)).weights
-    some = token_weights(module, x, (5, 8), [17, 1, 3]).weights
-    torch.testing.assert_close(some, full[:, :, [17, 1, 3]])
-
-
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_every_attention_has_a_map_or_a_reason_against_it(name):
-    cls = ATTENTIONS.load(name)
-    assert cls.attention_weights is not Attention.attention_weights
-    if issubclass(cls, GlobalLocalAttention):
-        assert cls.local_weights is not GlobalLocalAttention.local_weights
 
 
 # Full models
@@ -198,11 +167,3 @@ def test_padding_tokens_have_no_weight(model):
 def test_missing_stage_block_or_query_raises(model, stage, block, queries, message):
     with pytest.raises(ValueError, match=message):
         attention_maps(model, torch.zeros(1, 3, 36, 36), stage, block, queries)
-
-
-def test_models_and_attentions_without_maps_raise():
-    with pytest.raises(ValueError, match="Linear is not an MsViT"):
-        attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
-    module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
-    with pytest.raises(ValueError, match="linformer .* no attention map: its keys are linear"):
-        token_weights(module, torch.zeros(1, 5, 4), (2, 2))

@@ -1,10 +1,7 @@
 """Models, blocks and patched models whose attention is a pattern."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import timm
 import torch
 
 import vil
@@ -18,7 +15,6 @@ from vil.ops import patterns
 from vil.utils.errors import ConfigError
 
 ARCH = "l1,h2,d8,n3,s1,g1,p4,f3,a0_l2,h2,d8,n2,s1,g0,p2,f2,a0"
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def build(pattern: str | patterns.Pattern, attention: str = "pattern", **settings) -> MsViT:
@@ -80,16 +76,6 @@ def test_a_saved_model_keeps_its_patterns(tmp_path):
     assert texts(again) == texts(model)
 
 
-def test_a_pattern_object_is_saved_as_text(tmp_path):
-    model, x = build(patterns.axial() - patterns.local(1.5)).eval(), torch.randn(1, 3, 28, 28)
-    vil.save_pretrained(model, tmp_path)
-    assert torch.equal(vil.from_pretrained(tmp_path)(x), model(x))
-    without_text = patterns.probability(lambda pairs: torch.ones(()), 0.5)
-    with pytest.raises(ValueError, match="cannot contain the model's setting Sampled"):
-        vil.save_pretrained(build(without_text), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
 def test_a_table_of_an_unbounded_pattern_is_resized_with_the_image():
     model = build("axial / local:1").double().eval()
     tables = [s.blocks[0].attn.local_relative_position_bias_table for s in model.stages]
@@ -100,15 +86,6 @@ def test_a_table_of_an_unbounded_pattern_is_resized_with_the_image():
     tables = [s.blocks[0].attn.local_relative_position_bias_table for s in model.stages]
     assert [len(table) for table in tables] == [17 * 21, 3 * 3]
     assert torch.allclose(model(x), wanted)
-
-
-def test_a_reach_cuts_the_table():
-    attention = vil.build_attention("pattern", dim=8, num_heads=2, rel_pos=True, max_reach=2)
-    assert attention.local_relative_position_bias_table.shape == (25, 2)
-    assert attention.param_grid is None
-    out = attention(torch.randn(1, 1 + 63, 8), (7, 9))
-    out.sum().backward()
-    assert attention.local_relative_position_bias_table.grad.abs().min() > 0
 
 
 def options(**more: object) -> list[str]:
@@ -142,33 +119,6 @@ def test_a_bad_pattern_in_a_config_is_one_line(pattern, message, tmp_path, monke
     with pytest.raises(ConfigError, match=message) as error:
         build_network(get_config("digits/vil_nano.yaml", words), 3)
     assert "\n" not in str(error.value)
-
-
-def test_masks_per_head_need_as_many_heads():
-    mask = patterns.from_mask(torch.ones(3, 4, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="masks for 3 heads, but the attention has 2 heads"):
-        vil.build_attention("pattern", dim=8, num_heads=2, pattern=mask)
-
-
-def test_a_patched_model_with_a_full_pattern_is_the_model():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=3).eval()
-    x = torch.randn(1, 3, 64, 64)
-    wanted = model(x)
-    vil.patch_attention(model, pattern="local:9", chunk=2)
-    assert torch.allclose(model(x), wanted, atol=1e-5)
-    vil.patch_attention(model, pattern="dilated:2 | local:1", blocks=[0, -1])
-    assert not torch.allclose(model(x), wanted, atol=1e-5)
-    model(x).sum().backward()
-    vil.patch_attention(model, "full")
-    assert torch.equal(model(x), wanted)
-
-
-def test_a_patched_model_refuses_a_mask_of_another_grid():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=3)
-    mask = patterns.from_mask(np.ones((9, 9), bool))
-    with pytest.raises(ValueError, match="a grid of 4 x 4 tokens needs a mask of 16 x 16"):
-        vil.patch_attention(model, pattern=mask)
-    assert not any(isinstance(m, PatternAttention) for m in model.modules())
 
 
 @pytest.mark.long

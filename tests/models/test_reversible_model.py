@@ -1,13 +1,10 @@
 """Reversible models: same parameters and weights, memory, maps, padding, export, and refusals."""
 
-import copy
-import pickle
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vil
 from vil.config import get_config
@@ -16,17 +13,11 @@ from vil.data.mixup import Mix
 from vil.export import export_model, load_exported
 from vil.layers.attention import set_progress
 from vil.models.arch import parse_arch
-from vil.models.attention_maps import attention_maps
 from vil.models.stage import store_activations
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.card_schema import check_card
-from vil.pretrained.model_card import make_model_card
-from vil.utils.errors import CheckpointError
-from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
 
 SMALL = "l1,h1,d8,n2,s1,g1,p4,f3,a0_l2,h2,d16,n3,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
-CPU = torch.device("cpu")
 
 
 def small(arch=SMALL, **settings) -> MsViT:
@@ -116,26 +107,6 @@ def test_an_added_block_stores_nothing():
     assert stored[0] == stored[1] > 0
 
 
-@pytest.mark.long
-def test_an_added_block_needs_little_memory():
-    """At most 10 % of an ordinary block's at the peak, gradients of its parameters included."""
-    peaks = {}
-    for reversible in (False, True):
-        for blocks in (1, 3):
-            arch = f"l1,h2,d32,n{blocks},s0,g1,p8,a0"
-            model = small(arch, reversible=reversible, img_size=64, drop_path_rate=0.1).train()
-            x = torch.randn(32, 3, 64, 64)
-
-            def run(model=model, x=x):
-                model.zero_grad()
-                model(x).square().sum().backward()
-
-            run()
-            peaks[reversible, blocks] = peak_tensor_bytes(run, CPU)
-    ordinary, added = (peaks[key, 3] - peaks[key, 1] for key in (False, True))
-    assert added <= 0.1 * ordinary, peaks
-
-
 def test_frozen_stages_store_nothing_and_get_no_gradient():
     model = small().double().train()
     model.freeze_stages(2)
@@ -159,33 +130,6 @@ def test_gradient_checkpointing_is_ignored_with_a_warning(caplog):
     assert len(caplog.records) == 2
 
 
-def test_gradients_of_attention_maps():
-    """A hook sees tensors of the graph, because maps are computed with stored activations."""
-    model, x = small().eval(), torch.randn(1, 3, 40, 40, requires_grad=True)
-    attention_maps(model, x, 1, -1, queries=[0, 3]).weights.square().sum().backward()
-    assert x.grad.norm() > 0
-    assert not any(stage.stores_activations for stage in model.stages)
-
-
-def test_second_derivatives_with_stored_activations():
-    model, x = small().double(), torch.randn(1, 3, 40, 40, dtype=torch.float64, requires_grad=True)
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.attn.backend = "chunk_autograd" if block.attn.backend else None
-    with store_activations(model), sdpa_kernel(SDPBackend.MATH):
-        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.square().sum(), x)
-    assert second.isfinite().all()
-    assert second.norm() > 0
-
-
-def test_copies_and_pickles_train():
-    model, x = small().double(), torch.randn(2, 3, 40, 40, dtype=torch.float64)
-    wanted = step(model, x)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_close(step(other, x), wanted)
-
-
 def test_the_setting_is_kept_with_the_weights(tmp_path):
     model, x = small().eval(), torch.randn(1, 3, 40, 40)
     vil.save_pretrained(model, tmp_path)
@@ -197,38 +141,10 @@ def test_the_setting_is_kept_with_the_weights(tmp_path):
     assert vil.get_model("vil_tiny", reversible=True, num_classes=2).stages[3].reversible
 
 
-def test_cards_of_earlier_versions_are_valid(tmp_path):
-    card = make_model_card(small())
-    card = {**card, "model": {**card["model"], "img_size": 40}}
-    del card["model"]["reversible"]
-    check_card(card, tmp_path)
-    card["model"]["reversible"] = "yes"
-    with pytest.raises(CheckpointError, match="its model card has reversible='yes', expected true"):
-        check_card(card, tmp_path)
-
-
 def test_the_config_key():
     arch = "MODEL.VIT.MSVIT.ARCH=l1,h1,d8,n2,p8,a0"
     for words, wanted in ([arch, "MODEL.VIT.REVERSIBLE=True"], True), ([arch], False):
         assert vil.build_model(get_config(opts=words)).stages[0].reversible == wanted
-
-
-def test_the_meta_device():
-    with torch.device("meta"):
-        model = small()
-        model(torch.empty(2, 3, 40, 40)).sum().backward()
-
-
-@pytest.mark.slow
-def test_compiling_leaves_training_as_it_is():
-    model, x = small(drop_path_rate=0.2).train(), torch.randn(2, 3, 40, 40)
-    wanted = step(model, x)
-    compiled = torch.compile(model, backend="aot_eager")
-    torch.manual_seed(5)
-    model.zero_grad()
-    compiled.forward_intermediates(x)[0].square().sum().backward()
-    assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None},
-                 wanted, 1e-4)  # fmt: skip
 
 
 @pytest.mark.long

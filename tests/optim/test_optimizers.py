@@ -71,11 +71,6 @@ def test_weight_decay_applies_to_its_group_only(name):
     assert spared.item() == idle.item() == 1
 
 
-def test_sgd_by_hand():
-    assert descend("sgd", [1, 1], lr=0.1, momentum=0.5) == pytest.approx(1 - 0.1 - 0.15)
-    assert descend("sgd", [1], weight_decay=0.5, lr=0.1) == pytest.approx(1 - 0.1 * 1.5)
-
-
 def adam_by_hand(gradients, lr, betas, eps):
     weight, m, v = 1.0, 0.0, 0.0
     for t, g in enumerate(gradients, start=1):
@@ -91,18 +86,6 @@ def test_betas_and_eps_are_used(name):
     gradients = [1.0, -0.2, 0.4]
     expected = adam_by_hand(gradients, **settings)
     assert descend(name, gradients, **settings) == pytest.approx(expected)
-
-
-def test_decay_is_decoupled_in_adamw_only():
-    assert descend("adamw", [0.0], weight_decay=0.5, lr=0.1) == pytest.approx(1 - 0.1 * 0.5)
-    assert descend("adam", [0.0], weight_decay=0.5, lr=0.1) == pytest.approx(0.9)
-
-
-def test_each_group_keeps_its_decay_and_its_names():
-    groups = decay_groups([("a", one_weight()), ("b", one_weight())], 0.05, 0.01, {"b"})
-    optimizer = build_optimizer("adamw", groups, lr=0.1)
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.05, 0.01]
-    assert [g["param_names"] for g in optimizer.param_groups] == [["a"], ["b"]]
 
 
 def test_unknown_names_and_frozen_models_are_rejected():
@@ -123,28 +106,6 @@ def test_qhm_by_hand():
     assert decayed == pytest.approx(1 - 0.1 * 1.5)
     with pytest.raises(ValueError, match="momentum < 1, got momentum 1.0"):
         descend("qhm", [], lr=0.1, momentum=1.0)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_qhm_is_sgd_without_and_with_momentum(weight_decay):
-    gradients = [1.0, -0.2, 0.4, 0.7]
-    settings = {"lr": 0.2, "momentum": 0.8, "weight_decay": weight_decay}
-    plain = descend("sgd", gradients, **{**settings, "momentum": 0.0})
-    assert descend("qhm", gradients, nu=0.0, **settings) == pytest.approx(plain, rel=1e-14)
-    heavy = descend("sgd", gradients, **{**settings, "lr": 0.2 * (1 - 0.8)})
-    assert descend("qhm", gradients, nu=1.0, **settings) == pytest.approx(heavy, rel=1e-14)
-
-
-def test_dampened_sgd_of_torch_differs_from_qhm_by_its_undampened_first_step():
-    weight = one_weight()
-    dampened = torch.optim.SGD([weight], lr=0.2, momentum=0.8, dampening=0.8)
-    gradients = [1.5, -0.2, 0.4]
-    for gradient in gradients:
-        weight.grad = torch.full_like(weight, gradient)
-        dampened.step()
-    difference = 0.2 * 1.5 * (0.8 + 0.8**2 + 0.8**3)
-    after = descend("qhm", gradients, lr=0.2, momentum=0.8)
-    assert after - weight.item() == pytest.approx(difference)
 
 
 @pytest.mark.defect("B8")

@@ -35,11 +35,6 @@ def test_frozen_parameters_are_skipped_and_shared_ones_come_once():
     assert names(group) == ["a.weight", "b.bias"]
 
 
-def test_a_frozen_model_has_no_groups():
-    model = nn.Linear(2, 2).requires_grad_(False)
-    assert decay_groups(model.named_parameters(), 0.1, 0.0) == []
-
-
 def test_layers_near_the_input_have_smaller_learning_rates():
     named = [(name, nn.Parameter(torch.zeros(1))) for name in ("0.w", "0.b", "1.w", "1.b", "3.w")]
     groups = decay_groups(
@@ -58,9 +53,3 @@ def test_layers_near_the_input_have_smaller_learning_rates():
         (["0.b"], 0.0, 0.125),
         (["1.b"], 0.0, 0.25),
     ]
-
-
-def test_a_layer_decay_of_1_changes_nothing():
-    named = list(nn.Linear(2, 2).named_parameters())
-    (group,) = decay_groups(named, 0.1, 0.1, layer_of=lambda name: 0, num_layers=9, layer_decay=1.0)
-    assert (names(group), group["lr_scale"]) == (["weight", "bias"], 1.0)

@@ -37,11 +37,6 @@ def test_an_epoch_based_lr_is_constant_within_the_epoch():
     assert len(set(lrs)) == 3
 
 
-def test_the_constant_policy_neither_warms_up_nor_falls():
-    schedule = Schedule("", lr=0.3, steps_per_epoch=2, epochs=2, warmup_epochs=1, warmup_factor=0.1)
-    assert [schedule.lr_at(step) for step in range(4)] == [0.3] * 4
-
-
 def test_invalid_settings_are_rejected_with_the_choices():
     with pytest.raises(ValueError, match="did you mean 'cosine'"):
         Schedule("cosin", lr=0.1, steps_per_epoch=1, epochs=1)

@@ -1,7 +1,5 @@
 """The pattern and the attention of docs/tutorials/attention_lab.md, from files outside of the
-package: each trains, is exported, benchmarked, swept, and patched into a timm model."""
-
-import json
+package: each trains, is exported, and patched into a timm model."""
 
 import pytest
 
@@ -79,23 +77,3 @@ def test_it_is_patched_into_a_timm_model(name, forks, folder):
     patch = PATCH.format(name=attention, options=options)
     answer = forks.run([(name, code), ("patch", patch)], folder)
     assert answer == "done", answer
-
-
-def test_the_pattern_is_benchmarked(forks, folder):
-    words = ("--grids", "8", "--window", "4", "--pattern", "diagonals:1", "axial", "--rounds", "1")
-    backends = ("--backends", "blocked,masked,sdpa_masked")
-    run(forks, folder, "benchmark", "attention", "--import", "diagonals.py", *words, *backends,
-        "--out", "speed")  # fmt: skip
-    rows = json.loads((folder / "speed/attention.json").read_text())["rows"]
-    assert {row["mask"] for row in rows} == {"diagonals:1", "axial"}
-    assert all(row["forward_ms"] for row in rows if row["backend"] != "floor")
-
-
-def test_both_are_swept(forks, folder):
-    imports = ("--import", "diagonals.py", "--import", "row_means.py")
-    grid = f"{MSVIT}.ATTN_TYPE=[pattern, row_means]"
-    own = (f"{MSVIT}.PATTERN=diagonals:1", "SEED=[0, 1]")
-    run(forks, folder, "sweep", *TINY, *imports, "--output", "swept", grid, *own)
-    runs = list((folder / "swept/runs").iterdir())
-    assert len(runs) == 4
-    assert all(json.loads((r / "status.json").read_text())["state"] == "finished" for r in runs)

@@ -137,18 +137,6 @@ def forget_the_end(folder):
         (folder / "checkpoints" / link).write_text(f"{checkpoints[-2].name}\n")
 
 
-@pytest.mark.long
-def test_the_docs_of_the_config_have_its_keys(tmp_path):
-    words = ("-m", "vil", "config", "--import", FILE, "--docs", "page.md")
-    done = run(*words, cwd=tmp_path, VIL_CACHE=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "page.md").read_text()
-    for key in ("OPTIM.SIGN.BETA", "LOSS.SQUARED_WEIGHT", "MODEL.VIT.MSVIT.HALVED_FACTOR"):
-        assert f"`{key}`" in page
-    for choice in ("sign_sgd", "square_root", "squared", "halved", "brightness"):
-        assert choice in page
-
-
 def test_a_config_of_somebody_else_runs_no_code(tmp_path):
     """Its file runs only if this user has named it before."""
     (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
@@ -183,28 +171,6 @@ def test_a_broken_component_is_refused_at_registration(code, message):
         exec(code, {"vil": vil})
 
 
-@pytest.mark.long
-def test_the_command_refuses_a_broken_component_in_one_line(tmp_path):
-    (tmp_path / "mine.py").write_text("import vil\nvil.register_attention('mine', object)\n")
-    ended = run("-m", "vil", "config", "--import", "mine.py", cwd=tmp_path, VIL_CACHE=str(tmp_path))
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert "must be a subclass of" in ended.stderr
-
-
-@pytest.mark.parametrize("error", ["undefined_name", "import math; math.no_such", "{}[1]"])
-def test_a_repaired_file_runs(error, tmp_path, monkeypatch):
-    """In a notebook, the second attempt is in the same process."""
-    monkeypatch.setenv("VIL_CACHE", str(tmp_path))
-    file = tmp_path / "mine.py"
-    file.write_text(f"x = 1\n\n{error}\n")
-    with pytest.raises(ConfigError, match=r"mine.py, line 3: \w+Error: "):
-        make_config(imports=[str(file)])
-    file.write_text("import os\nos.environ['REPAIRED'] = 'ran'\n")
-    monkeypatch.setenv("REPAIRED", "")
-    make_config(imports=[str(file)])
-    assert os.environ["REPAIRED"] == "ran"
-
-
 def install(folder, source, entry):
     """Install a module `my_plugin` with an entry point."""
     (folder / "my_plugin-1.dist-info").mkdir(parents=True)
@@ -213,10 +179,7 @@ def install(folder, source, entry):
     (folder / "my_plugin-1.dist-info/entry_points.txt").write_text(f"[vil.plugins]\n{entry}\n")
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["undefined_name", "1 + '1'", "{}['key']", "open('none')", "raise RuntimeError('a\\nb')"],
-)
+@pytest.mark.parametrize("code", ["undefined_name", "raise RuntimeError('a\\nb')"])
 def test_a_broken_plugin_is_named(code, tmp_path, monkeypatch):
     """Whatever it raises, when it is imported or called."""
     called = f"VIL_PLUGIN_API = 1\ndef register():\n    {code}\n"

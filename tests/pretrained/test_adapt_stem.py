@@ -42,13 +42,6 @@ def test_weights_of_other_channels_load(before, after):
         assert torch.allclose(model(image.expand(-1, after, -1, -1)), expected, atol=1e-5)
 
 
-def test_equal_channels_are_not_adapted():
-    source, model = build(4), build(4)
-    report = load_weights(model, source.state_dict())
-    assert not report.adapted
-    assert model.stages[0].embed.proj.weight.equal(source.stages[0].embed.proj.weight)
-
-
 def test_another_patch_or_width_is_still_refused():
     for arch in ("l1,h1,d8,n1,s1,g1,p2,f2,a1", "l1,h1,d12,n1,s1,g1,p4,f2,a1"):
         with pytest.raises(CheckpointError, match="do not fit"):

@@ -5,17 +5,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from vil.report.charts import MAX_POINTS, downsample
 from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
-from vil.report.page import Page, Setting, render
+from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.metrics import ClassificationMetrics
 from vil.tasks.classification.predictions import Predictions
-from vil.tasks.classification.report import SIDE, Evaluated, sections_of
-from vil.tasks.image_report import SHOWN, encode_thumbnail
+from vil.tasks.classification.report import Evaluated, sections_of
+from vil.tasks.image_report import SHOWN
 from vil.tasks.image_task import Outputs
 from vil.tasks.regression.report import plot_predictions
 
@@ -63,14 +61,6 @@ def test_what_html_forbids_is_spelled_out():
     assert len(name("x" * 10**6)) < 300
 
 
-def test_heads_of_tables_have_a_scope(tmp_path):
-    tags = page_with(tmp_path, "a", [Setting("X", "1", "2"), Setting("Y", "1")]).tags
-    scopes = [attributes["scope"] for tag, attributes in tags if tag == "th"]
-    evaluations, changed = ["col", "col", "row"], ["col", "col", "col", "row"]
-    assert scopes == [*evaluations, *changed, "col", "col", "row", "row"]
-    assert tags.count(("caption", {})) == 3
-
-
 # Charts
 
 
@@ -114,15 +104,6 @@ def test_dollar_signs_in_names_are_no_formulas(tmp_path):
         figure.savefig(tmp_path / "plot.png")
 
 
-def test_downsampling_keeps_the_mean_and_the_end():
-    points = [(float(n), float(n % 2)) for n in range(10_000)]
-    few = downsample(points)
-    assert len(few) <= MAX_POINTS
-    assert few[-1] == points[-1]
-    assert np.mean([y for _, y in few]) == pytest.approx(0.5, abs=0.01)
-    assert downsample(points[:MAX_POINTS]) == points[:MAX_POINTS]
-
-
 # A folder
 
 
@@ -149,13 +130,6 @@ def test_a_folder_in_any_state(tmp_path):
     assert record.training_seconds() == 3.0
 
 
-@pytest.mark.parametrize(("step", "time"), [(9, 1e30), (1e30, 9.0), (1e30, -1e30)])
-def test_a_time_that_cannot_be(step, time, tmp_path):
-    point = {"split": "train", "step": step, "epoch": 1.0, "time": time, "loss": 1.0}
-    record = RunRecord(tmp_path, {}, [], [], [point])
-    assert "unknown" in Text(render(Page("run", record, [], "none", 1.0, "now", "top1"))).said
-
-
 def test_a_page_of_nothing(tmp_path):
     page = render(Page(HOSTILE, RunRecord.read(tmp_path), [], "no model", 1.0, "now", "top1"))
     assert "Nothing is logged yet." in page
@@ -177,21 +151,6 @@ def answers(targets, predicted, probability, loss):
 SOME = answers([0, 0, 1, 1, 2], [0, 1, 1, 0, 0], [0.9, 0.6, 0.8, 0.7, 0.7], [0.1, 2, 0.2, 1, 3])
 
 
-def test_what_stands_out():
-    assert SOME.mean_loss() == pytest.approx(1.26)
-    assert [part.tolist() for part in SOME.per_class(4)] == [[1, 1, 0, 0], [2, 2, 1, 0]]
-    assert SOME.mistakes(2) == [(0, 1, 1), (1, 0, 1)]
-    assert [part.tolist() for part in SOME.extremes(2).values()] == [[3, 4], [1, 2], [0]]
-
-
-def test_no_image_stands_twice():
-    rng = np.random.default_rng(0)
-    for count in (1, 5, 40):
-        found = answers(*rng.integers(2, size=(2, count)), *rng.random((2, count)))
-        places = np.concatenate(list(found.extremes(3).values()))
-        assert len(set(places.tolist())) == len(places)
-
-
 def evaluated(found, classes, data):
     places = [int(n) for part in found.extremes(SHOWN).values() for n in part]
     thumbnails = dict.fromkeys(places, ("x" * 5000, data))
@@ -204,34 +163,9 @@ def page_of(folder, title, settings, shown):
     return Page(title, record, settings, "none", 1.0, "now", "top1", sections=sections)
 
 
-@pytest.mark.long
-def test_a_page_of_very_many_classes_and_noise(tmp_path):
-    """ImageNet's 21,841 classes with the names of a fool: no matrix of all pairs, below 3 MB."""
-    rng = np.random.default_rng(0)
-    count, images = 21_841, 60_000
-    found = answers(*rng.integers(count, size=(2, images)), *rng.random((2, images)))
-    noise = Image.fromarray(rng.integers(256, size=(700, 500, 3), dtype=np.uint8))
-    classes = ["&<" * 5000] * count
-    settings = [Setting(f"KEY.{n}", "<" * 9000, "1") for n in range(30)]
-    shown = evaluated(found, classes, encode_thumbnail(noise, SIDE))
-    page = render(page_of(tmp_path, "big", settings, shown))
-    assert len(page.encode()) < 3e6
-    assert "matrix" not in [a.get("class") for _, a in Text(page).tags]
-    assert "the 30 worst and best of" in page
-
-
 def test_a_missing_image_leaves_a_placeholder(tmp_path):
     shown = evaluated(SOME, ["a", HOSTILE, "c"], None)
     page = Text(render(page_of(tmp_path, "run", [], shown)))
     assert page.said.count("cannot be read any more") == 5
     assert HOSTILE in page.said
     assert "matrix" in [attributes.get("class") for _, attributes in page.tags]
-
-
-def test_thumbnails_are_small_and_keep_their_shape():
-    import io
-
-    for size in ((4000, 10), (7, 5)):
-        with Image.open(io.BytesIO(encode_thumbnail(Image.new("RGB", size), SIDE))) as small:
-            assert max(small.size) <= 160
-            assert min(small.size) >= 1

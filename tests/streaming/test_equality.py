@@ -204,23 +204,12 @@ def test_chosen_plans():
         assert largest_difference(result.outputs, expected) <= FP64
 
 
-@pytest.mark.parametrize(
-    ("mask", "num_global", "dtype"),
-    [
-        pytest.param(
-            mask, num_global, dtype, marks=pytest.mark.slow if at % 2 else pytest.mark.long
-        )
-        for at, (dtype, num_global, mask) in enumerate(
-            itertools.product((torch.float64, torch.float32), (0, 1, 2), MASKS)
-        )
-    ],
-    ids=str,
-)
-def test_large_images(mask, num_global, dtype):
-    model = make_model(arch(num_global, (1, 4, 2)), sw_exact=MASKS[mask], dtype=dtype)
-    tolerance = FP64 if dtype == torch.float64 else FP32
-    assert_equal(model, (1500, 1111), (1, 7), tolerance, dtype)
-    assert_equal(model, (700, 1501), (3,), tolerance, dtype)
+@pytest.mark.long
+@pytest.mark.parametrize(("num_global", "mask"), list(itertools.product((0, 2), MASKS)), ids=str)
+def test_large_images(num_global, mask):
+    model = make_model(arch(num_global, (1, 4, 2)), sw_exact=MASKS[mask])
+    assert_equal(model, (1500, 1111), (1, 7))
+    assert_equal(model, (700, 1501), (3,))
 
 
 @pytest.mark.detection

@@ -1,16 +1,11 @@
 """A streamed pass that ends anywhere is resumed from its journal, with the same bytes."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
 from tests.common.streaming import all_outputs, make_image, make_model
-from vil.errors import SaveError
 from vil.streaming import journal, prepare
-from vil.streaming.map_files import create_map
-from vil.streaming.store import map_file
 
 LOCAL = "l1,h1,d4,n1,s1,g1,p4,f3,a1_l2,h2,d8,n3,s1,g1,p2,f2,a0_l3,h2,d8,n2,s1,g0,p2,f2,a0"
 TOKEN = "l1,h1,d4,n2,s1,g1,p4,f3,a1_l2,h2,d8,n2,s1,g1,p2,f2,a0"
@@ -73,19 +68,3 @@ def test_the_record_of_another_run_and_a_broken_one_are_ignored(tmp_path):
     assert not journal.FileJournal(file, "one").is_resumed
     torch.save([1], file)
     assert not journal.FileJournal(file, "one").is_resumed
-
-
-def test_a_system_without_fallocate(tmp_path, monkeypatch):
-    """As on macOS. A file that is large enough keeps its content."""
-    monkeypatch.delattr(os, "posix_fallocate")
-    map_file(tmp_path / "rows", (2, 3), torch.float).fill_(1)
-    assert map_file(tmp_path / "rows", (2, 3), torch.float).sum() == 6
-    assert not create_map(tmp_path / "map.npy", (2, 3), np.dtype("f4")).any()
-
-
-@pytest.mark.parametrize(("make", "dtype"), [(create_map, np.dtype("f4")), (map_file, torch.float)])
-def test_a_file_that_vanishes_is_an_error_of_saving(make, dtype, tmp_path, monkeypatch):
-    file = tmp_path / "rows"
-    monkeypatch.setattr(os, "posix_fallocate", lambda *numbers: file.unlink())
-    with pytest.raises(SaveError, match="No such file or directory"):
-        make(file, (2, 3), dtype)

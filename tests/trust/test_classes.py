@@ -119,19 +119,6 @@ def test_other_classes_do_not_resume(colors, tmp_path):
     assert "the training set has other classes than the model" in ended.err
 
 
-def test_other_samples_do_not_resume(colors, tmp_path):
-    run, data = colors
-    copy, other = tmp_path / "run", tmp_path / "data"
-    shutil.copytree(run, copy)
-    shutil.copytree(data, other)
-    (other / "train/red/3.png").rename(other / "train/red/x.png")
-    words = ("train", "--output_dir", copy, "--resume", "--data", other, "OPTIM.EPOCHS=7")
-    ended = vil(*words)
-    assert ended.code == 4
-    assert "was trained on 36 samples" in ended.err
-    assert vil(*words, "RUN.ALLOW_CHANGES=True").code == 0
-
-
 def test_predictions_keep_the_order_of_the_run(colors, tmp_path, caplog):
     run, data = colors
     (tmp_path / "names.txt").write_text("green\nblue\nred\n")

@@ -103,16 +103,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_target_of_a_link_is_replaced(tmp_path):
-    target, link = tmp_path / "target.txt", tmp_path / "link.txt"
-    target.write_text("old")
-    link.symlink_to(target)
-    with replacing(output_file(link)) as aside:
-        aside.write_text("new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-
-
 def test_a_device_is_written_to():
     with replacing(output_file("/dev/null")) as aside:
         aside.write_text("anything")

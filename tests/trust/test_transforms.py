@@ -112,54 +112,6 @@ def test_bad_numbers_in_the_padding_reach_no_real_query(backend, bad):
         assert all(g.isfinite().all() for g in torch.autograd.grad(out[seen].sum(), spoiled))
 
 
-# The queries that a NaN in the keys and in the values of one token reaches: those that attend to
-# it ("seen"), all whose chunk attends to its chunk ("chunks"), or all. docs/internals/operation.md
-# has the same table.
-REACH = {
-    "masked": ("seen", "all"),
-    "chunk_autograd": ("seen", "chunks"),
-    "chunk_handgrad": ("seen", "chunks"),
-    "gathered": ("chunks", "chunks"),
-    "blocked": ("chunks", "chunks"),
-    "unfold_tensor": ("seen", "seen"),
-    "unfold_nnf": ("seen", "seen"),
-}
-
-
-@pytest.mark.parametrize(
-    ("backend", "mask"), [(b, m) for b in REACH for m in (0, 1, -1) if can_run(b, m)]
-)
-def test_a_nan_reaches_every_query_that_attends_to_it(backend, mask):
-    grid, size, token = (9, 10), 3, 44
-    window = Window(grid, size, mask)
-    q, k, v = (draw(1, 2, 90 + g, 4, seed=g) for g in (0, 1, 1))
-    options = dict(num_global=1, backend=backend)
-
-    def spoil(x, token):
-        x = x.clone()
-        x[:, :, token] = float("nan")
-        return x
-
-    louder = v.clone()
-    louder[:, :, token + 1] += 1
-    clean = local_attention(q, k, v, window, **options)
-    seen = (clean != local_attention(q, k, louder, window, **options)).any(-1).any(1)[0]
-    rows, cols = (torch.arange(n) // size for n in grid)
-    near = [(n - n[at]).abs() <= 1 for n, at in ((rows, token // 10), (cols, token % 10))]
-    wrapped = mask == -1  # three or four chunks a side: every chunk is a neighbor
-    chunks = seen if wrapped else (near[0][:, None] & near[1]).flatten()
-    limits = {"seen": seen, "chunks": chunks, "all": torch.ones(90, dtype=torch.bool)}
-    for inputs, reach in zip(
-        [(q, spoil(k, token + 1), v), (q, k, spoil(v, token + 1))], REACH[backend]
-    ):
-        out = local_attention(*inputs, window, **options)
-        reached = out.isnan().any(-1).any(1)[0]
-        assert (reached | ~seen).all()
-        assert torch.equal(reached, limits[reach])
-    out = local_attention(spoil(q, token), k, v, window, **options)
-    assert out.isnan().all(-1).all(1)[0].nonzero().tolist() == [[token]]
-
-
 @pytest.mark.parametrize("name", list(ATTENTIONS))
 def test_bad_numbers_in_the_padding_of_every_module(name):
     """Global and local rows, forward and gradients of the parameters."""
@@ -183,48 +135,7 @@ def test_bad_numbers_in_the_padding_of_every_module(name):
         torch.testing.assert_close(spoiled, clean)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("backend", "training"),
-    [(b, t) for b in ("auto", "gathered", "chunk_handgrad", "masked") for t in (False, True)],
-)
-def test_compiles_as_one_graph(backend, training):
-    q = draw(1, 2, 36, 4).float().requires_grad_(training)
-
-    def attend(q, k, v):
-        return local_attention(q, k, v, Window((6, 6), 3), backend=backend)
-
-    out = torch.compile(attend, fullgraph=True, backend="eager")(q, q, q)
-    torch.testing.assert_close(out, attend(q, q, q))
-    if training:
-        out.sum().backward()
-        assert q.grad.isfinite().all()
-
-
 def test_an_exported_program_needs_no_operator_of_ours():
     model = vil.get_model("vil_nano").eval()
     program = torch.export.export(model, (torch.zeros(1, 3, 64, 64),), strict=False)
     assert not [node for node in program.graph.nodes if "vil" in str(node.target)]
-
-
-ONNX_LONG = ("vil_nano", "vil_tiny", "vil_swin_tiny_rpb")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in ONNX_LONG else pytest.mark.slow)
-        for name in vil.list_models()
-    ],
-)
-def test_plain_onnx_export_gives_the_model(name, tmp_path):
-    import onnxruntime
-
-    model = vil.get_model(name).eval()
-    size = model.settings["img_size"]
-    x = draw(1, 3, *((size, size) if isinstance(size, int) else size)).float()
-    torch.onnx.export(model, (x,), dynamo=True, verbose=False).save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(out), model(x), rtol=1e-4, atol=1e-5)

@@ -1,13 +1,9 @@
 """Images of more than 8 bits are converted by a stated rule, and turned upright."""
 
-import os
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.common.small_runs import SMALL, results, succeeds, vil
-from vil.data.datasets.folder import Folder
 from vil.data.image import UnreadableImage, read_image, read_size
 from vil.utils import rgb
 
@@ -72,15 +68,6 @@ def test_some_nan_become_black(tmp_path):
     assert (found[1:] == 128).all()
 
 
-def test_one_warning_names_the_rule(tmp_path, caplog):
-    for number in range(3):
-        save((RAMP * 65535).astype(np.uint16), tmp_path / f"{number}.png")
-        read_image(tmp_path / f"{number}.png")
-    assert caplog.messages == [
-        "16-bit images are read with the value range 0 to 65535; set DATA.VALUE_RANGE to change it"
-    ]
-
-
 def test_dark_images_are_warned_of(tmp_path, caplog):
     read_image(save((RAMP * 4095).astype(np.uint16), tmp_path / "a.png"))
     assert "use only a small part of this range, and become dark" in caplog.text
@@ -99,73 +86,6 @@ def test_orientation_is_applied(tmp_path, orientation):
     assert read_size(tmp_path / "a.png") == (6, 4)
 
 
-def test_a_named_pipe_and_a_folder_are_not_read(tmp_path):
-    """Opening the pipe would wait for a writer."""
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "folder.png").mkdir()
-    for name in ("pipe.png", "folder.png"):
-        with pytest.raises(UnreadableImage, match="not a regular file"):
-            read_image(tmp_path / name)
-
-
 def test_invalid_exif_data_do_not_lose_an_image(tmp_path):
     Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.jpg").size == (6, 4)
-
-
-def write_stripes(root, suffix, convert):
-    """Two classes, bright and dark, as images of some type."""
-    random = np.random.RandomState(0)
-    for split in ("train", "val"):
-        for level, name in ((0.2, "dark"), (0.7, "bright")):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for number in range(16):
-                pixels = np.clip(level + 0.05 * random.randn(32, 32), 0, 1)
-                save(convert(pixels), folder / f"{number}{suffix}")
-    return root
-
-
-TYPES = {
-    "16-bit PNG": (".png", lambda x: (x * 65535).astype(np.uint16), "auto"),
-    "float TIFF": (".tif", lambda x: x.astype(np.float32), "auto"),
-    "12 in 16 bits": (".tif", lambda x: (x * 4095).astype(np.uint16), "[0, 4095]"),
-    "counts": (".tif", lambda x: (x * 1e5).astype(np.int32), "[0, 1e5]"),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("suffix", "convert", "value_range"), TYPES.values(), ids=TYPES)
-def test_the_same_data_train_alike_in_every_type(tmp_path, suffix, convert, value_range):
-    """Accuracy on the type is what it is on PNG."""
-    words = (*SMALL, "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2",
-             "OPTIM.EPOCHS=6", "DATALOADER.BSZ=16", "DATALOADER.WORKERS=0")  # fmt: skip
-    found = {}
-    for name, own in (("png", (".png", lambda x: (x * 255).astype(np.uint8), "auto")),
-                      ("type", (suffix, convert, value_range))):  # fmt: skip
-        data, run = write_stripes(tmp_path / name, *own[:2]), tmp_path / f"run-{name}"
-        settings = (*words, f"DATA.VALUE_RANGE={own[2]}")
-        succeeds("train", "--output_dir", run, "--data", data, *settings)
-        succeeds("evaluate", "--run", run)
-        found[name] = results(run)["folder"]["top1"]
-    assert found["type"] == found["png"] == 100
-
-
-@pytest.mark.parametrize("wrong", ["[3, 1]", "[1]", "red"])
-def test_a_wrong_range_is_refused(wrong):
-    ended = vil("config", f"DATA.VALUE_RANGE={wrong}")
-    assert ended.code == 2
-    assert "DATA.VALUE_RANGE: expected" in ended.err
-
-
-def test_entries_that_are_not_read_are_counted_once(tmp_path, caplog):
-    for name in ("train/cat/1.png", "train/dog/2.png"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / name)
-    (tmp_path / "train/cat/inner").mkdir()
-    (tmp_path / "train/dog/photo.heic").touch()
-    (tmp_path / "train/dog/.hidden").touch()
-    Folder(tmp_path, "train")
-    (line,) = caplog.messages
-    assert line.startswith("2 entries of class folders are ignored (folders, or names without .j")
-    assert line.endswith("train/cat/inner")

@@ -7,9 +7,7 @@ import pytest
 
 import vil as package
 from tests.common.small_runs import TINY, results, succeeds, vil
-from vil.config import get_config
-from vil.workflows.calibration import find_checkpoint, read
-from vil.workflows.inference import recorded_classes
+from vil.workflows.calibration import read
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +54,6 @@ def test_a_stored_calibration_is_used_for_its_checkpoint(run):
     assert again == calibrated
 
 
-def test_a_relative_path_belongs_to_its_run(run, monkeypatch):
-    name = (run / "checkpoints/best").read_text().strip()
-    for folder, path in ((run / "checkpoints" / name, "model.safetensors"), (run, "."),
-                         (run / "checkpoints", name)):  # fmt: skip
-        monkeypatch.chdir(folder)
-        cfg = get_config(run / "config.yaml", [f"MODEL.MODEL_PATH={path}"])
-        assert find_checkpoint(cfg) == (run, name)
-        assert recorded_classes(cfg) == ["hue 0", "hue 90", "hue 180", "hue 270"]
-
-
 def test_the_calibration_of_another_checkpoint_is_not_used(run):
     text = json.dumps({"temperature": 2.0, "checkpoint": "step-00000001"})
     (run / "calibration.json").write_text(text)
@@ -92,11 +80,3 @@ def test_weights_without_a_run_cannot_be_calibrated(run, tmp_path):
     ended = vil("evaluate", "MODEL.MODEL_PATH", file, "--calibrate")
     assert (ended.code, ended.out) == (2, "")
     assert "--calibrate needs the checkpoint of a run: give --run DIR" in ended.err
-
-
-@pytest.mark.detection
-def test_a_detector_cannot_be_calibrated():
-    words = ("--config-file", "scenes/retinanet_vil_nano.yaml", "MODEL.MODEL_PATH", "x.pth")
-    ended = vil("evaluate", *words, "--calibrate")
-    assert ended.code == 2
-    assert "this config is for a detector: --calibrate supports only classifiers" in ended.err

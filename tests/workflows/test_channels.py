@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vil as package
-from tests.common.small_runs import FAKE, FOLDER, SMALL, TINY, succeeds, vil
+from tests.common.small_runs import FOLDER, SMALL, TINY, succeeds, vil
 from vil.config import load_config
-from vil.tasks import task_for
 from vil.utils.errors import ConfigError
 from vil.workflows.check_data import check_data
 from vil.workflows.embed import embed
@@ -31,32 +29,6 @@ ONE = ("INPUT.MEAN=[0.5]", "INPUT.STD=[0.25]", "OPTIM.EPOCHS=1")
 def test_wrong_channels_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         load_config(None, changes)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["DATA.TRAIN=[digits]", "DATA.NUM_CLASSES=10"], "digits has RGB images only"),
-        (["MODEL.ARCH=resnet18"], "3 channels, got 4"),
-        pytest.param(
-            ["DETECTION.MODEL=mask_rcnn", "TASK=detection"],
-            "detectors take RGB images only",
-            marks=pytest.mark.detection,
-        ),
-    ],
-)
-def test_what_cannot_take_bands_says_so(options, message, tmp_path):
-    options = [*TINY, *ONE, "INPUT.CHANNELS=4", "DATA.KWARGS={}", *options]
-    with pytest.raises(ConfigError, match=message):
-        package.train(None, options, output_dir=tmp_path / "run")
-
-
-def test_rgb_augmentations_have_one_warning_with_bands(caplog):
-    words = [*TINY, *ONE, "INPUT.CHANNELS=4", "AUG.GRAY_SCALE=0.2", "AUG.SCALE=(0.5, 1.0)"]
-    task = task_for(load_config(None, words)[0], torch.device("cpu"))
-    task.open_train_set()
-    (record,) = caplog.records
-    assert "INPUT.CHANNELS is 4, so these keys have no effect: AUG.GRAY_SCALE" in record.message
 
 
 @pytest.mark.long
@@ -124,7 +96,3 @@ def test_a_folder_of_bands_trains_reports_and_exports(tmp_path):
     succeeds("train", "--dry-run", "--data", data, *words)
     succeeds("report", run, "--data", data)
     succeeds("export", "--run", run, "--out", tmp_path / "bands.pt2", "--format", "torch")
-
-
-def test_fake_images_of_bands_serve_the_dry_run(tmp_path):
-    assert "one step" in succeeds("train", "--dry-run", *SMALL, *FAKE, *ONE, "INPUT.CHANNELS=6")

@@ -8,13 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.common.small_runs import FOLDER, succeeds, vil
-from vil.data.datasets.fake import Fake
-from vil.data.inspection import find_duplicates, inspect, size_range
-from vil.data.target_summary import summarize_targets
 from vil.utils.errors import ConfigError, DataError
 from vil.workflows.check_data import check_data
-from vil.workflows.configure import make_config
-from vil.workflows.dry_run import summarize_data
 
 OPTIONS = [*FOLDER, "DATALOADER.BSZ=4"]
 ODD = "d\no[g] ß\udc80"  # a newline, markup, and a byte that is not UTF-8
@@ -57,24 +52,6 @@ def test_a_sound_set_is_counted(photos):
     assert len(found.suggestions["INPUT.MEAN"]) == 3
 
 
-def test_a_dry_run_gives_the_same_sizes(photos, tmp_path):
-    for number, size in enumerate([(20, 90), (90, 31), (80, 70), (33, 100)]):
-        save(photos / f"train/cat/odd{number}.png", number, size)
-    cfg = make_config(None, OPTIONS, data=photos)
-    summary = summarize_data(cfg, tmp_path / "example.png")
-    sizes = [(20, 90), (64, 48), (80, 70)]
-    assert summary.datasets[0].size_range == sizes
-    assert size_range(check(photos).splits["train"].images.sizes) == sizes
-    assert "max width x height" in check(photos).lines()[0]
-
-
-def test_workers_do_not_change_the_result(photos):
-    first, second = (check(photos, f"DATALOADER.WORKERS={n}").to_dict() for n in (0, 2))
-    for result in (first, second):
-        result["suggestions"].pop("DATALOADER.WORKERS", None)
-    assert first == second
-
-
 def test_copies_and_leaks_are_found(photos):
     shutil.copy(photos / "train/cat/0.png", photos / "val/cat/copy.png")
     shutil.copy(photos / "train/cat/1.png", photos / "train/cat/again.png")
@@ -99,15 +76,6 @@ def test_an_image_in_several_classes_is_named(photos):
     assert any(warning.startswith(line) for warning in check(photos).warnings)
 
 
-def test_decoded_pixels_are_compared_without_files():
-    fake = Fake(None, "train", n=6, size=8)
-    result = inspect(fake)
-    assert not find_duplicates({"a": result}).within
-    both = find_duplicates({"a": result, "b": inspect(fake)})
-    assert both.leaks == {("a", "b"): 6}
-    assert both.examples["a", "b"][4] == (("a", 4), ("b", 4))
-
-
 def test_unreadable_and_blank_images_are_listed(photos):
     for number in range(12):
         (photos / f"train/cat/bad{number:02}.png").write_bytes(b"<html>")
@@ -125,13 +93,6 @@ def test_unreadable_and_blank_images_are_listed(photos):
         found.raise_if_unusable()
 
 
-def test_a_set_without_a_readable_image_is_a_problem(photos):
-    for path in photos.glob("val/*/*.png"):
-        path.write_bytes(b"")
-    (problem,) = check(photos, "DATA.MAX_BAD_FRACTION=1").problems
-    assert "none of the 4 images can be read" in problem
-
-
 def test_a_missing_split_is_a_problem(photos):
     shutil.rmtree(photos / "val")
     found = check(photos)
@@ -142,31 +103,6 @@ def test_a_missing_split_is_a_problem(photos):
     failed = vil("data", "check", "--data", photos, *OPTIONS)
     assert f"problem: {problem}\n" in failed.out
     assert "val" not in failed.err
-
-
-def test_other_classes_are_a_problem(photos):
-    (photos / "val/cat").rename(photos / "val/horse")
-    (problem,) = check(photos).problems
-    assert "horse" in problem
-
-
-def test_a_sample_counts_all_classes(photos):
-    found = check(photos, max_images=5)
-    train = found.splits["train"]
-    assert (train.images.num_opened, sum(train.targets.counts.values())) == (5, 14)
-    assert "train: sizes, colors and duplicates of a sample of 5 images" in found.lines()
-
-
-@pytest.mark.parametrize("target_type", ["labels", "numbers"])
-def test_other_targets_are_described(target_type):
-    dataset = Fake(None, "train", n=10, size=8, num_classes=4, target_type=target_type)
-    summary = summarize_targets(dataset)
-    if target_type == "labels":
-        assert list(summary.counts.values()) == [3, 3, 2, 2]
-        assert summary.notes == ["0 images without a label, 1.00 labels per image on average"]
-    else:
-        assert summary.columns["hue 0"] == (0.0, 0.0, 1.0)
-    assert len(summary.groups) == 4
 
 
 def test_the_command_writes_a_sheet_and_json(photos, tmp_path):
@@ -221,31 +157,3 @@ def test_parts_of_the_training_images_and_the_number_auto(photos):
     found = check(photos / "train", *split)
     assert list(found.splits) == ["train", "val/folder", "test/folder"]
     assert sum(each.images.num_images for each in found.splits.values()) == 18
-
-
-def test_a_step_is_suggested_that_is_not_larger_than_the_set(photos):
-    suggested = check(photos, "OPTIM.ACCUMULATE=16").suggestions
-    assert (suggested["DATALOADER.BSZ"], suggested["OPTIM.ACCUMULATE"]) == (3, 1)
-    suggested = check(photos, "DATALOADER.BSZ=16").suggestions
-    assert suggested["DATALOADER.BSZ"] == 3
-    assert "OPTIM.ACCUMULATE" not in suggested
-
-
-def test_weights_are_suggested_for_rare_classes(photos):
-    suggested = check(photos).suggestions
-    assert suggested["LOSS.CLASS_WEIGHTS"] == "balanced"
-    assert "LOSS.CLASS_WEIGHTS" not in check(photos, "DATALOADER.SAMPLER=balanced").suggestions
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "line"),
-    [
-        ("multilabel", "digit_sets", "labels per image on average"),
-        ("regression", "digit_angles", "angle"),
-    ],
-)
-def test_several_labels_and_numbers(task, name, line):
-    sets = [f"TASK={task}", f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=auto"]
-    found = check_data(None, sets, max_images=20)
-    assert found.is_usable
-    assert line in "\n".join(found.lines())

@@ -1,7 +1,6 @@
 """Features of images: their file, their order, and what simple classifiers find in them."""
 
 import csv
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,11 @@ import torch
 
 import vil
 from tests.common.doc_pages import blocks
-from tests.common.saved_runs import copy_run
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
-from vil.tasks.classification.probe import Labeled, probe_features, split_off
-from vil.utils.errors import DataError, SaveError
-from vil.workflows.embed import embed_files
+from vil.tasks.classification.probe import Labeled, probe_features
+from vil.utils.errors import DataError
 from vil.workflows.inference import shipped_weights
-from vil.workflows.predict import open_images
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +58,6 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     assert [bool(row["error"]) for row in rows] == np.isnan(features).all(axis=1).tolist()
 
 
-def test_a_full_disk_is_an_error_before_the_features_are_written(run, photos):
-    model, limit = vil.load_for_inference(run), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
-    try:
-        with pytest.raises(SaveError, match="cannot allocate 768 B on disk"):
-            embed_files(model, open_images(photos), Path("features.npy"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert not list(Path().glob("*features*"))
-
-
 def test_nothing_is_written_if_no_image_can_be_read(run, photos):
     ended = command("embed", "--run", run, "nowhere.png", "--output-file", "features.npy")
     assert (ended.code, ended.out) == (3, "")
@@ -88,8 +73,6 @@ def test_nothing_is_written_if_no_image_can_be_read(run, photos):
         ("photos", 2, "expected a file for the features: add --output-file features.npy"),
         ("--output-file f.npy", 2, "expected images (files, folders, or - for standard input), "),
         ("photos --output-file f.txt", 2, "expected a name that ends in .npy"),
-        ("photos --output-file no/f.npy", 2, "there is no folder no"),
-        ("photos --probe", 2, "--probe uses the config's data"),
         ("--probe --output-file f.npy", 2, "--probe uses the config's data"),
         ("--probe DATA.TEST=[nothing_such]", 2, "nothing_such"),
     ],
@@ -98,21 +81,6 @@ def test_bad_words(run, photos, words, code, message):
     ended = command("embed", "--run", run, *words.split())
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
-
-
-def test_random_weights_are_refused(photos):
-    for words in ([photos, "--output-file", "f.npy"], ["--probe"]):
-        ended = command("embed", *TINY, *words)
-        assert (ended.code, ended.out) == (4, "")
-        assert "set MODEL.MODEL_PATH or give --run DIR" in ended.err
-
-
-@pytest.mark.detection
-def test_detectors_are_refused(photos):
-    copy_run("detector", Path("scenes"))
-    ended = command("embed", "--run", "scenes", photos, "--output-file", "f.npy")
-    assert (ended.code, ended.out) == (2, "")
-    assert "this config is for a detector: vil embed needs a model with one feature" in ended.err
 
 
 def test_a_probe_of_a_run(run, tmp_path, monkeypatch):
@@ -152,21 +120,6 @@ def test_probes_find_clusters():
     assert all(probe.top1 == {"val": 100.0} for probe in found)
     again = probe_features(clusters(90, 0.1), {"val": clusters(30, 0.1, seed=1)})
     assert again == found
-
-
-def test_probes_of_few_images():
-    tests = {"val": clusters(30, 0.1, seed=1)}
-    assert probe_features(clusters(6, 0.1), tests)[1].top1["val"] == 100
-    one = clusters(6, 0.1)
-    with pytest.raises(DataError, match="all 6 training images have the same class"):
-        probe_features(Labeled(one.features, np.zeros(6, np.int64)), tests)
-
-
-def test_settings_are_chosen_on_a_fifth_of_each_class():
-    classes = np.repeat([0, 1, 2], [50, 9, 4])
-    mask = split_off(classes)
-    assert np.bincount(classes[mask], minlength=3).tolist() == [10, 1, 0]
-    assert np.array_equal(mask, split_off(classes))
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from tests.common.small_runs import vil as command
 from vil.data.image import read_image
 from vil.tasks.multilabel.task import MultilabelTask
 from vil.utils.errors import ConfigError, DataError
-from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
+from vil.workflows.ensemble import Ensemble, make_ensemble
 
 ONE = [*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1"]
 
@@ -77,20 +77,6 @@ def test_views_are_averaged(runs, photos):
     assert both == pytest.approx(np.mean(each, axis=0), abs=1e-6)
 
 
-def test_batches_and_workers_do_not_change_averages(runs, photos):
-    one = predicted(runs / "run0", photos, tta=6)
-    other = np.stack(
-        [shares(p) for p in vil.predict(runs / "run0", photos, tta=6, batch_size=3, num_workers=1)]
-    )
-    assert one == pytest.approx(other, abs=1e-6)
-
-
-def test_outputs_are_averaged_in_float64(runs):
-    task = vil.load_for_inference(runs / "run0").task
-    outputs = [torch.tensor([row]) for row in ([1.0, 1e-9], [0.0, 3e-9], [0.5, 2e-9])]
-    assert task.average_outputs(outputs).tolist() == torch.tensor([[0.5, 2e-9]]).tolist()
-
-
 def test_thresholds_are_averaged_without_changing_the_models():
     tasks = [
         MultilabelTask(device=torch.device("cpu"), num_labels=2, thresholds=pair)
@@ -132,32 +118,15 @@ def test_models_that_read_images_differently_are_refused(runs):
         vil.predict(models[:1], [])
 
 
-def test_patterns_name_folders_in_numeric_order(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("fold10", "fold9", "fold1", "other"):
-        Path(name).mkdir()
-    Path("fold2.txt").write_text("")
-    assert find_runs(["fold*", "other"]) == ["fold1", "fold9", "fold10", "other"]
-    Path("odd[1]").mkdir()
-    assert find_runs(["odd[1]", "nowhere"]) == ["odd[1]", "nowhere"]
-    with pytest.raises(ConfigError, match="--run none\\*: no folder matches"):
-        find_runs(["none*"])
-    with pytest.raises(ConfigError, match=r"--run \./other: this run is given twice"):
-        find_runs(["other", "./other"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--tta hflop", "did you mean 'hflip'"),
         ("--tta 99", "a number from 1 to 10, got 99"),
         ("--threshold 1.5", "expected a probability from 0 to 1, got '1.5'"),
-        ("--threshold nan", "expected a probability from 0 to 1"),
         ("--format probabilities --threshold 0.5", "includes every class: remove --threshold"),
-        ("--format probabilities --top 2", "includes every class: remove --top"),
         ("--run none*", "--run none*: no folder matches"),
         ("{runs}/run1", "run1 is the folder of a run, not of images: write --run"),
-        ("--checkpoint nothing", "invalid choice"),
     ],
 )
 def test_bad_words(runs, photos, words, message):

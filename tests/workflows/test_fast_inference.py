@@ -7,7 +7,7 @@ import pytest
 
 import vil
 from tests.common.marks import cases
-from tests.common.small_runs import TINY, succeeds
+from tests.common.small_runs import succeeds
 from tests.common.small_runs import vil as command
 from tests.common.small_tasks import SMALL_TASKS
 from vil.integrations.optimize import OptimizedModel
@@ -68,16 +68,3 @@ def test_features_are_those_of_the_model(arch, run, tmp_path):
     plain, fast = (vil.embed(source, image, {"EVAL.FAST": value}) for value in (False, True))
     assert fast.shape == plain.shape
     assert np.allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
-
-
-@pytest.mark.detection
-def test_detectors_and_training_are_refused(tmp_path):
-    refused = command("train", "--fast", *TINY)
-    assert refused.code == 2
-    assert "unrecognized arguments: --fast" in refused.err
-    folder = tmp_path / "run"
-    vil.train(None, [*SMALL_TASKS["detection"], "OPTIM.EPOCHS=1", f"DATA.PATH={tmp_path}"],
-              output_dir=folder)  # fmt: skip
-    refused = command("evaluate", "--run", str(folder), "--fast")
-    assert refused.code == 2
-    assert "--fast (EVAL.FAST) does not support detectors" in refused.err

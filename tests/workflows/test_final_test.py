@@ -131,12 +131,6 @@ def test_two_processes_give_the_same_metrics(pets, trained, tmp_path):
     assert saved(tmp_path / "two")["metrics"]["folder"]["count"] == 10
 
 
-def test_a_resumed_run_keeps_its_split(trained):
-    config = trained.run_dir / "config.yaml"
-    with pytest.raises(vil.errors.CheckpointError, match="DATA.FOLD 1 .now 2"):
-        vil.train(config, ["DATA.FOLD=2"], output_dir=trained.run_dir, resume=True)
-
-
 def test_missing_test_images_end_the_run_before_its_first_step(pets, tmp_path):
     words = [word for word in SETS if not word.startswith("DATA.FOLD")]
     with pytest.raises(vil.errors.DataError, match="no folder test: .* set DATA.TEST_FRACTION to"):

@@ -12,7 +12,6 @@ from tests.common.data_files import png_bytes, write_tsv
 from tests.common.small_runs import SMALL
 from tests.common.small_runs import vil as command
 from vil.config import get_config
-from vil.tasks.image_task import describe_target
 from vil.utils.errors import ConfigError
 from vil.workflows.out_of_fold import check_fold_numbers
 
@@ -108,11 +107,8 @@ def test_probabilities_and_views(runs):
         (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
         (["--run", "other"], "the test sets of other (fake) are not in DATA.TRAIN of any run"),
         (["--run", "fold0", "--run", "few"], "the first model has 3 classes, this one has 2"),
-        (["--run", "nix*"], "no folder matches"),
         ([], "--out-of-fold needs a run for each fold"),
         (["--run", "fold*", "--sample"], "predicts the runs' test images: leave out --sample"),
-        (["--run", "fold*", "photos"], "predicts the runs' test images: leave out images"),
-        (["--run", "fold*", "--output", "drawn"], "leave out --output"),
     ],
 )
 def test_wrong_runs(runs, words, message, monkeypatch):
@@ -150,15 +146,3 @@ def test_numbers_of_folds(folds, message):
         check_fold_numbers({run: fold(*numbers) for run, numbers in folds.items()})
     check_fold_numbers({"a": fold(0, 2), "b": fold(1, 2)})
     check_fold_numbers({"a": fold(0, 0), "b": fold(0, 0)})
-
-
-@pytest.mark.parametrize(
-    ("target_type", "text"), [("class", "hue 120"), ("labels", "hue 120"), ("numbers", "0 1 0")]
-)
-def test_targets_as_text(target_type, text):
-    from vil.data import build_dataset
-
-    own = dict(n=4, num_classes=3, target_type="class" if target_type == "class" else "labels")
-    dataset = build_dataset("fake", None, "val", **own)
-    dataset.target_type = target_type
-    assert describe_target(dataset, 1) == text

@@ -1,16 +1,14 @@
-"""Runs from Python: the programs of docs/tutorials, several runs in one process, no global state
+"""Runs from Python: several runs in one process, no global state
 left behind, Ctrl-C, threads, and the command's sentences as exceptions."""
 
 import json
 import logging
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,33 +21,10 @@ from tests.common.small_runs import TINY
 from vil.errors import ConfigError
 from vil.tasks.image_task import transform_settings
 
-PAGE = Path(__file__).parents[2] / "docs/tutorials/python.md"
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
-
-
-@pytest.mark.long
-def test_the_programs_of_the_tutorial_run(tmp_path):
-    assert len(PROGRAMS) == 3
-    for program in PROGRAMS:
-        lines = [line for line in program.splitlines() if line.strip()]
-        assert len(lines) <= 12
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "loss.png").stat().st_size > 5000
-    assert "runs/tuned   top-1" in done.stdout
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
-
-
-def test_a_run_may_have_the_name_of_a_model(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("vil_nano").symlink_to(trained.run_dir)
-    assert len(vil.load_for_inference("vil_nano").classes) == 4
 
 
 @pytest.mark.parametrize("function", [vil.predict, vil.embed])

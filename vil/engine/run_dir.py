@@ -32,7 +32,6 @@ from vil.utils.console import echo_error
 from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
 from vil.utils.json_text import read_dict
 from vil.utils.machine import now, version
-from vil.utils.safe_files import check_run_folder
 
 LOCK_ATTEMPTS, LOCK_SECONDS = 5, 0.02  # seconds between attempts
 HELD: set[int] = set()  # descriptors of locked folders
@@ -148,29 +147,14 @@ def open_folder(folder: Path) -> TextIO:
     """Create the folder of a run if necessary, and lock it. Returns the lock file.
 
     Raises RunInUseError if another process uses the folder, and RunFolderError if the folder cannot
-    be created or has unsafe links.
+    be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder)
         return lock(folder / "run.lock")
     except OSError as error:
         reason = f"{error.strerror or error}; choose another --output_dir"
         raise RunFolderError(f"{folder} cannot be the folder of a run: {reason}") from error
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError if the folder contains a named pipe, a device or a link to a file.
-
-    If someone else created the folder, such a link could make the run overwrite another file. Links
-    to folders are allowed, such as `checkpoints` on another disk.
-    """
-    for link in (*folder.glob("*"), *folder.glob("*/*")):
-        if link.is_symlink() and not link.is_dir():
-            raise RunFolderError(
-                f"{link} is a link, and a run could overwrite its target: remove the link"
-            )
-    check_run_folder(folder)
 
 
 def lock(file: Path) -> TextIO:

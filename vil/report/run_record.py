@@ -9,7 +9,6 @@ from pathlib import Path
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import RunFolderError, os_error_as
 from vil.utils.json_text import read_dict
-from vil.utils.safe_files import check_run_folder
 
 ENTRY = re.compile(r"^# (\d{4}-\d\d-\d\dT\S+)$", re.MULTILINE)  # a start, in command.txt, env.txt
 LONGEST = 20_000  # characters kept of a start's text
@@ -36,11 +35,9 @@ class RunRecord:
     def read(cls, folder: Path) -> "RunRecord":
         """Read the files that a run logged in its folder.
 
-        Raises RunFolderError if the folder has links to files outside of the folder, or files that
-        cannot be read.
+        Raises RunFolderError if one of them cannot be read.
         """
         with os_error_as(RunFolderError, str(folder)):
-            check_run_folder(folder)
             return cls(
                 folder,
                 read_dict(folder / "status.json"),

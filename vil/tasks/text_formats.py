@@ -9,7 +9,6 @@ from typing import Any
 from vil.utils.console import printable
 from vil.utils.json_text import to_json
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 Row = tuple[str, Sequence[Any], str]  # file, values, error
 
 
@@ -75,9 +74,5 @@ def line_writer() -> Callable[[Iterable[Any]], str]:
 
 
 def csv_cell(text: str) -> str:
-    """Make text safe for a CSV cell.
-
-    Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns,
-    which the csv module does not quote, are escaped.
-    """
-    return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")
+    """Escape carriage returns, which the csv module does not quote."""
+    return text.replace("\r", "\\r")

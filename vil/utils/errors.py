@@ -32,7 +32,7 @@ class RunInUseError(RuntimeError):
 
 
 class RunFolderError(RuntimeError):
-    """Error for a run folder that cannot be created, written, or safely read."""
+    """Error for a run folder that cannot be created, written or read."""
 
     exit_code = 2
 

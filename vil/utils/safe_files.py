@@ -1,4 +1,4 @@
-"""Check paths in datasets, configs and run folders, which may come from untrusted sources."""
+"""Check paths in datasets and configs, which may come from untrusted sources."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from vil.utils.errors import DataError, RunFolderError
+from vil.utils.errors import DataError
 
 
 def regular_file(path: str | Path) -> Path:
@@ -44,21 +44,3 @@ def path_below(
     if roots is None:
         remedy = "copy the file to this folder"
     raise DataError(f"{named_by} names {shown}, which is not below {root}: {remedy}")
-
-
-def check_run_folder(folder: Path) -> None:
-    """Check the files in a run folder before they are read.
-
-    Raises RunFolderError for a named pipe, a device, or a link whose target is a file in another
-    folder. A subfolder such as `checkpoints` may be a link to another disk.
-    """
-    for path in (p for depth in ("*", "*/*", "*/*/*") for p in folder.glob(depth)):
-        if path.is_dir():
-            continue
-        real = Path(os.path.realpath(path))
-        if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
-            raise RunFolderError(
-                f"{path} is a link to {real}: remove the link, or replace it by a copy of the file"
-            )
-        if real.exists() and not real.is_file():
-            raise RunFolderError(f"{path} is not a regular file: remove it")

@@ -12,7 +12,6 @@ from vil.config import describe_preset, load_config, override
 from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting, from_mapping, from_options
 from vil.utils.errors import CheckpointError, ConfigError
-from vil.utils.safe_files import check_run_folder
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,6 @@ def run_config(
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"--run {folder} is not the folder of a run: it has no config.yaml")
-    check_run_folder(folder)
     path = weights or resolve_link(folder / "checkpoints", checkpoint)
     if path is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")

@@ -1,6 +1,6 @@
 """Inject a fault into a real run, by --import. $FAULT is the fault as JSON: what, step, rank.
 
-kill      SIGKILL to the process      sleep   the process hangs        nan    the loss is NaN
+kill      SIGKILL to the process      sleep   the process hangs
 signal    SIGTERM to the process
 inf       gradients are infinite on one rank, before the all-reduce; `step` is a list
 scale     a float16 loss scale so large, `scale`, that gradients overflow
@@ -56,15 +56,6 @@ class Overflow(torch.autograd.Function):
         return gradient * torch.inf
 
 
-def backward_to_nan(task, model, batch, *rest, plain=loop.backward):
-    figures = plain(task, model, batch, *rest)
-    if batch.step == FAULT["step"]:
-        for parameter in model.parameters():
-            parameter.grad.fill_(torch.nan)
-        figures["loss"] = figures["loss"] * torch.nan
-    return figures
-
-
 def backward_to_inf(task, model, batch, *rest, plain=loop.backward):
     if batch.step not in FAULT["step"]:
         return plain(task, model, batch, *rest)
@@ -75,9 +66,7 @@ def backward_to_inf(task, model, batch, *rest, plain=loop.backward):
         hook.remove()
 
 
-if MINE and FAULT["what"] == "nan":
-    loop.backward = backward_to_nan
-elif MINE and FAULT["what"] == "inf":
+if MINE and FAULT["what"] == "inf":
     loop.backward = backward_to_inf
 elif MINE and FAULT["what"] == "scale":
     optim.GradScaler = functools.partial(optim.GradScaler, init_scale=FAULT["scale"])

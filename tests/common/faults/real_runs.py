@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.common.small_runs import TINY, Outcome, command, environment
+from tests.common.small_runs import TINY, command, environment
 from vil.engine.checkpoint.save_load import newest_step
 
 INJECTED = str(Path(__file__).with_name("injected.py"))
@@ -35,12 +35,6 @@ def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
     return process
 
 
-def really(*words) -> Outcome:
-    """Run the command as a process and wait for it."""
-    done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
 def said(folder) -> str:
     return Path(f"{folder}.log").read_text()
 
@@ -59,15 +53,22 @@ def wait_until_running(process, folder):
         time.sleep(0.02)
 
 
-def seconds_to_end(process) -> float:
+def wait_for_steps(process, folder):
+    """Wait until the run has logged a step."""
+    log, deadline = Path(folder, "metrics.jsonl"), time.monotonic() + DEADLINE
+    while not (log.exists() and log.stat().st_size):
+        assert process.poll() is None, said(folder)
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)
+
+
+def wait_for_end(process):
     """Wait for a run that `begin` started. If it hangs, end it and show its output."""
-    began = time.monotonic()
     try:
         process.wait(DEADLINE)
     except subprocess.TimeoutExpired:
         end_all(process)
         raise AssertionError(f"hangs after {DEADLINE} s:\n{process.log.read_text()}") from None
-    return time.monotonic() - began
 
 
 def left_over(group: int) -> list[int]:
@@ -83,10 +84,15 @@ def left_over(group: int) -> list[int]:
     return found
 
 
-def end_all(process):
-    """Kill the remaining processes of a run's group."""
-    for pid in left_over(process.pid):
+def end_all(process) -> int:
+    """Wait until no process of a run's group is alive. Those that are alive after ten seconds are
+    killed. Returns their number."""
+    deadline = time.monotonic() + 10
+    while (alive := left_over(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in alive:
         os.kill(pid, signal.SIGKILL)
+    return len(alive)
 
 
 def saved_step(folder) -> int:
