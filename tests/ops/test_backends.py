@@ -29,7 +29,6 @@ from vil.ops import (
     explain,
     local_attention,
     reference,
-    register_backend,
 )
 from vil.ops.backends import chunk_groups
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
@@ -415,33 +414,6 @@ def test_invalid_windows_raise(arguments, message):
 def test_a_repeated_offset_raises():
     with pytest.raises(ValueError, match="offsets must be"):
         Window((3, 3), 2, 0, ((0, 0), (0, 1), (0, 1)))
-
-
-def test_the_previous_names_work_with_a_warning():
-    window = Window((3, 4), 2, 1)
-    with pytest.deprecated_call():
-        assert window.exact == 1
-    q, k, v = torch.randn(3, 1, 1, 12, 4)
-    padded = torch.tensor([[2, 3]])
-    with pytest.deprecated_call():
-        found = local_attention(q, k, v, window, valid=padded)
-    assert torch.equal(found, local_attention(q, k, v, window, valid_hw=padded))
-
-
-def test_a_registered_backend_may_have_the_previous_name_of_an_argument():
-    def attend(q, k, v, window, *, valid, **rest):
-        return BACKENDS["masked"].attend(q, k, v, window, valid_hw=valid, **rest)
-
-    with restored_backends():
-        with pytest.deprecated_call():
-            register_backend("mine", attend)
-        q, k, v = torch.randn(3, 1, 1, 12, 4)
-        window, padded = Window((3, 4), 2), torch.tensor([[2, 3]])
-        found, wanted = (
-            local_attention(q, k, v, window, valid_hw=padded, backend=name)
-            for name in ("mine", "masked")
-        )
-    assert torch.equal(found, wanted)
 
 
 def test_the_names_are_listed_without_torch():

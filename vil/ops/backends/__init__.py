@@ -10,9 +10,7 @@ passes recompute the scores. `vil.ops.custom_op` describes the interface of the 
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -215,16 +213,11 @@ def register_backend(
     The backend is called with a `Window` only, never with the `Layout` of a pattern. Register the
     backend before a model is built or compiled. Raises ValueError if the name is already taken.
     """
-    parameters = inspect.signature(attend).parameters
-    valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"
-    if valid == "valid":
-        text = f"backend {name}: the argument `valid` is deprecated, name it `valid_hw`"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
 
     @wraps(attend)
     def run(call: Call) -> Tensor:
         q, k, v, window, *options = call
-        names = ("num_global", "bias", valid, "scale", "dropout_p")
+        names = ("num_global", "bias", "valid_hw", "scale", "dropout_p")
         return attend(q, k, v, window, **dict(zip(names, options)))
 
     BACKENDS.register(name, run, about, unsupported=unsupported)

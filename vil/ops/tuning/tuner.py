@@ -19,13 +19,6 @@ from vil.ops import testing
 from vil.ops.attention_case import Case
 from vil.ops.backends import flex
 from vil.ops.dispatch import BACKENDS, CHOICES
-from vil.ops.qkv_attention import NATIVE
-from vil.ops.tuning.qkv_candidate import (
-    find_joined_mismatch,
-    is_joined,
-    make_leaves,
-    qkv_candidate,
-)
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
@@ -189,8 +182,6 @@ def find_mismatch(name: str, case: Case) -> str:
             if not error <= bound:
                 key = key.removeprefix(f"{name}, ")
                 return f"wrong: {key} is off by {error:.1e} (bound {bound:.1e}, {few.dtype})"
-        if name == NATIVE and is_joined(few) and (text := find_joined_mismatch(few)):
-            return f"wrong with global tokens: {text}"
     full = replace(case, batch=min(case.batch, CHECKED_IMAGES))
     plains = [plain for plain in PLAIN if not BACKENDS[plain].unsupported(full)]
     plain = next((p for p in plains if expected_bytes(p, full) <= spare_bytes(full)), None)
@@ -242,9 +233,6 @@ def time_candidates(
 
 def make_candidates(names: list[str], case: Case) -> dict[str, Candidate]:
     """Return {backend: passes to time}. All backends get the same inputs."""
-    if is_joined(case):
-        tensors = make_leaves(case)
-        return {name: qkv_candidate(name, case, *tensors) for name in names}
     inputs = testing.make_inputs(case)
     leaves = testing.leaves_of(inputs)
     return {name: backend_candidate(name, case, inputs, leaves) for name in names}
