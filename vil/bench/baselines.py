@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops import BACKENDS, Case, Layout, Window
-from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.testing import Inputs, leaves_of
 from vil.ops.tuning.tuner import backend_candidate, expected_bytes
 from vil.ops.window import Mask

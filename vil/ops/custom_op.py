@@ -1,7 +1,7 @@
 """Build a backend from a forward pass and a backward pass that recomputes the scores.
 
-The fastest passes may come from different libraries, so every combination of two passes is a
-backend, as in Theano's meta-optimizer for convolutions. All passes have the same interface:
+The fastest passes on a GPU may come from different libraries, so any two passes can be combined.
+All passes have the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
@@ -196,7 +196,8 @@ def no_second_derivative(backend: str) -> RuntimeError:
     """Return the error to raise if a backward pass is itself differentiated."""
     return RuntimeError(
         f"the attention backend {backend} has no second derivative: "
-        "select the backend chunk_autograd, or masked for a pattern"
+        "select the backend chunk_autograd, or for a pattern masked, inside "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
     )
 
 

@@ -65,14 +65,16 @@ def local_attention(
     call = call._replace(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if q.shape[0] == 0:
         return _no_images(call)
-    name = choose(Case.of(call), backend)
-    if name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
-        name = choose(Case.of(call), "masked" if isinstance(window, Layout) else TRANSFORMABLE)
+    entry = BACKENDS[choose(Case.of(call), backend)]
+    is_built_in = entry.name in BUILT_IN or "passes" in entry.facts
+    if is_built_in and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
+        name = "masked" if isinstance(window, Layout) else TRANSFORMABLE
+        entry = BACKENDS[choose(Case.of(call), name)]
     with autocast_off(q.device.type):
         call = hide_padding(call)
-        if "passes" not in BACKENDS[name].facts:  # the other backends are operators, which do this
+        if "passes" not in entry.facts:  # the other backends are operators, which do this
             call = call.with_offsets()
-        return BACKENDS[name].run(call)
+        return entry.run(call)
 
 
 def hide_padding(call: Call) -> Call:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vil.ops import testing
 from vil.ops.attention_case import Case
-from vil.ops.backends import flex
+from vil.ops.backends import PAIRS, flex
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
@@ -63,14 +63,15 @@ def tune(
 ) -> list[Trial]:
     """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
-    names: keys of BACKENDS, all by default.
+    names: keys of BACKENDS, by default all and, in training, the pairs of passes in PAIRS.
     rounds: how often a backend is timed (a slow one only once, see LIMITS).
     max_bytes: memory limit for each backend, by default half of the free memory.
     Only some images of a large batch are timed. Returns usable backends, fastest first, then
     rejected ones with the reason. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
-    names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
+    pairs = PAIRS.get(case.device, ()) if case.needs_grad else ()
+    names = [*BACKENDS, *pairs] if names is None else list(dict.fromkeys(names))
     for name in names:
         lookup(BACKENDS, name, "backend")
     trial_case = replace(case, batch=timed_batch(case))
