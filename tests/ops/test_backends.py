@@ -30,7 +30,6 @@ from vil.ops import (
     local_attention,
     reference,
 )
-from vil.ops.backends import chunk_groups
 from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.dispatch import PREFERENCE
 from vil.ops.native import library
@@ -95,14 +94,6 @@ def test_the_table_has_every_pair_of_values():
 @pytest.mark.parametrize("case", PAIRWISE + EXACT, ids=name_of)
 def test_backends_equal_the_reference(case):
     check(case)
-
-
-@pytest.mark.parametrize("max_empty", [0, 1 << 60], ids=["groups", "halo"])
-@pytest.mark.parametrize("case", PAIRWISE[::3] + EXACT, ids=name_of)
-def test_blocked_equals_the_reference_with_and_without_a_halo(case, max_empty, monkeypatch):
-    """By default the size of the grid selects one."""
-    monkeypatch.setattr(chunk_groups, "MAX_EMPTY_SCORES", max_empty)
-    check(case, names=["blocked"])
 
 
 @pytest.mark.slow
