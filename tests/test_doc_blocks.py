@@ -48,7 +48,7 @@ ELSEWHERE = {
 }
 SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
+    "README.md", "docs/guides/export.md", "docs/guides/exported_files.md",
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
     "docs/guides/check_data.md", "docs/guides/timm_and_hub.md", "docs/guides/fast_inference.md",
     "docs/guides/channels.md", "docs/tutorials/attention_lab.md",

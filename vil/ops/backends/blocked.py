@@ -26,8 +26,9 @@ from vil.ops.call import Call, Gradients
 from vil.ops.window import real_cells
 from vil.utils.transforms import is_exporting
 
-SCORE_BYTES = 1 << 24  # scores of a batch: few large operations, which a busy machine delays less
-PART_BYTES = 1 << 22  # q of a part
+# the largest scores of a batch, and the largest q of a part: on GPUs more, for fewer operations
+SCORE_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
+PART_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 BIAS_BYTES = 1 << 24  # bias of all displacements between chunks, for the heads of a part
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
@@ -114,6 +115,11 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 def wide(x: Tensor) -> torch.dtype:
     """Return the dtype to use for scores and sums: float64 if x is float64, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def score_limit(x: Tensor) -> int:
+    """Return SCORE_BYTES of the device of x."""
+    return SCORE_BYTES.get(x.device.type, SCORE_BYTES["cpu"])
 
 
 def may_have_empty(call: Call, plan: Plan) -> bool:
@@ -215,7 +221,7 @@ class Part:
             if not num_keys:
                 continue
             added = self._added(group.steps, group.hidden) if len(group.steps) == 1 else None
-            limit = SCORE_BYTES // (b * n * tile * num_keys * self.dtype.itemsize)
+            limit = score_limit(self.q) // (b * n * tile * num_keys * self.dtype.itemsize)
             for span in split_evenly(len(group.queries), limit):
                 steps, hidden = group.steps, group.hidden
                 if len(steps) > 1:
@@ -286,7 +292,8 @@ def split_call(call: Call) -> Iterator[Part]:
     plan = make_plan(call.window, call.q.device)
     most_keys = call.num_global + max(g.keys.shape[1] for g in plan.groups) * plan.tile
     score_bytes = max(1, plan.tile * most_keys * itemsize)
-    limit = min(PART_BYTES // (length * dim * call.q.itemsize), SCORE_BYTES // score_bytes)
+    part_bytes = PART_BYTES.get(call.q.device.type, PART_BYTES["cpu"])
+    limit = min(part_bytes // (length * dim * call.q.itemsize), score_limit(call.q) // score_bytes)
     by_image = split_evenly(images, limit)
     head_limit = 1 if plan.groups[0].head is not None else limit // by_image[0].stop
     if call.bias.table is not None:
