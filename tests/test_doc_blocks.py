@@ -44,7 +44,7 @@ ELSEWHERE = {
 }
 SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/guides/export.md", "docs/guides/tuning.md",
+    "README.md", "docs/guides/export.md",
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
     "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
     "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",

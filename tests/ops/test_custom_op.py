@@ -6,9 +6,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from vil.ops import BACKENDS, Case, Layout, LocalBias, Window, local_attention, patterns
-from vil.ops.backends import chunk_groups
 from vil.ops.call import from_numbers, to_numbers
-from vil.ops.custom_op import num_window_pairs
+from vil.ops.custom_op import num_pairs
 from vil.utils.timing import peak_tensor_bytes
 
 WINDOW = Window((12, 12), 4)
@@ -40,15 +39,12 @@ def test_compiling_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*pairs))
 
 
-@pytest.mark.parametrize(("max_empty", "chunks"), [(0, 49), (chunk_groups.MAX_EMPTY_SCORES, 81)])
-def test_flops_count_the_attended_chunks(max_empty, chunks, monkeypatch):
-    """Of 3 x 3 chunks 4 attend to four, 4 to six and one to nine: 49 pairs. With a halo of empty
-    chunks, for so small a grid, all attend to nine."""
-    monkeypatch.setattr(chunk_groups, "MAX_EMPTY_SCORES", max_empty)
+def test_flops_count_the_attended_chunks():
+    """Of 3 x 3 chunks 4 attend to four, 4 to six and one to nine: 49 pairs."""
     with FlopCounterMode(display=False) as counter:
         attend(*make()).sum().backward()
-    pairs = chunks * 16 * 16 + 9 * 16  # plus the global key of every token
-    assert num_window_pairs(WINDOW, 1, halo=int(max_empty > 0)) == pairs
+    pairs = 49 * 16 * 16 + 9 * 16  # plus the global key of every token
+    assert num_pairs(WINDOW, 1) == pairs
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 2 * 8 * pairs
 
 

@@ -9,20 +9,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS, LocalPerHead
-from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
-from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops import BACKENDS, Case, LocalBias, choose, explain, local_attention, patterns
+from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.layout import Layout
 from vil.ops.native import library
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import errors, make_inputs
 
 ACCEPT = ("blocked", "masked")  # the backends that compute layouts on a CPU, with gradients
-# those whose kernels are tested in test_flex and test_triton
-NATIVE = ("native", "native+blocked", "blocked+native")  # with a compiler; see test_native
-COMPUTE = {*ACCEPT, "flex", "triton", "native"}
-PASSES = ("blocked", "triton", "native")
-COMPUTE |= {f"{a}+{b}" for a in COMPUTE for b in PASSES if a not in (b, "masked")}
-COMPUTE |= {"masked_sdpa"}  # without the gradient of a bias
+COMPUTE = {*ACCEPT, "flex", "triton", "native"}  # see also test_flex, test_triton, test_native
 PATTERNS = [
     "local:2",
     "axial",
@@ -53,11 +48,12 @@ def case_of(pattern, grid, chunk, num_global, table, to_global, valid, dtype, he
 def assert_equal(case):
     for key, (error, bound) in errors(case, ACCEPT).items():
         assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
-    fused = [replace(case, table_bias=False, global_bias=False), replace(case, needs_grad=False)]
-    fused = [each for each in fused if not BACKENDS["masked_sdpa"].unsupported(each)]
-    assert fused
-    for each in fused:
-        for key, (error, bound) in errors(each, ["masked_sdpa"]).items():
+    # without the gradient of a bias, torch's fused attention computes `masked`
+    for each in (
+        replace(case, table_bias=False, global_bias=False),
+        replace(case, needs_grad=False),
+    ):
+        for key, (error, bound) in errors(each, ["masked"]).items():
             assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
 
 
@@ -85,20 +81,6 @@ def test_invariant_pattern_per_head():
     case = case_of(LocalPerHead(), *CALLS[4])
     assert_equal(case)
     assert case.window.count_pairs() == case.window.mask.sum()
-
-
-def test_the_fused_mask_says_why_it_cannot_run():
-    call = ((5, 7), 3, 0, True, False, False, torch.bfloat16)
-    case = case_of(patterns.axial(), *call)
-    reasons = BACKENDS["masked_sdpa"].unsupported
-    assert any("a bias in training" in reason for reason in reasons(case))
-    evaluation = replace(case, needs_grad=False)
-    assert any("a bias would be rounded" in reason for reason in reasons(evaluation))
-    plain = replace(case, table_bias=False)
-    assert not reasons(plain)
-    assert any("dropout" in reason for reason in reasons(replace(plain, dropout=True)))
-    window = replace(plain, window=Window((5, 7), 3))
-    assert reasons(window) == ["it computes patterns, and windows that are as large as the grid"]
 
 
 @pytest.mark.parametrize("name", ACCEPT)
@@ -149,8 +131,7 @@ def test_chunk_size_does_not_change_the_result():
 def test_other_backends_say_why_they_cannot_run():
     case = case_of(patterns.axial(), *CALLS[1])
     for name, verdict in explain(case).items():
-        compiled = name in NATIVE and not library.obstacle()
-        can_run = compiled or name in (*ACCEPT, "masked_sdpa")
+        can_run = name in ACCEPT or (name == "native" and not library.obstacle())
         assert can_run == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
     with pytest.raises(ValueError, match="gathered.*it computes windows, not patterns"):
         choose(case, "gathered")
@@ -171,11 +152,7 @@ def test_without_native_a_backend_is_chosen_by_density(without_native):
     sparse = Case(Layout((16, 16), 4, patterns.local(3)), 1, 2, 8)
     assert dense.window.density == 1
     assert sparse.window.density < 0.5
-    assert (choose(dense), choose(sparse)) == ("masked_sdpa", "blocked")
-    biased = [replace(case, table_bias=True) for case in (dense, sparse)]
-    assert tuple(map(choose, biased)) == ("masked", "blocked")
-    evaluation = replace(biased[0], needs_grad=False)
-    assert choose(evaluation) == "masked_sdpa"
+    assert (choose(dense), choose(sparse)) == ("masked", "blocked")
     large = Case(Layout((100, 100), 10, patterns.dilated(2)), 1, 1, 8)
     assert large.window.length > MAX_MASKED_LENGTH
     assert choose(large) == "blocked"

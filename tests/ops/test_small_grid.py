@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from vil.ops import LocalBias, Window, local_attention, reference
-from vil.ops.attention_case import Case
-from vil.ops.call import Call
-from vil.ops.small_grid import shrink_call, shrink_case, shrink_window
 from vil.ops.window import Mask, real_cells
 
 pytestmark = pytest.mark.trust(10)
@@ -51,37 +48,6 @@ def test_output_and_gradients_are_the_reference(grid, size, mask, mode, num_glob
         found.append([out, *(z if g is None else g for g, z in zip(grads, zeros))])
     for ours, theirs in zip(*found):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_the_window_is_that_of_the_grid():
-    assert shrink_window(Window((30, 41), 300)) == Window((30, 41), 41, 0, ((0, 0),))
-    assert shrink_window(Window((30, 41), 300, Mask.EXACT)) == Window((30, 41), 41, Mask.EXACT)
-    for same in (Window((30, 41), 40), Window((30, 41), 41), Window((30, 41), 41, Mask.EXACT)):
-        assert shrink_window(same) is same
-
-
-def test_memory_is_that_of_the_grid():
-    """300 x 300 chunks would take 9 * 90,000**2 scores; the table has 1,199**2 entries."""
-    q, k, v, bias = inputs((30, 41), 300, table=True)
-    for mask in Mask:
-        call = shrink_call(Call(q, k, v, Window((30, 41), 300, mask), 1, bias))
-        assert call.window.size == 41
-        assert call.bias.table.shape == (2, 163**2)
-
-
-def test_repeated_keys_are_dropped_one_by_one():
-    """So with dropout a cyclic window of repeated keys is computed as it is."""
-    window = Window((4, 4), 5, Mask.CYCLIC)
-    assert shrink_window(window, dropout=True) is window
-    assert shrink_window(Window((4, 4), 5), dropout=True).size == 4
-
-
-def test_the_case_is_that_of_the_call():
-    for mask, table in product(Mask, (True, False)):
-        window = Window((4, 4), 6, mask)
-        q, k, v, bias = inputs((4, 4), 6, table=table)
-        call = Call(q, k, v, window, 1, bias)
-        assert shrink_case(Case.of(call)) == Case.of(shrink_call(call))
 
 
 def test_no_images_give_gradients_of_zero():

@@ -24,12 +24,8 @@ from vil.ops import (
     register_backend,
 )
 from vil.ops.dispatch import CHOICES
-from vil.ops.native import library
-from vil.ops.qkv_attention import attend_qkv
 from vil.ops.testing import make_inputs, run
 from vil.ops.tuning import tuner, tuning_cache
-from vil.ops.tuning.qkv_candidate import make_leaves, qkv_candidate
-from vil.ops.window import SELF_CHUNK, Mask
 from vil.utils.memory import fake_memory
 from vil.utils.timing import peak_tensor_bytes
 
@@ -371,39 +367,3 @@ def test_a_path_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, caplo
         assert not tuning_cache.save("cpu", {CASE.bucket(): [trial]})
     assert "cannot write the tuned backends" in caplog.text
     assert tuning_cache.load("cpu") == 0
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(Window((7, 8), 3), 2, 2, 8, 1, table_bias=True, global_bias=True),
-        Case(Window((5, 5), 5, Mask.CHUNKS, (SELF_CHUNK,)), 2, 3, 8, 2),
-        Case(Layout((6, 6), 2, patterns.axial()), 1, 2, 8, 0),
-    ],
-    ids=["window", "full", "layout"],
-)
-def test_all_candidates_compute_the_same(case):
-    leaves, cotangent = make_leaves(case)
-    results = {}
-    for name in ("masked", "masked_sdpa", "blocked", "native"):
-        if not BACKENDS[name].reasons_against(case):
-            candidate = qkv_candidate(name, case, leaves, cotangent)
-            out = candidate.forward()
-            results[name] = [out, *candidate.backward(out)]
-    first, *others = results.values()
-    assert others
-    for result in others:
-        for found, wanted in zip(result, first, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
-def test_a_wrong_operation_on_joined_projections_is_caught(monkeypatch):
-    def wrong(qkv, *args, **settings):
-        out = attend_qkv(qkv, *args, **settings)
-        return torch.cat([1.01 * out[:, :1], out[:, 1:]], dim=1)  # of the global token
-
-    monkeypatch.setattr("vil.ops.tuning.qkv_candidate.attend_qkv", wrong)
-    trials = {trial.name: trial for trial in tuner.tune(CASE, ["native", "blocked"], rounds=1)}
-    assert "wrong with global tokens: out is off by" in trials["native"].reason
-    assert CHOICES[CASE.bucket()] == "blocked"

@@ -1,7 +1,7 @@
 """Build a backend from a forward pass and a backward pass that recomputes the scores.
 
-The fastest passes may come from different libraries, so every combination of two passes is a
-backend, as in Theano's meta-optimizer for convolutions. All passes have the same interface:
+The fastest passes on a GPU may come from different libraries, so any two passes can be combined.
+All passes have the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
@@ -18,6 +18,7 @@ Shapes: B batch, N heads, L tokens, D channels.
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKWARDS, FORWARDS, blocked
-from vil.ops.backends.chunk_groups import chunk_groups, halo_size
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.layout import Layout
@@ -154,7 +154,7 @@ def _operator(forward: str, backward: str, is_shifted: bool) -> Callable:
     operator = _declare(name, compute, schema, is_shifted)
     operator.register_fake(fake)
     operator.register_autograd(differentiate, setup_context=setup_context)
-    _register_flops(name, 2, forward)
+    _register_flops(name, 2)
     return operator
 
 
@@ -188,7 +188,7 @@ def _gradient(backward: str, is_shifted: bool) -> Callable:
     schema = f"({INPUTS}, Tensor out, Tensor lse, Tensor dout, {STATIC}) -> ({returns})"
     operator = _declare(name, compute, schema, is_shifted)
     operator.register_fake(fake)
-    _register_flops(name, 5, backward)
+    _register_flops(name, 5)
     return operator
 
 
@@ -196,60 +196,43 @@ def no_second_derivative(backend: str) -> RuntimeError:
     """Return the error to raise if a backward pass is itself differentiated."""
     return RuntimeError(
         f"the attention backend {backend} has no second derivative: "
-        "select the backend chunk_autograd, or masked for a pattern"
+        "select the backend chunk_autograd, or for a pattern masked, inside "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
     )
 
 
-def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
+def _register_flops(name: str, num_matmuls: int) -> None:
     """Register the FLOP formula of an operator.
 
     name: the operator, such as "vil::blocked_triton". num_matmuls: number of matrix products in the
-    operator, each with as many FLOPs as q @ k^T. backend: a key of FORWARDS or BACKWARDS. The
-    number of scores depends on the backend, see `num_pairs`.
+    operator, each with as many FLOPs as q @ k^T.
     """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 5)
         window, num_global = from_numbers(numbers)
         batch, heads, _, dim = q_shape
-        pairs = num_pairs(window, num_global, batch * heads if backend == "blocked" else 0)
+        pairs = num_pairs(window, num_global)
         return 2 * num_matmuls * batch * heads * dim * pairs
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
 
 
-def num_pairs(window: Window | Layout, num_global: int, lanes: int = 0) -> int:
+def num_pairs(window: Window | Layout, num_global: int) -> int:
     """Count the query-key pairs whose scores are computed, for one head of one image.
 
-    lanes: number of images times number of heads if the backend is `blocked`, else 0. If there are
-    few lanes, `blocked` also computes scores for empty chunks around the grid, see `halo_size`.
-    """
-    if isinstance(window, Layout):
-        return _num_layout_pairs(window, num_global)
-    return num_window_pairs(
-        window, num_global, halo_size(window, lanes) if lanes else int(window.cyclic)
-    )
-
-
-def _num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the query-key pairs whose scores are computed for a layout, for one head of one image.
-
     If any query of a query chunk attends to any key of a key chunk, all query-key pairs of the two
-    chunks are counted. If patterns differ by head, the count is the mean over heads.
+    chunks are counted, with the padding tokens of incomplete chunks. If patterns differ by head,
+    the count is the mean over heads.
     """
-    queries = layout.chunks[0] * layout.chunks[1] * layout.tile
-    return round(queries * (num_global + layout.density * queries))
-
-
-def num_window_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the query-key pairs whose scores are computed for a window, for one head of one image.
-
-    Padding tokens of incomplete chunks are counted. halo: 1 if scores are also computed for extra
-    chunks around the grid (see `halo_size`), else 0. A cyclic window always has these chunks.
-    """
-    return sum(
-        group.num_blocks * group.num_queries * window.tile
-        * (num_global + len(group.keys) * window.tile)
-        for group in chunk_groups(window, halo)
-    )  # fmt: skip
+    rows, cols = window.chunks
+    if isinstance(window, Layout):
+        queries = rows * cols * window.tile
+        return round(queries * (num_global + window.density * queries))
+    tile = prod(min(window.size, side) for side in window.grid)
+    chunk_pairs = sum(
+        rows * cols if window.cyclic else max(0, rows - abs(dx)) * max(0, cols - abs(dy))
+        for dx, dy in window.offsets
+    )
+    return rows * cols * tile * num_global + chunk_pairs * tile**2

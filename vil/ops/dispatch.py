@@ -48,15 +48,11 @@ def preferred(case: Case) -> Iterator[str]:
     elif case.symbolic:
         yield "masked"
     else:
-        full = case.is_layout or case.window.covers_grid
-        dense = ("masked_sdpa", "masked") if full else ("masked",)
         if case.device == "cpu":
             yield from names[:1] if names[0] == "native" else ()
-            yield from dense if is_dense(case) else ()
+            yield from ("masked",) if is_dense(case) else ()
             yield from names
-            yield from dense
-        else:
-            yield from (*dense, "blocked")
+        yield from ("masked", "blocked")
 
 
 def is_dense(case: Case) -> bool:
@@ -84,10 +80,10 @@ def choose(case: Case, backend: str = "auto") -> str:
     no backend supports it.
     """
     if backend != "auto":
-        reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
-        if reasons:
+        entry = lookup(BACKENDS, backend, "backend")
+        if reasons := entry.reasons_against(case):
             raise ValueError(f"backend {backend!r} cannot run this call: {'; '.join(reasons)}")
-        return backend
+        return entry.name
     if name := tuned(case) or _choose_untuned(case):
         return name
     reasons = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
@@ -113,13 +109,12 @@ def tuned(case: Case) -> str | None:
     """
     if case.symbolic or not CHOICES or is_exporting():
         return None
-    name = CHOICES.get(case.bucket())
-    usable = name in BACKENDS and not BACKENDS[name].reasons_against(case)
-    return name if usable else None
+    entry = BACKENDS.get(CHOICES.get(case.bucket(), ""))
+    return None if entry is None or entry.reasons_against(case) else entry.name
 
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """Return {backend: verdict} for all backends.
+    """Return {backend: verdict} for all backends, and for a pair of passes if it is selected.
 
     The verdict of the selected backend is "chosen", followed by ", tuned" if tuning found it to be
     fastest, or by ", pinned" if `backend` names it. The verdict of another backend is "could run",
@@ -131,11 +126,11 @@ def explain(case: Case, backend: str = "auto") -> dict[str, str]:
         word = "chosen, tuned" if chosen else "chosen"
         chosen = chosen or _choose_untuned(case, prepare=False)
     else:
-        lookup(BACKENDS, backend, "backend")
-        chosen, word = backend, "chosen, pinned"
+        chosen, word = lookup(BACKENDS, backend, "backend").name, "chosen, pinned"
     verdicts = {}
-    for name, entry in BACKENDS.items():
-        if name == backend and (reasons := entry.reasons_against(case)):
+    for name in dict.fromkeys([*BACKENDS, *([chosen] if chosen else [])]):
+        entry = BACKENDS[name]
+        if backend != "auto" and name == chosen and (reasons := entry.reasons_against(case)):
             verdicts[name] = f"pinned, but cannot run: {'; '.join(reasons)}"
         else:
             able = word if name == chosen else "could run"

@@ -3,8 +3,6 @@
 Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, w window.
 """
 
-import warnings
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,7 +12,6 @@ from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.call import Call
 from vil.ops.dispatch import BACKENDS, choose
 from vil.ops.layout import Layout
-from vil.ops.small_grid import shrink_call
 from vil.ops.window import Window, real_cells
 from vil.utils.precision import autocast_off
 from vil.utils.transforms import is_transformed
@@ -34,7 +31,6 @@ def local_attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     backend: str = "auto",
-    valid: Tensor | None = None,
     neighbor: Tensor | None = None,
 ) -> Tensor:
     """Attend from each local token to the global tokens and its window, with a single softmax.
@@ -54,7 +50,6 @@ def local_attention(
     backend: "auto" or a name in `vil.ops.BACKENDS`. All backends compute the same result, which
     `vil.ops.reference` defines. Under torch.func transforms and in forward-mode AD, a built-in
     backend is replaced by `chunk_autograd`, or by `masked` for a layout.
-    valid: deprecated name of `valid_hw`.
     neighbor: scalar int64 on the CPU: the neighbor mode 1 to 8 whose offsets replace those of the
     window, which must also be those of such a mode. torch.compile then need not compile each mode.
 
@@ -64,27 +59,22 @@ def local_attention(
     that does not support the case.
     Source: Vision Longformer, arXiv:2103.15358, section 3.2.
     """
-    if valid is not None:
-        warnings.warn(
-            "local_attention: the argument `valid` is deprecated, use `valid_hw`",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        valid_hw = valid
     bias = NO_BIAS if bias is None else bias
     call = Call(q, k, v, window, num_global, bias, valid_hw, 1.0, dropout_p, neighbor=neighbor)
     _check(call)
-    call = shrink_call(call._replace(scale=q.shape[-1] ** -0.5 if scale is None else scale))
+    call = call._replace(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if q.shape[0] == 0:
         return _no_images(call)
-    name = choose(Case.of(call), backend)
-    if name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
-        name = choose(Case.of(call), "masked" if isinstance(window, Layout) else TRANSFORMABLE)
+    entry = BACKENDS[choose(Case.of(call), backend)]
+    is_built_in = entry.name in BUILT_IN or "passes" in entry.facts
+    if is_built_in and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
+        name = "masked" if isinstance(window, Layout) else TRANSFORMABLE
+        entry = BACKENDS[choose(Case.of(call), name)]
     with autocast_off(q.device.type):
         call = hide_padding(call)
-        if "passes" not in BACKENDS[name].facts:  # the other backends are operators, which do this
+        if "passes" not in entry.facts:  # the other backends are operators, which do this
             call = call.with_offsets()
-        return BACKENDS[name].run(call)
+        return entry.run(call)
 
 
 def hide_padding(call: Call) -> Call:

@@ -13,7 +13,6 @@ exact window, (W, K*W). None of them has L x L entries.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -169,14 +168,6 @@ class Window(ChunkGrid):
         mode: -1 to 8, see `mode_offsets`.
         """
         return cls(grid, size, Mask(mask), mode_offsets(mode))
-
-    @property
-    def exact(self) -> int:
-        """Deprecated. Use `mask`, which has the same value."""
-        warnings.warn(
-            "Window.exact is deprecated, use Window.mask", DeprecationWarning, stacklevel=2
-        )
-        return int(self.mask)
 
     @property
     def cyclic(self) -> bool:

@@ -16,7 +16,6 @@ from vil.ops import Case, Window
 from vil.ops.backends import BACKENDS, FORWARDS, blocked
 from vil.ops.call import Call
 from vil.ops.dispatch import choose
-from vil.ops.small_grid import shrink_call
 from vil.streaming.global_rows import GlobalRows
 from vil.streaming.local_rows import compute_strip
 from vil.streaming.tokens import sizes_only
@@ -99,7 +98,7 @@ def attention_bytes(
         q = attn.split_heads(tensor(window.length, attn.dim))
         bias = attn.bias(window.grid)
         options = {} if bias is None else {"bias": bias}
-        call = shrink_call(Call(q, k, v, window, attn.num_global, scale=attn.scale, **options))
+        call = Call(q, k, v, window, attn.num_global, scale=attn.scale, **options)
         name = choose(Case.of(call), attn.backend)
         memory.peak = memory.now
         with autocast_off(device.type):

@@ -213,7 +213,7 @@ def _report(
     """
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
-        if request.backend == "auto" and wanted and tuned(case) != wanted:
+        if request.backend == "auto" and wanted and tuned(case) is None:
             entry = BACKENDS.get(wanted)
             why = "; ".join(entry.reasons_against(case)) if entry else "no backend has this name"
             log.warning("%s: the tuned backend %s is not used: %s", request, wanted, why)

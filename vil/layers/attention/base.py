@@ -18,7 +18,6 @@ from vil.layers.linear import apply_linear
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case, Layout, Window
-from vil.ops.small_grid import shrink_case
 from vil.utils.train_step import TrainStep
 from vil.utils.transforms import is_exporting, is_transformed
 
@@ -225,7 +224,7 @@ class Attention(nn.Module):
         padded: whether the call passes `valid_hw`.
         call: batch, dtype and device of the call.
         """
-        case = Case(
+        return Case(
             window,
             heads=self.num_heads,
             head_dim=self.dim // self.num_heads,
@@ -237,7 +236,6 @@ class Attention(nn.Module):
             needs_grad=training,
             **call,
         )
-        return shrink_case(case)
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None

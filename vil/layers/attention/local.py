@@ -99,7 +99,7 @@ class LocalAttention(GlobalLocalAttention):
         call = dict(batch=qkv.shape[0], dtype=qkv.dtype, device="cpu")
         case = self.make_case(window, training=torch.is_grad_enabled(), **call)
         case = replace(case, dropout=False) if case.dropout else case
-        return case.window == window and choose(case, self.backend) == NATIVE
+        return choose(case, self.backend) == NATIVE
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).

@@ -3,16 +3,14 @@
 Importing this package imports neither torch nor a backend, so that commands can list the names
 quickly.
 
-Each forward pass in FORWARDS and each backward pass in BACKWARDS together form a backend. For
-example, "flex+blocked" is the forward pass of flex with the backward pass of blocked. The backward
-passes recompute the scores. `vil.ops.custom_op` describes the interface of the passes.
+A backend that recomputes the scores in its backward pass consists of two passes with one interface,
+which `vil.ops.custom_op` describes. A forward pass in FORWARDS and another backend's backward pass
+in BACKWARDS form a pair, such as "flex+blocked". The tuner measures the pairs of PAIRS. A pair is
+found under its name, but is not listed with the backends.
 """
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -134,17 +132,44 @@ class Backend(Implementation):
         _ = self.attend
 
 
+class BackendRegistry(Registry):
+    """Registry of backends that also finds pairs and former names, which it does not list."""
+
+    def __init__(self) -> None:
+        super().__init__("backend", entry_type=Backend)
+        self.pairs: dict[str, Backend] = {}
+
+    def __getitem__(self, name: str) -> Backend:
+        name = FORMER_NAMES.get(name, name)
+        if name in self.entries:
+            return self.entries[name]
+        if name not in self.pairs:
+            forward, _, backward = str(name).partition("+")
+            if forward not in FORWARDS or backward not in BACKWARDS:
+                raise KeyError(name)
+            about = f"forward of {forward}, backward of {backward}"
+            self.pairs[name] = Backend(name, _JOIN, about, facts=_pass_facts(forward, backward))
+            self.pairs[name].resolve()
+        return self.pairs[name]
+
+
+# {device: pairs of a forward and another backend's backward pass that the tuner measures}
+PAIRS = {"cuda": ("flex+blocked", "flex+triton", "triton+blocked", "blocked+triton")}
+FORMER_NAMES = {"masked_sdpa": "masked"}  # in configs and folders of earlier runs
 FORWARDS = Registry("forward pass", entry_type=Implementation)
 BACKWARDS = Registry("backward pass", entry_type=Implementation)
-BACKENDS = Registry("backend", entry_type=Backend)
+BACKENDS = BackendRegistry()
+_JOIN = "vil.ops.custom_op:join_passes"
 
 
-def _add_passes(name: str, module: str, about: str, *registries: Registry, **facts: Any) -> None:
-    home = f"{__name__}.{module}"
-    if "prepare" in facts:
-        facts["prepare"] = f"{__name__}.{facts['prepare']}"
-    for registry, function in zip(registries, ("forward", "backward")):
-        registry.add(name, f"{home}:{function}", about, unsupported=f"{home}:unsupported", **facts)
+def _pass_facts(forward: str, backward: str) -> dict[str, Any]:
+    """Return the facts of a backend that combines two passes."""
+    return dict(
+        unsupported="vil.ops.custom_op:join_limits",
+        prepare="vil.ops.custom_op:join_prepare",
+        passes=(forward, backward),
+        layouts=True,  # `join_limits` rejects layouts that a pass does not support
+    )
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
@@ -161,39 +186,41 @@ def _add(name: str, home: str, about: str, limits: str | None = None, **facts: A
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
 
 
-_BLOCKED = "a few chunks at a time; the backward pass recomputes the scores"
-_TRITON = "fused Triton kernels; the backward pass recomputes the scores"
-_NATIVE = "compiled C++ for CPUs; the backward pass recomputes the scores"
+def _add_passes(name: str, module: str, about: str, **facts: Any) -> None:
+    """Add a backend of this package that recomputes the scores, and its two passes.
+
+    module: location, relative to this package, of its functions `forward`, `backward` and
+    `unsupported`. facts: see `Implementation`, with locations relative to this package.
+    """
+    home = f"{__name__}.{module}"
+    facts = {key: f"{__name__}.{place}" for key, place in facts.items()}
+    for registry, function in ((FORWARDS, "forward"), (BACKWARDS, "backward")):
+        limits = f"{home}:unsupported"
+        registry.add(name, f"{home}:{function}", about, unsupported=limits, layouts=True, **facts)
+    BACKENDS.add(name, _JOIN, about, **_pass_facts(name, name))
+
+
+_RECOMPUTES = "the backward pass recomputes the scores"
 _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
-_add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
-_add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS, layouts=True)
-_add_passes(
-    "native", "native", _NATIVE, FORWARDS, BACKWARDS, layouts=True, prepare="native:prepare"
-)
-_add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
-_MASKED = "full attention with a dense mask"
-_add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
-_FUSED = "torch's fused attention with a dense mask"
-_add("masked_sdpa", "masked_sdpa:run", _FUSED, "unsupported", layouts=True)
-_add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
-_add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
-_add("gathered", "gather_sdpa:run", "fused attention on gathered neighbor chunks; exportable")
+_add("masked", "masked:run", "full attention with a dense mask", "unsupported", layouts=True)
+_add("gathered", "gathered:run", "fused attention on gathered neighbor chunks; exportable")
+_add_passes("blocked", "blocked", f"a few chunks at a time; {_RECOMPUTES}")
+_add_passes("native", "native", f"compiled C++ for CPUs; {_RECOMPUTES}", prepare="native:prepare")
+_add_passes("triton", "triton.fused", f"fused Triton kernels; {_RECOMPUTES}")
 _add("flex", "flex:run", _FLEX, "run_unsupported", compiles=True, layouts=True)
-for _pair in itertools.product(FORWARDS, BACKWARDS):
-    _forward, _backward = _pair
-    _same = _forward == _backward
-    BACKENDS.add(
-        _forward if _same else f"{_forward}+{_backward}",
-        "vil.ops.custom_op:join_passes",
-        FORWARDS[_forward].about if _same else f"forward of {_forward}, backward of {_backward}",
-        unsupported="vil.ops.custom_op:join_limits",
-        prepare="vil.ops.custom_op:join_prepare",
-        passes=_pair,
-        layouts=True,  # `join_limits` rejects layouts that a pass does not support
-    )
-_add("unfold_tensor", "unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
-_add("unfold_nnf", "unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
+FORWARDS.add(
+    "flex",
+    f"{__name__}.flex:forward",
+    _FLEX,
+    unsupported=f"{__name__}.flex:unsupported",
+    layouts=True,
+)
+_SLIDING = "vil_2021.sliding_chunk"
+_add("chunk_autograd", f"{_SLIDING}:run_autograd", "sliding chunks, backward by autograd")
+_add("chunk_handgrad", f"{_SLIDING}:run_handgrad", "sliding chunks, hand-written backward")
+_add("unfold_tensor", "vil_2021.unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
+_add("unfold_nnf", "vil_2021.unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
 BUILT_IN = frozenset(BACKENDS)
 
 
@@ -215,16 +242,11 @@ def register_backend(
     The backend is called with a `Window` only, never with the `Layout` of a pattern. Register the
     backend before a model is built or compiled. Raises ValueError if the name is already taken.
     """
-    parameters = inspect.signature(attend).parameters
-    valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"
-    if valid == "valid":
-        text = f"backend {name}: the argument `valid` is deprecated, name it `valid_hw`"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
 
     @wraps(attend)
     def run(call: Call) -> Tensor:
         q, k, v, window, *options = call
-        names = ("num_global", "bias", valid, "scale", "dropout_p")
+        names = ("num_global", "bias", "valid_hw", "scale", "dropout_p")
         return attend(q, k, v, window, **dict(zip(names, options)))
 
     BACKENDS.register(name, run, about, unsupported=unsupported)

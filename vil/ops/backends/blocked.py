@@ -1,47 +1,36 @@
-"""Local attention in batches of a few chunks, whose scores are never stored for all chunks.
+"""Local attention for a few query chunks at a time, in plain PyTorch.
 
-The backward pass recomputes the scores of each batch, as in FlashAttention (arXiv:2205.14135). q, k
-and v keep their memory layout, and only the chunks of one batch are copied.
+Every query chunk has a list of key chunks, see chunk_plan.py. The scores of a batch of query chunks
+are computed, used and dropped, and the backward pass recomputes them, as in FlashAttention
+(arXiv:2205.14135). A call is split into parts with a few images and heads each, so that the copies
+of their tokens in chunk order stay small too.
 
-Query chunks at an edge of the grid have fewer neighbors than others, so the interior, each edge and
-each corner need their own batches. For small inputs, a halo of extra chunks around the grid makes
-all chunks alike. Cyclic windows always have a halo, which contains copies of the chunks at the
-opposite edge.
-
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
-w*w tokens, K offsets.
-A batch has b images and n heads. For each image and head, it has p blocks, so h = b*n*p blocks in
-total. A block is M query chunks and the J key chunks that all of them attend to, so it has T = G +
-J*W keys.
+Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W tokens, S
+displacements between chunks.
+In a `ListGroup`: P query chunks with J key chunks each.
+In a `Part`: b images and n heads.
+In a `Batch`: p query chunks of a group, h = b*n*p query chunks of all images and heads of the part,
+T = G + J*W keys.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
-from vil.ops.backends import block_sparse
-from vil.ops.backends.chunk_groups import (
-    Batch,
-    ChunkGroup,
-    add_halo,
-    batches,
-    chunk_groups,
-    halo_size,
-    key_rectangles,
-    key_tiles,
-    query_tiles,
-    sum_halo,
-)
-from vil.ops.backends.chunk_layout import can_be_empty, from_tiles, is_even, to_tiles
-from vil.ops.backends.scratch import BATCH_BYTES, Scratch, even_share, wide
-from vil.ops.bias import LocalBias, tile_bias
+from vil.ops.backends.chunk_layout import from_tiles, to_tiles
+from vil.ops.backends.chunk_plan import Plan, make_plan
 from vil.ops.call import Call, Gradients
-from vil.ops.layout import Layout
-from vil.ops.window import Mask, Window, real_cells
+from vil.ops.window import real_cells
 from vil.utils.transforms import is_exporting
+
+# the largest scores of a batch, and the largest q of a part: on GPUs more, for fewer operations
+SCORE_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
+PART_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
+BIAS_BYTES = 1 << 24  # bias of all displacements between chunks, for the heads of a part
+softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
 
 def unsupported(case: Case) -> list[str]:
@@ -58,42 +47,34 @@ def unsupported(case: Case) -> list[str]:
     return [text for text, applies in checks.items() if applies]
 
 
-def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor | None]:
+def forward(call: Call, *, sizes_only: bool = False) -> tuple[Tensor, Tensor]:
     """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores.
 
-    The log-sum-exp is None if the call does not need it. sizes_only: compute only one batch of each
-    size, to measure the peak memory quickly.
+    sizes_only: compute only one batch of each size, to measure the peak memory quickly.
     """
-    if isinstance(call.window, Layout):
-        return block_sparse.forward(call)
-    q, window = call.q, call.window
-    scratch = Scratch(q)
-    halo = halo_size(window, q.shape[:2].numel())
-    scores_of = Scores(call, halo, scratch)
-    all_keys, all_values = (Keys(x, call, halo, scratch) for x in (call.k, call.v))
-    out, stat_shape = OutputTiles(torch.empty_like(q), window), (*q.shape[:3], 1)
-    top, largest = (OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), window) for _ in range(2))
-    has_empty = can_be_empty(call.num_global, call.valid_hw)
-    all_batches = scores_of.batches()
-    for batch in one_of_each_size(all_batches) if sizes_only else all_batches:
-        scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
-        if has_empty or call.needs_lse:
-            top.put(scores.amax(-1), batch)
-        weights = torch.softmax(scores, -1, out=scores)
-        if call.needs_lse:
-            largest.put(weights.amax(-1), batch)
-        weights = scratch.cast(weights, q.dtype)
-        out.put(torch.bmm(weights, all_values.gather(batch)), batch)
-    out, top, largest = out.close(), top.close(), largest.close()
-    if has_empty:
-        empty = top == torch.finfo(top.dtype).min
-        out.masked_fill_(empty, 0.0)
-    if not call.needs_lse:
-        return out, None
-    lse = top - largest.log()  # the largest weight is 1 over the sum of exponentials
-    if has_empty:
-        lse.masked_fill_(empty, -torch.inf)
-    return out, lse[..., 0]
+    out, lse = torch.empty_like(call.q), call.q.new_empty(call.q.shape[:3], dtype=wide(call.q))
+    least, seen = torch.finfo(lse.dtype).min, set()
+    for part in split_call(call):
+        rows = torch.zeros_like(part.q)
+        stat = torch.full(rows.shape[:-1], least, dtype=lse.dtype, device=rows.device)
+        for batch in part.batches():
+            if sizes_only and batch.size in seen:
+                continue
+            seen.add(batch.size)
+            scores = part.scores(batch, gather(part.q, batch.queries), part.keys(batch))
+            largest = scores.amax(-1)
+            weights = torch.softmax(scores, -1, out=scores)
+            # the largest weight is 1 over the sum of exponentials
+            put(stat, largest - weights.amax(-1).log(), batch)
+            put(rows, torch.bmm(weights.to(rows.dtype), part.values(batch)), batch)
+            del scores, weights  # before the next batch allocates its own
+        if may_have_empty(call, part.plan):
+            empty = stat <= least
+            rows.masked_fill_(empty[..., None], 0.0)
+            stat.masked_fill_(empty, -torch.inf)
+        part.of(out).copy_(restore(rows, part.plan))
+        part.of(lse).copy_(restore(stat[..., None], part.plan)[..., 0])
+    return out, lse
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
@@ -101,314 +82,293 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
     `lse` (log-sum-exp of the scores) is used only to find queries without keys. `out` is not used.
     """
-    if isinstance(call.window, Layout):
-        return block_sparse.backward(call, out, lse, dout)
-    q, window = call.q, call.window
-    scratch, other = Scratch(q), Scratch(q)
-    halo = halo_size(window, q.shape[:2].numel())
-    scores_of = Scores(call, halo, scratch)
-    all_keys, all_values = Keys(call.k, call, halo, other), Keys(call.v, call, halo, scratch)
-    if can_be_empty(call.num_global, call.valid_hw):
-        dout = dout.masked_fill((lse == -torch.inf)[..., None], 0.0)
-    grads = to_tiles(dout, window)
-    dq = OutputTiles(torch.empty_like(q), window)
-    dk, dv = (KVGrad(x, call, halo) for x in (call.k, call.v))
-    bias = BiasGrad(call, lse)
-    for batch in scores_of.batches():
-        keys, queries = all_keys.gather(batch), scores_of.queries(batch)
-        grad = flatten_queries(grads, batch)
-        weights = scores_of.compute(batch, queries, keys)
-        # not exp(scores - lse), which would scale all weights by the rounding error of lse
-        weights = torch.softmax(weights, -1, out=weights)
-        dscores = other.matmul(grad, all_values.gather(batch).mT)
-        block_sparse.softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
-        bias.add(dscores, batch)
-        weights, dscores = scratch.cast(weights, q.dtype), other.cast(dscores, q.dtype)
-        dq.put(torch.bmm(dscores, keys).mul_(call.scale), batch)
-        dk.add(torch.bmm(dscores.mT, queries), batch)
-        dv.add(torch.bmm(weights.mT, grad), batch)
-    return dq.close(), dk.close(), dv.close(), *bias.result()
+    dq, dk, dv = (torch.empty_like(x) for x in call[:3])
+    dbias = [None if x is None else torch.zeros_like(x, dtype=wide(call.q)) for x in call.bias]
+    for part in split_call(call):
+        grads = part.of(dout)
+        if may_have_empty(call, part.plan):
+            grads = grads.masked_fill((part.of(lse) == -torch.inf)[..., None], 0.0)
+        grads = divide(grads, part.plan)
+        rows, sums = torch.zeros_like(part.q), BiasSums(part)
+        key_grad, value_grad = (KeyGrad(part) for _ in range(2))
+        for batch in part.batches():
+            queries, grad = (gather(x, batch.queries) for x in (part.q, grads))
+            keys = part.keys(batch)
+            # not exp(scores - lse), which would scale all weights by the rounding error of lse
+            weights = part.scores(batch, queries, keys)
+            torch.softmax(weights, -1, out=weights)
+            dscores = torch.bmm(grad, part.values(batch).mT).to(weights.dtype)
+            softmax_backward(dscores, weights, -1, weights.dtype, grad_input=dscores)
+            sums.add(dscores, batch)
+            weights, dscores = weights.to(grad.dtype), dscores.to(grad.dtype)
+            put(rows, torch.bmm(dscores, keys), batch)
+            key_grad.add(torch.bmm(dscores.mT, queries), batch)
+            value_grad.add(torch.bmm(weights.mT, grad), batch)
+            del weights, dscores
+        part.of(dq).copy_(restore(rows.mul_(call.scale), part.plan))
+        key_grad.write(part.of(dk))
+        value_grad.write(part.of(dv))
+        sums.add_to(*dbias)
+    return dq, dk, dv, *(g if g is None else g.to(b.dtype) for g, b in zip(dbias, call.bias))
 
 
-def one_of_each_size(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield only the first batch of each size (the numbers of queries, keys, images and heads)."""
-    seen = set()
-    for batch in batches:
-        group = batch.group
-        slices = (batch.images, batch.heads)
-        size = (group.count, group.side, len(group.keys), *(x.stop - x.start for x in slices))
-        if size not in seen:
-            seen.add(size)
-            yield batch
+def wide(x: Tensor) -> torch.dtype:
+    """Return the dtype to use for scores and sums: float64 if x is float64, else float32."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
-def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
-    """Return the queries of a batch, (h, M*W, D): h blocks of M query chunks of W tokens.
+def score_limit(x: Tensor) -> int:
+    """Return SCORE_BYTES of the device of x."""
+    return SCORE_BYTES.get(x.device.type, SCORE_BYTES["cpu"])
 
-    tiles (B, N, R, C, w, w, D): all queries, in the layout of `to_tiles`.
+
+def may_have_empty(call: Call, plan: Plan) -> bool:
+    """Return whether a query may attend to no key. This is impossible with global tokens."""
+    return call.num_global == 0 and (call.valid_hw is not None or plan.has_blind)
+
+
+def divide(x: Tensor, plan: Plan) -> Tensor:
+    """Copy row-major tokens (B, N, L, D) to chunk order: Q chunks of W tokens, (B, N, Q, W, D)."""
+    tiles = to_tiles(x, plan.window, plan.sides)
+    return tiles.flatten(4, 5).flatten(2, 3).clone(memory_format=torch.contiguous_format)
+
+
+def restore(x: Tensor, plan: Plan) -> Tensor:
+    """Reorder Q chunks of W tokens, (B, N, Q, W, D), to row-major tokens (B, N, L, D)."""
+    return from_tiles(x.unflatten(3, plan.sides).unflatten(2, plan.window.chunks), plan.window)
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """Select chunks of W tokens from x (b, n, Q, W, D). Returns (len(rows), W, D).
+
+    rows: indices of the chunks in the flattened first three dimensions of x.
     """
-    x = query_tiles(tiles, batch)
-    return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
+    return x.flatten(0, 2).index_select(0, rows)
 
 
-class OutputTiles:
-    """Collects the results of the batches in an output tensor (B, N, L, D)."""
+class Batch(NamedTuple):
+    """p query chunks of a `ListGroup`, computed together for the b images and n heads of a `Part`.
 
-    def __init__(self, result: Tensor, window: Window) -> None:
-        self.result, self.window, self.tiles = result, window, to_tiles(result, window)
+    queries (b*n*p,): indices of the query chunks in the flattened dimensions (image, head, chunk).
+    keys (b*n*p*J,): indices of the J key chunks of each query chunk, in the same dimensions.
+    chunks (p, J): indices of the key chunks among the Q chunks.
+    steps (p or 1, J): their displacements, see `ListGroup`.
+    added (n or 1, p or 1, W, T): what to add to the scores: the bias, and the most negative finite
+    number for masked keys. None if there is nothing to add.
+    """
 
-    def put(self, x: Tensor, batch: Batch) -> None:
-        """Write the results x (h, M*W, D) of a batch: h blocks of M query chunks of W tokens."""
-        tiles = query_tiles(self.tiles, batch)
-        tiles.copy_(x.view(tiles.shape))
+    queries: Tensor
+    keys: Tensor
+    chunks: Tensor
+    steps: Tensor
+    added: Tensor | None
 
-    def close(self) -> Tensor:
-        """Return the complete output (B, N, L, D). Call this after the last batch of chunks."""
-        if is_even(self.window):  # the tiles are a view of the result
-            return self.result
-        return self.result.copy_(from_tiles(self.tiles, self.window))
-
-
-class Keys:
-    """The keys or values (B, N, G+L, D) of a call. `gather` copies those of a batch of chunks."""
-
-    def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
-        self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
-        self.first = x[:, :, : call.num_global]
-        tiles = to_tiles(x[:, :, call.num_global :], call.window)
-        self.tiles = add_halo(tiles, call.window) if halo else tiles
-
-    def gather(self, batch: Batch) -> Tensor:
-        """Copy the keys of a batch to (h, T, D), global tokens first.
-
-        A batch has h blocks. The query chunks of a block share T keys.
-        """
-        chunks = key_rectangles(self.tiles, batch, self.halo)
-        lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
-        num_keys = self.num_global + len(batch.group.keys) * w * w
-        keys = self.scratch.take("keys", (*lead, num_keys, dim), self.first.dtype)
-        if self.num_global:
-            keys[..., : self.num_global, :] = self.first[batch.images, batch.heads, None, None]
-        local = keys[..., self.num_global :, :].unflatten(4, (len(chunks), -1))
-        for target, chunk in zip(local.unbind(4), chunks):
-            target.unflatten(4, chunk.shape[4:-1]).copy_(chunk)
-        return keys.flatten(0, 3)
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers that determine the memory that the batch needs."""
+        return len(self.queries), len(self.keys)
 
 
-class KVGrad:
-    """Sums the gradient of the keys or values (B, N, G+L, D) over batches of query chunks."""
-
-    def __init__(self, x: Tensor, call: Call, halo: int) -> None:
-        self.window, self.num_global = call.window, call.num_global
-        self.scratch = Scratch(x)
-        self.halo, like = halo, dict(dtype=wide(x))
-        self.result = torch.empty_like(x)
-        self.local = self.result[:, :, self.num_global :]
-        self.first = x.new_zeros(*x.shape[:2], self.num_global, x.shape[3], **like)
-        self.in_place = is_even(self.window) and not halo and wide(x) == x.dtype
-        if self.in_place:
-            self.tiles = to_tiles(self.local.zero_(), self.window)
-        else:
-            (rows, cols), w = self.window.chunks, self.window.size
-            down, across = rows + 2 * halo, cols + 2 * halo
-            tiles = x.new_zeros(*x.shape[:2], down, w, across, w, x.shape[3], **like)
-            self.tiles = tiles.transpose(3, 4)
-
-    def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add the gradient of the keys (or values) of a batch.
-
-        grad (h, T, D): the gradient for h blocks. The query chunks of a block share T keys.
-        """
-        tiles = key_tiles(self.tiles, batch, self.halo)
-        grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
-        if self.num_global:
-            self.first[batch.images, batch.heads] += grad[..., : self.num_global, :].sum((2, 3))
-        local = grad[..., self.num_global :, :].unflatten(4, (-1, *tiles[0].shape[4:6]))
-        for tile, part in zip(tiles, local.unbind(4)):
-            tile.add_(part)
-
-    def close(self) -> Tensor:
-        """Return the complete gradient (B, N, G+L, D). Call this after the last batch of chunks."""
-        self.result[:, :, : self.num_global] = self.first
-        if not self.in_place:
-            tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
-            self.local.copy_(from_tiles(tiles, self.window))
-        return self.result
+def put(x: Tensor, values: Tensor, batch: Batch) -> None:
+    """Write `values` (h, W, ..) to x (b, n, Q, W, ..) at the h query chunks of a batch."""
+    x.flatten(0, 2).index_copy_(0, batch.queries, values)
 
 
-class Scores:
-    """Computes attention scores (q k^T, plus bias and mask) for one batch of a call at a time."""
+class Part:
+    """Some images and heads of a call, with their tokens in chunk order.
 
-    def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
-        self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
-        self.q, self.dtype = to_tiles(call.q, call.window), wide(call.q)
-        self.real = self._real()
-        self.added: Tensor | None = None
-        self.first_head = 0
+    call: the call, restricted to these images and heads. groups: those of its heads.
+    tiles (n, S, W, W): the bias of the W tokens of a query chunk toward those of a key chunk at
+    each displacement in `plan.steps`; None without a table. index: `plan.bias_index()`, for their
+    gradient.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        plan: Plan,
+        images: slice,
+        heads: slice,
+        index: Tensor | None,
+        tiles: Tensor | None,
+    ) -> None:
+        q, k, v = (x[images, heads] for x in call[:3])
+        valid_hw = None if call.valid_hw is None else call.valid_hw[images]
+        self.call = call._replace(q=q, k=k, v=v, valid_hw=valid_hw)
+        self.plan, self.images, self.heads = plan, images, heads
+        self.num_global, self.dtype = call.num_global, wide(q)
+        self.groups = [group for group in plan.groups if group.head in (None, heads.start)]
+        self.q = divide(q, plan).mul_(call.scale)
+        self.k, self.v = (divide(x[:, :, self.num_global :], plan) for x in (k, v))
+        self.index, self.tiles = index, tiles
+        to_global = call.bias.to_global
+        self.to_global = None if to_global is None else to_global[heads].to(self.dtype)
+        self.padding = None
+        if valid_hw is not None:
+            real = real_cells(valid_hw.to(q.device), plan.window.grid).flatten(2)
+            self.padding = ~divide(real[..., None], plan)[:, 0, :, :, 0]  # (b, Q, W)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Select the images and heads of this part from a tensor (B, N, ..)."""
+        return x[self.images, self.heads]
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches that together cover all query chunks of all images and heads.
+        """Yield batches of the part's query chunks. Query chunks without keys are skipped."""
+        (b, n, num_chunks, tile), device = self.q.shape[:4], self.q.device
+        first = torch.arange(b * n, device=device)[:, None] * num_chunks
+        for group in self.groups:
+            num_keys = self.num_global + group.keys.shape[1] * tile
+            if not num_keys:
+                continue
+            added = self._added(group.steps, group.hidden) if len(group.steps) == 1 else None
+            limit = score_limit(self.q) // (b * n * tile * num_keys * self.dtype.itemsize)
+            for span in split_evenly(len(group.queries), limit):
+                steps, hidden = group.steps, group.hidden
+                if len(steps) > 1:
+                    steps, hidden = (x if x is None else x[span] for x in (steps, hidden))
+                    added = self._added(steps, hidden)
+                chunks = group.keys[span]
+                rows = ((first + x.flatten()).flatten() for x in (group.queries[span], chunks))
+                yield Batch(*rows, chunks, steps, added)
 
-        A batch has so few heads that their bias fits into the cache.
+    def _added(self, steps: Tensor, hidden: Tensor | None) -> Tensor | None:
+        """Return `Batch.added` for query chunks with these displacements and masks."""
+        if self.tiles is None and self.to_global is None and hidden is None:
+            return None
+        num_local, tile = steps.shape[1] * self.plan.tile, self.plan.tile
+        n = 1 if self.tiles is None and self.to_global is None else self.q.shape[1]
+        shape = (n, len(steps), tile, self.num_global + num_local)
+        added = self.q.new_zeros(shape, dtype=self.dtype)
+        if self.to_global is not None:
+            added[..., : self.num_global] = self.to_global[:, None, None]
+        local = added[..., self.num_global :]
+        if self.tiles is not None:
+            local.copy_(self.tiles[:, steps].transpose(2, 3).flatten(3))
+        if hidden is not None:
+            local.masked_fill_(hidden, torch.finfo(self.dtype).min)
+        return added
+
+    def keys(self, batch: Batch) -> Tensor:
+        """Return the keys (h, T, D) of a batch: T for each of its h query chunks."""
+        return self._with_global(self.k, self.call.k, batch)
+
+    def values(self, batch: Batch) -> Tensor:
+        """Return the values (h, T, D) of a batch: T for each of its h query chunks."""
+        return self._with_global(self.v, self.call.v, batch)
+
+    def _with_global(self, chunks: Tensor, x: Tensor, batch: Batch) -> Tensor:
+        """Return the global tokens of x (b, n, G+L, D), then the key chunks of each query chunk."""
+        local = gather(chunks, batch.keys).reshape(len(batch.queries), -1, x.shape[3])
+        if not self.num_global:
+            return local
+        first = x[:, :, None, : self.num_global].expand(-1, -1, len(batch.chunks), -1, -1)
+        return torch.cat([first.flatten(0, 2), local], 1)
+
+    def scores(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the scores (h, W, T) of h query chunks with W queries and T keys each.
+
+        queries (h, W, D), keys (h, T, D). The scores include the bias. Masked scores are about the
+        most negative finite number.
         """
-        (images, heads), tile = self.call.q.shape[:2], self.window.tile
-        share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
-        for self.first_head in range(0, heads, share):
-            some = slice(self.first_head, min(self.first_head + share, heads))
-            bias = self._bias(some)
-            for group in chunk_groups(self.window, self.halo):
-                self.added = None if bias is None else self._added(*bias, group)
-                keys = self.call.num_global + len(group.keys) * tile
-                size = group.num_queries * tile * keys * self.dtype.itemsize
-                yield from batches(group, images, some, BATCH_BYTES // size)
-
-    def queries(self, batch: Batch) -> Tensor:
-        """Return the scaled queries of a batch, (h, M*W, D): h blocks of M query chunks of W
-        tokens."""
-        tiles = query_tiles(self.q, batch)
-        queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
-        torch.mul(tiles, self.call.scale, out=queries)
-        return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
-
-    def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, M*W, T) of a batch of h blocks, including the bias.
-
-        queries (h, M*W, D), keys (h, T, D): M query chunks of W tokens and T keys per block. Masked
-        scores are set to the most negative finite number.
-        """
-        scores = self.scratch.matmul(queries, keys.mT)
-        by_head = split_lanes(scores, batch)
-        if self.added is not None:
-            shared = len(self.added) == 1
-            heads = slice(batch.heads.start - self.first_head, batch.heads.stop - self.first_head)
-            by_head.add_(self.added[slice(None) if shared else heads, None])
-        if self.real is not None:
-            real = torch.stack([x[:, :1] for x in key_tiles(self.real, batch, self.halo)], 4)
-            if not real.all():
-                real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
-                hidden = ~F.pad(real, (self.call.num_global, 0), value=True)[:, :, :, None]
-                by_head.masked_fill_(hidden, torch.finfo(self.dtype).min)
+        scores = torch.bmm(queries, keys.mT).to(self.dtype)
+        by_chunk = scores.unflatten(0, (*self.q.shape[:2], -1))  # (b, n, p, W, T)
+        if batch.added is not None:
+            by_chunk.add_(batch.added)
+        if self.padding is not None and batch.chunks.shape[1]:
+            padding = self.padding[:, batch.chunks].flatten(2)[:, None, :, None]
+            local = by_chunk[..., self.num_global :]
+            local.masked_fill_(padding, torch.finfo(self.dtype).min)
         return scores
 
-    def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the tensor to add to the scores of each block of a chunk group.
 
-        It has the bias, and the most negative finite number for keys outside of an exact window.
-        Its shape is (n, M*W, T) for n heads; n is 1 without a bias. A block has M query chunks of W
-        tokens, which share T keys. tile, first: the results of `_bias`.
-        """
-        size = first.shape[2] + len(group.keys) * tile.shape[1]
-        shape = (group.num_queries, len(tile), tile.shape[1], size)
-        added = self.scratch.take("added", shape, tile.dtype)
-        for out, indices in zip(added, group.offset_index):
-            torch.cat([first, *(tile[:, :, index] for index in indices)], 2, out=out)
-        return added.transpose(0, 1).flatten(1, 2)
+def split_call(call: Call) -> Iterator[Part]:
+    """Split a call into `Part`s with a few images and heads each, to limit memory.
 
-    def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return (local, first): the bias of n heads toward local keys and toward global keys.
-
-        local (n or 1, W, K, W): for the W queries of a chunk and the W keys in each of K chunks. It
-        is the most negative finite number for keys outside of an exact window.
-        first (n or 1, W, G): for the same queries and the global keys.
-        Returns None if there is neither a bias nor an exact window.
-        """
-        window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
-        has_bias = table is not None or to_global is not None
-        if not has_bias and window.mask != Mask.EXACT:
-            return None
-        like = dict(dtype=self.dtype, device=self.q.device)
-        count = heads.stop - heads.start if has_bias else 1
-        local = torch.zeros(1, tile, len(window.offsets) * tile, **like)
+    The q of a part has at most PART_BYTES, and its bias at most BIAS_BYTES. The scores of one query
+    chunk, for all images and heads of the part, have at most SCORE_BYTES. A part may exceed a limit
+    if it cannot be split further. Heads with different patterns are in different parts.
+    """
+    (images, heads, length, dim), itemsize = call.q.shape, wide(call.q).itemsize
+    plan = make_plan(call.window, call.q.device)
+    most_keys = call.num_global + max(g.keys.shape[1] for g in plan.groups) * plan.tile
+    score_bytes = max(1, plan.tile * most_keys * itemsize)
+    part_bytes = PART_BYTES.get(call.q.device.type, PART_BYTES["cpu"])
+    limit = min(part_bytes // (length * dim * call.q.itemsize), score_limit(call.q) // score_bytes)
+    by_image = split_evenly(images, limit)
+    head_limit = 1 if plan.groups[0].head is not None else limit // by_image[0].stop
+    if call.bias.table is not None:
+        head_limit = min(head_limit, BIAS_BYTES // (len(plan.steps) * plan.tile**2 * itemsize + 1))
+    table, tiles = call.bias.table, None
+    index = None if table is None else plan.bias_index().to(table.device)
+    for some in split_evenly(heads, head_limit):
         if table is not None:
-            local = tile_bias(LocalBias(table[heads].to(self.dtype)), window)
-        if window.mask == Mask.EXACT:
-            local = local.masked_fill(~window.reach(self.q.device), torch.finfo(self.dtype).min)
-        first = torch.zeros(count, tile, self.call.num_global, **like)
-        if to_global is not None:
-            first += to_global[heads, None]
-        return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
-
-    def _real(self) -> Tensor | None:
-        """Return which keys are not padding, (B, N, R, C, w, w, 1) bool; None if no key is padding.
-
-        R and C include the halo, the chunks added around the grid.
-        """
-        window, valid_hw = self.window, self.call.valid_hw
-        if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
-            return None
-        limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
-        real = real_cells(limit.to(self.q.device), window.grid).flatten(2)[..., None]
-        real = to_tiles(real, window)
-        real = add_halo(real, window) if self.halo else real
-        return real.expand(*self.call.q.shape[:2], -1, -1, -1, -1, -1)
+            tiles = table[some].to(wide(call.q)).index_select(1, index.flatten())
+            tiles = tiles.unflatten(1, index.shape)
+        for image in by_image:
+            yield Part(call, plan, image, some, index, tiles)
 
 
-def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
-    """View the scores (h, M*W, T) of a batch as (images, heads, blocks, M*W, T).
+def split_evenly(count: int, limit: int) -> list[slice]:
+    """Split `count` elements into as few ranges of at most `limit` as possible, all about as long.
 
-    h is the product of images, heads and blocks. A block is M query chunks of W tokens that share T
-    keys.
+    A limit below 1 counts as 1.
     """
-    heads = batch.heads.stop - batch.heads.start
-    return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
+    size = -(-count // -(-count // max(1, limit)))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-class BiasGrad:
-    """The gradient of the bias, summed over images and query chunks.
+class KeyGrad:
+    """Sums the gradient (b, n, G+L, D) of the keys or values of a `Part` over its batches."""
 
-    tile (N, W, K, W): for the W queries of a chunk and the W keys at each of K chunk offsets; None
-    without a bias table.
-    first (N, G): for the global keys; None without a bias toward them.
+    def __init__(self, part: Part) -> None:
+        b, n, *_, dim = part.k.shape
+        self.plan, self.num_global = part.plan, part.num_global
+        self.first = part.k.new_zeros(b, n, part.num_global, dim, dtype=part.dtype)
+        self.chunks = torch.zeros_like(part.k, dtype=part.dtype)
+
+    def add(self, grad: Tensor, batch: Batch) -> None:
+        """Add the gradient (h, T, D) of the keys of h query chunks."""
+        first, local = grad.to(self.first.dtype).tensor_split([self.num_global], 1)
+        self.first += first.unflatten(0, (*self.first.shape[:2], -1)).sum(2)
+        local = local.reshape(-1, *self.chunks.shape[3:])
+        self.chunks.flatten(0, 2).index_add_(0, batch.keys, local)
+
+    def write(self, result: Tensor) -> None:
+        """Write the sum to `result` (b, n, G+L, D): global, then row-major local tokens."""
+        result[:, :, : self.num_global] = self.first
+        result[:, :, self.num_global :] = restore(self.chunks, self.plan)
+
+
+class BiasSums:
+    """The gradient of the bias of n heads, summed over the images and query chunks of a `Part`.
+
+    tiles (n, S, W, W), first (n, G): gradients of `Part.tiles` and `Part.to_global`; None without
+    such a bias.
     """
 
-    def __init__(self, call: Call, lse: Tensor) -> None:
-        heads, window, (table, to_global) = lse.shape[1], call.window, call.bias
-        shape = (heads, window.tile, len(window.offsets), window.tile)
-        self.call, self.window, self.num_global = call, window, call.num_global
-        self.tile = None if table is None else lse.new_zeros(shape)
-        self.first = None if to_global is None else lse.new_zeros(heads, call.num_global)
-        self.like, self.offset_index = lse, None
+    def __init__(self, part: Part) -> None:
+        self.part, self.num_global = part, part.num_global
+        self.tiles, self.first = (
+            None if x is None else torch.zeros_like(x) for x in (part.tiles, part.to_global)
+        )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Sum the gradient of a batch's scores over images and blocks, and add it to the result.
-
-        dscores (h, M*W, T): the gradient of the scores of h blocks. A block has M query chunks of W
-        tokens, which share T keys.
-        """
-        if self.tile is None and self.first is None:
+        """Add the gradient of the scores (h, W, T) of h query chunks with W queries each."""
+        if self.tiles is None and self.first is None:
             return
-        if batch.group.offset_index is not self.offset_index:  # a group's batches are consecutive
-            self._flush()
-            self.offset_index = batch.group.offset_index
-            self.sums = self.like.new_zeros(self.like.shape[1], *dscores.shape[1:])
-        of_images = split_lanes(dscores, batch).sum(2)  # one sum over both axes takes 10x as long
-        self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
-
-    def _flush(self) -> None:
-        """Add the sums of the current chunk group, `self.sums`, to `self.tile` and `self.first`.
-
-        `self.sums` (N, M*W, T) is the gradient summed over the images and over the blocks of the
-        group. A block has M query chunks of W tokens, which share T keys.
-        """
-        if self.offset_index is None:
-            return
+        sums = dscores.unflatten(0, (*self.part.q.shape[:2], -1)).sum(0)  # (n, p, W, T)
+        first, local = sums.tensor_split([self.num_global], 3)
         if self.first is not None:
-            self.first += self.sums[:, :, : self.num_global].sum(1)
-        if self.tile is not None:
-            parts = self.sums[:, :, self.num_global :].split(self.window.tile, dim=1)
-            for indices, part in zip(self.offset_index, parts):
-                index = torch.tensor(indices, device=part.device)
-                self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
+            self.first += first.sum((1, 2))
+        if self.tiles is not None and batch.steps.shape[1]:
+            local = local.sum(1, keepdim=True) if len(batch.steps) == 1 else local
+            local = local.unflatten(3, (-1, self.part.plan.tile)).transpose(2, 3)
+            self.tiles.index_add_(1, batch.steps.flatten(), local.flatten(1, 2))  # (n, p*J, W, W)
 
-    def result(self) -> LocalBias:
-        """Return the gradients of the bias table and of the bias toward global tokens.
-
-        They are (N, (4w-1)**2) and (N, G); None for a bias that the call does not have.
-        """
-        self._flush()
-        table, to_global = self.call.bias
+    def add_to(self, table: Tensor | None, to_global: Tensor | None) -> None:
+        """Add the sums to the gradients of all heads: of the bias table and of `to_global`."""
         if table is not None:
-            index = self.window.bias_index(table.device).flatten()
-            dtable = torch.zeros_like(table, dtype=self.tile.dtype)
-            table = dtable.index_add_(1, index, self.tile.flatten(1)).to(table.dtype)
-        return LocalBias(table, None if to_global is None else self.first.to(to_global.dtype))
+            index = self.part.index.flatten()
+            table[self.part.heads].index_add_(1, index, self.tiles.flatten(1))
+        if to_global is not None:
+            to_global[self.part.heads] += self.first

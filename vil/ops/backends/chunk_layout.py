@@ -12,30 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.call import Call
-from vil.ops.window import SELF_CHUNK, Window
+from vil.ops.window import SELF_CHUNK, ChunkGrid, Window
 
 Offsets = tuple[tuple[int, int], ...]
 Values = Callable[[Tensor], Tensor]
 
 
-def is_even(window: Window) -> bool:
-    """Return whether both sides of the grid are multiples of the window size."""
-    return all(side % window.size == 0 for side in window.grid)
-
-
-def to_tiles(x: Tensor, window: Window) -> Tensor:
+def to_tiles(x: Tensor, window: ChunkGrid, sides: tuple[int, int] | None = None) -> Tensor:
     """View tokens (B, N, L, D) as R x C chunks of w x w tokens, (B, N, R, C, w, w, D).
 
     If w does not divide both sides of the grid, returns a zero-padded copy instead.
+    sides: rows and columns of a chunk, if it is smaller than w x w because the grid is.
     """
-    (rows, cols), w = window.chunks, window.size
+    rows, cols = window.chunks
+    down, across = sides or (window.size, window.size)
+    missing = rows * down - window.grid[0], cols * across - window.grid[1]
     x = x.unflatten(2, window.grid)
-    if not is_even(window):  # F.pad copies even without padding
-        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]))
-    return x.unflatten(3, (cols, w)).unflatten(2, (rows, w)).transpose(3, 4)
+    if any(missing):  # F.pad copies even without padding
+        x = F.pad(x, (0, 0, 0, missing[1], 0, missing[0]))
+    return x.unflatten(3, (cols, across)).unflatten(2, (rows, down)).transpose(3, 4)
 
 
-def from_tiles(x: Tensor, window: Window) -> Tensor:
+def from_tiles(x: Tensor, window: ChunkGrid) -> Tensor:
     """Reverse `to_tiles`: reorder (B, N, R, C, w, w, D) to (B, N, L, D), without the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)

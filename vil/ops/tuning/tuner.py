@@ -17,15 +17,8 @@ from torch import Tensor
 
 from vil.ops import testing
 from vil.ops.attention_case import Case
-from vil.ops.backends import flex
+from vil.ops.backends import PAIRS, flex
 from vil.ops.dispatch import BACKENDS, CHOICES
-from vil.ops.qkv_attention import NATIVE
-from vil.ops.tuning.qkv_candidate import (
-    find_joined_mismatch,
-    is_joined,
-    make_leaves,
-    qkv_candidate,
-)
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
@@ -70,14 +63,15 @@ def tune(
 ) -> list[Trial]:
     """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
-    names: keys of BACKENDS, all by default.
+    names: keys of BACKENDS, by default all and, in training, the pairs of passes in PAIRS.
     rounds: how often a backend is timed (a slow one only once, see LIMITS).
     max_bytes: memory limit for each backend, by default half of the free memory.
     Only some images of a large batch are timed. Returns usable backends, fastest first, then
     rejected ones with the reason. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
-    names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
+    pairs = PAIRS.get(case.device, ()) if case.needs_grad else ()
+    names = [*BACKENDS, *pairs] if names is None else list(dict.fromkeys(names))
     for name in names:
         lookup(BACKENDS, name, "backend")
     trial_case = replace(case, batch=timed_batch(case))
@@ -189,8 +183,6 @@ def find_mismatch(name: str, case: Case) -> str:
             if not error <= bound:
                 key = key.removeprefix(f"{name}, ")
                 return f"wrong: {key} is off by {error:.1e} (bound {bound:.1e}, {few.dtype})"
-        if name == NATIVE and is_joined(few) and (text := find_joined_mismatch(few)):
-            return f"wrong with global tokens: {text}"
     full = replace(case, batch=min(case.batch, CHECKED_IMAGES))
     plains = [plain for plain in PLAIN if not BACKENDS[plain].unsupported(full)]
     plain = next((p for p in plains if expected_bytes(p, full) <= spare_bytes(full)), None)
@@ -242,9 +234,6 @@ def time_candidates(
 
 def make_candidates(names: list[str], case: Case) -> dict[str, Candidate]:
     """Return {backend: passes to time}. All backends get the same inputs."""
-    if is_joined(case):
-        tensors = make_leaves(case)
-        return {name: qkv_candidate(name, case, *tensors) for name in names}
     inputs = testing.make_inputs(case)
     leaves = testing.leaves_of(inputs)
     return {name: backend_candidate(name, case, inputs, leaves) for name in names}
