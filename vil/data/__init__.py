@@ -37,7 +37,7 @@ __all__ += ["DATASETS", "build_dataset", "is_numbered", "own_arguments", "regist
 DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, **own)
 
 
-def check_dataset(dataset: DatasetType, entry: Entry) -> None:
+def check_dataset(dataset: object, entry: Entry) -> None:
     """Raise ValueError if a dataset breaks the contract of `register_dataset`.
 
     A dataset must take exactly three positional arguments: root, split and transform. All others

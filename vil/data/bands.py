@@ -6,7 +6,6 @@ one or three channels are PIL images in RGB, see `vil.data.image.read_image`.
 Shapes: C channels, H W image size.
 """
 
-import functools
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ class BandImage(TensorImage):
     are uint8, or float32 in 0..1."""
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> str:  # pyrefly: ignore[bad-override]  # PIL's, not Tensor.mode
         return f"{len(self)} bands of {self.dtype}"
 
     @property
@@ -134,15 +133,11 @@ def rgb_channels(image: torch.Tensor) -> torch.Tensor:
     return image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
 
 
-@functools.singledispatch
-def to_display(image: Image.Image) -> Image.Image:
+def to_display(image: Image.Image | torch.Tensor) -> Image.Image:
     """Convert an image to PIL RGB for display. For a BandImage with more than three channels, the
     first three are displayed. If it has two channels, the first is displayed in gray."""
-    return image.convert("RGB")
-
-
-@to_display.register
-def _(image: torch.Tensor) -> Image.Image:
+    if not isinstance(image, torch.Tensor):
+        return image.convert("RGB")
     bands = rgb_channels(image)
     if bands.is_floating_point():
         bands = (bands * 255).round()

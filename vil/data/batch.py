@@ -61,6 +61,10 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)
     if not isinstance(samples[0][0], Pixels):
         return Batch(*default_collate(samples), bad_samples=bad_samples)
-    images, *others = zip(*samples)
-    images = PixelBatch.collate(images)
-    return Batch(images, *map(default_collate, others), bad_samples=bad_samples)
+    images, targets, indices = zip(*samples)
+    return Batch(
+        PixelBatch.collate(images),
+        default_collate(list(targets)),
+        default_collate(list(indices)),
+        bad_samples=bad_samples,
+    )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.data import EXTRAS, file_suffix
@@ -176,7 +175,7 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
         raise ConfigError(f"{text}: {error}") from error
 
 
-def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
+def check_num_classes(cfg: CfgNode, dataset: LoadableDataset, name: str) -> None:
     """Raise ConfigError if DATA.NUM_CLASSES is a number that differs from the dataset's number of
     classes. The value "auto" is always allowed.
 

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vil.data.bands import BandImage
 from vil.data.batch import collate
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
@@ -22,23 +23,33 @@ SPLITS = {"train": 0, "val": 1, "test": 2}
 MAX_NAMES = 10_000  # names that `fingerprint` hashes
 
 
-class LoadableDataset(Protocol):
-    """The interface that the loaders need from a dataset, for any kind of target.
+class CollatableDataset(Protocol):
+    """The interface that `RobustDataset` needs from a dataset.
 
-    `__getitem__` raises OSError for an unreadable image, which the loaders log and skip. Any other
-    exception stops the run. The optional attribute `groups` (N,) int64 has the group of each of the
-    N samples, such as 0 for tall and 1 for wide images. A training batch then has samples of a
-    single group, as far as possible.
+    `__getitem__` raises OSError for an unreadable image, which is logged and skipped. Any other
+    exception stops the run.
     """
 
-    classes: list[str]
-    collate: Callable[[list, tuple], Any]  # ([(image, target, index)], (BadSample, ...)) -> batch
+    @property
+    def collate(self) -> Callable[[list, tuple], Any]:
+        """A function that maps ([(image, target, index)], (BadSample, ...)) to a batch."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> tuple: ...  # (image, target)
 
     def sample_name(self, index: int) -> str: ...
+
+
+class LoadableDataset(CollatableDataset, Protocol):
+    """The interface that the loaders need from a dataset, for any kind of target.
+
+    The optional attribute `groups` (N,) int64 has the group of each of the N samples, such as 0 for
+    tall and 1 for wide images. A training batch then has samples of a single group, as far as
+    possible.
+    """
+
+    classes: list[str]
 
 
 def fingerprint(dataset: LoadableDataset) -> str:
@@ -114,7 +125,7 @@ class ImageDataset(Dataset, ABC):
         self.classes = list(names)
 
     @abstractmethod
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         """Return the image before any transform: in RGB, or as a `BandImage` if it has other
         channels. Raises OSError if it cannot be read."""
 

@@ -4,7 +4,6 @@ The results for a million images take about 50 MB of memory. Shapes: N images th
 channels.
 """
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -92,23 +91,19 @@ class Inspection:
     std: np.ndarray
 
 
-@functools.singledispatch
-def channel_moments(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+def channel_moments(image: Image.Image | BandImage) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (C,): the mean value and the mean squared value of each channel.
 
     image: an 8-bit PIL image or a BandImage. Its values are first scaled to 0..1.
     """
+    if isinstance(image, BandImage):
+        values = image.numpy().reshape(len(image), -1)
+        values = values / 255 if values.dtype == np.uint8 else values.astype(np.float64)
+        return values.mean(1), (values**2).mean(1)
     counts = np.array(image.histogram(), np.float64).reshape(-1, 256)
     counts /= counts.sum(1, keepdims=True)
     values = np.arange(256) / 255
     return counts @ values, counts @ values**2
-
-
-@channel_moments.register
-def _(image: BandImage) -> tuple[np.ndarray, np.ndarray]:
-    values = image.numpy().reshape(len(image), -1)
-    values = values / 255 if values.dtype == np.uint8 else values.astype(np.float64)
-    return values.mean(1), (values**2).mean(1)
 
 
 def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) -> Inspection:
@@ -136,8 +131,18 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
                 means, squares, count = means + stats.mean, squares + stats.square, count + 1
     mean = np.atleast_1d(means / count) if count else np.empty(0)
     std = np.sqrt(np.maximum(squares / count - mean**2, 0)) if count else np.empty(0)
-    kept = (array[:count] for array in (read, digests, sizes, is_blank))
-    return Inspection(total, opened, unreadable, bad_samples, *kept, mean, std)
+    return Inspection(
+        total,
+        opened,
+        unreadable,
+        bad_samples,
+        indices=read[:count],
+        digests=digests[:count],
+        sizes=sizes[:count],
+        is_blank=is_blank[:count],
+        mean=mean,
+        std=std,
+    )
 
 
 def _batches(indices: np.ndarray) -> Iterator[list[Position]]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vil.data.batch import Batch
-from vil.data.dataset import LoadableDataset
+from vil.data.dataset import ImageDataset, LoadableDataset
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches, train_batches
 from vil.data.workers import build_data_loader, iter_batches
@@ -46,7 +46,7 @@ class TrainLoader:
             rank, world: index of this process, and number of processes.
             repeats: copies of each sample, with different augmentations (repeated augmentation). An
                 epoch keeps its length and has fewer distinct samples.
-            balanced: sample all classes equally often.
+            balanced: sample all classes of an `ImageDataset` equally often.
             max_bad_fraction: loading raises DataError if a larger fraction of images is unreadable.
             bad_file: text file to which unreadable images are appended.
             options: workers, pin_memory and context of `build_data_loader`.
@@ -62,9 +62,15 @@ class TrainLoader:
         self.classes = dataset.classes
         self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
-        self.order = dict(batch_size=batch_size, seed=seed, rank=rank, world=world, repeats=repeats)
-        self.order["groups"] = getattr(dataset, "groups", None)
-        self.order["balance"] = dataset.targets if balanced else None
+        self.order: dict[str, Any] = dict(
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world=world,
+            repeats=repeats,
+            groups=getattr(dataset, "groups", None),
+            balance=cast(ImageDataset, dataset).targets if balanced else None,
+        )
         self.options = options
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 

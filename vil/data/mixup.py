@@ -4,10 +4,11 @@ Mixing runs on the device of the batch, not in the loader.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.data.mixup import Mixup, mixup_target
+from torch import Tensor
 
 from vil.data.batch import Batch
 from vil.data.samplers import fork_rng
@@ -48,7 +49,7 @@ class Mix:
         mixed with sample B - 2 - i. rank: selects the random numbers.
         """
         even = len(batch) - len(batch) % 2
-        images = batch.images.clone()  # timm mixes in place
+        images = cast(Tensor, batch.images).clone()  # on the device; timm mixes in place
         with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):
             _, mixed = self.mixup(images[:even], batch.targets[:even])
         unmixed = mixup_target(

@@ -45,7 +45,8 @@ class Normalization:
     def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return mean and std (c, 1, 1) on a device."""
         values = torch.tensor([self.mean, self.std])[..., None, None]
-        return copy_to_device(values, device).unbind()
+        mean, std = copy_to_device(values, device).unbind()
+        return mean, std
 
 
 class Pixels(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from vil.data.batch import BadSample
-from vil.data.dataset import LoadableDataset
+from vil.data.dataset import CollatableDataset
 from vil.data.samplers import Position, fork_rng
 from vil.utils.console import echo_error, printable
 from vil.utils.errors import DataError
@@ -25,19 +25,19 @@ class RobustDataset(Dataset):
     seeded with (seed, position.epoch, position.position).
     """
 
-    def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
+    def __init__(self, dataset: CollatableDataset, *, seed: int = 0, tries: int = 1):
         self.dataset, self.seed, self.tries = dataset, seed, tries
 
-    def __getitem__(self, at: Position) -> tuple[tuple | None, list[BadSample]]:
+    def __getitem__(self, index: Position) -> tuple[tuple | None, list[BadSample]]:
         reports = []
         for offset in range(self.tries):
-            index = (at.index + offset) % len(self.dataset)
+            tried = (index.index + offset) % len(self.dataset)
             try:
-                with fork_rng("augment", self.seed, at.epoch, at.position):
-                    return (*self.dataset[index], index), reports
+                with fork_rng("augment", self.seed, index.epoch, index.position):
+                    return (*self.dataset[tried], tried), reports
             except OSError as error:
                 reason = " ".join(str(error).split())
-                reports.append(BadSample(index, self.dataset.sample_name(index), reason))
+                reports.append(BadSample(tried, self.dataset.sample_name(tried), reason))
         return None, reports
 
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
@@ -72,7 +72,7 @@ class BadSampleLog:
             count = f"{len(self.seen)} of {self.total}"
             logger.warning("unreadable image (%s so far): %s: %s", count, name, reason)
             if self.file is not None:
-                self.append(f"{name}\t{reason}\n")
+                append_line(self.file, f"{name}\t{reason}\n")
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{count} images cannot be read, more than the "
@@ -81,14 +81,14 @@ class BadSampleLog:
                     f"fraction. The last unreadable image is {name} ({reason})"
                 )
 
-    def append(self, line: str) -> None:
-        """Append a line to the file, unless the file already contains the line. If the file cannot
-        be written, for example on a full disk, print an error to stderr, so that the run continues.
-        """
-        try:
-            with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
-                file.seek(0)
-                if line not in file:
-                    file.write(line)
-        except OSError as error:
-            echo_error(f"vil: {self.file} cannot be written: {error.strerror or error}")
+
+def append_line(path: str | Path, line: str) -> None:
+    """Append a line to a file, unless the file already contains the line. If the file cannot be
+    written, for example on a full disk, print an error to stderr, so that the run continues."""
+    try:
+        with open(path, "a+", encoding="utf-8", errors="surrogateescape") as file:
+            file.seek(0)
+            if line not in file:
+                file.write(line)
+    except OSError as error:
+        echo_error(f"vil: {path} cannot be written: {error.strerror or error}")

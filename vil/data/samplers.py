@@ -110,7 +110,7 @@ def train_batches(
             instead of `epoch_order`.
     """
     global_batch = batch_size * world
-    order_epoch = None
+    order_epoch, order = None, np.arange(0)
     for step in range(start, stop):
         epoch, batch = divmod(step, n // global_batch)
         if epoch != order_epoch:

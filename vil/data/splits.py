@@ -67,7 +67,8 @@ def sample_labels(
     if target_type == "class":
         return np.arange(count), np.asarray(targets, np.int64)
     if target_type == "labels":
-        return np.nonzero(targets)
+        samples, labels = np.nonzero(targets)
+        return samples, labels
     columns = []
     for number, values in enumerate(np.asarray(targets, np.float64).T):
         # equal values have the same rank, so they are in the same bin

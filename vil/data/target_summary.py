@@ -65,7 +65,7 @@ def summarize_numbers(targets: np.ndarray, names: list[str]) -> TargetSummary:
     if not len(targets):
         return TargetSummary({}, {}, [], [])
     ends = np.stack([targets.min(0), np.median(targets, 0), targets.max(0)], 1)
-    columns = {name: tuple(map(float, row)) for name, row in zip(names, ends)}
+    columns = {name: (low, middle, high) for name, (low, middle, high) in zip(names, ends.tolist())}
     groups = [
         (f"{name}, ascending", select_examples(np.argsort(targets[:, number], kind="stable")))
         for number, name in enumerate(names[:GROUPS])

@@ -74,7 +74,9 @@ def make_views(
             left, top = (
                 end * (size - side) for end, size in zip(corner, (image.width, image.height))
             )
-            tensors[corner] = crop_transform(F.crop(image, top, left, side, side))
+            # torchvision annotates only tensors, but also takes PIL images
+            crop = F.crop(image, top, left, side, side)  # pyrefly: ignore[bad-argument-type]
+            tensors[corner] = crop_transform(crop)
     return torch.stack([
         tensors[view.corner].flip(-1) if view.mirror else tensors[view.corner] for view in views
     ])  # fmt: skip

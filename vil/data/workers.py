@@ -6,9 +6,10 @@ import re
 import signal
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -67,7 +68,7 @@ def build_data_loader(
     )
 
 
-def iter_batches(loader: DataLoader) -> Iterator:
+def iter_batches(loader: DataLoader) -> Generator[Any, None, None]:
     """Yield all batches of a DataLoader once. Closing this iterator stops the workers unless they
     are persistent. If a worker dies, raises RuntimeError with its process id."""
     iterator = start_workers(loader)

@@ -9,7 +9,7 @@ Shapes: B batch, c input channels, H W image size, C channels, T tokens, N heads
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vil.layers.attention import Attention
 from vil.layers.attention.base import AttentionWeights
@@ -18,7 +18,7 @@ from vil.models.vision_longformer import MsViT
 
 
 def attention_maps(
-    model: nn.Module,
+    model: MsViT,
     images: Tensor,
     stage: int,
     block: int,
@@ -49,7 +49,7 @@ def attention_maps(
     return token_weights(module, x, grid, queries, valid_hw)
 
 
-def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
+def attention_at(model: MsViT, stage: int, block: int) -> Attention:
     """Return the attention module of a block of an MsViT.
 
     stage, block: indices of the stage, and of the block in the stage. Negative indices count from

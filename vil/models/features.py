@@ -3,9 +3,11 @@
 This works for models of this package, timm and torchvision. Shapes: B images, D features.
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 
-from vil.models.head_names import find_heads
+from vil.models.head_names import TimmModel, find_heads
 
 
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
@@ -15,7 +17,9 @@ def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
     ValueError if the model does not call its head.
     """
     if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
-        features = model.forward_head(model.forward_features(images), pre_logits=True)
+        timm_model = cast(TimmModel, model)
+        tokens = timm_model.forward_features(images)
+        features = timm_model.forward_head(tokens, pre_logits=True)
     else:
         features = head_input(model, images)
     if features.ndim == 4:

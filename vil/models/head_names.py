@@ -1,8 +1,20 @@
 """Find the classification head of an MsViT, timm or torchvision model, and its parameters."""
 
-from torch import nn
+from typing import Protocol, cast
+
+from torch import Tensor, nn
 
 from vil.layers.packed_linear import PackedLinear
+
+
+class TimmModel(Protocol):
+    """The methods of timm's models that this package calls."""
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...] | list[nn.Module]: ...
+
+    def forward_features(self, x: Tensor) -> Tensor: ...
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor: ...
 
 
 def find_heads(model: nn.Module) -> list[nn.Module]:
@@ -12,7 +24,7 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
     Otherwise, the head is the last linear layer or, without linear layers, the last convolution.
     """
     if hasattr(model, "get_classifier"):
-        heads = model.get_classifier()
+        heads = cast(TimmModel, model).get_classifier()
         return list(heads) if isinstance(heads, tuple | list) else [heads]
     layers = list(model.modules())
     linear = [layer for layer in layers if isinstance(layer, nn.Linear | PackedLinear)]

@@ -6,7 +6,7 @@ d width.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,15 @@ class Stage(nn.Module):
     keyword arguments of MsViT.
     """
 
+    blocks: Sequence[Block]  # an nn.ModuleList
+
     def __init__(
         self,
         spec: StageSpec,
         in_chans: int,
         grid: tuple[int, int],
         drop_path_rates: Sequence[float],
-        arguments: Sequence[Mapping[str, Any]],
+        arguments: Sequence[dict[str, Any]],
         settings: Mapping[str, Any],
     ) -> None:
         super().__init__()
@@ -63,12 +65,13 @@ class Stage(nn.Module):
             attn_drop=settings["attn_drop_rate"],
             proj_drop=drop,
         )
-        self.blocks = nn.ModuleList()
+        blocks = []
         for name, rate, chosen in zip(spec.attention, drop_path_rates, arguments):
             argument = ATTENTIONS.entry(name).facts.get("feature")  # argument for attn_size
             sized = {argument: spec.attn_size} if argument else {}
             attn = build_attention(name, **common, **(sized | chosen))
-            self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
+            blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
+        self.blocks = cast(Sequence[Block], nn.ModuleList(blocks))
         self.grad_checkpoint = settings["grad_checkpoint"]  # recompute each block in backward
         self.reversible = settings["reversible"]
         self.stores_activations = False  # see `store_activations`

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import to_2tuple, trunc_normal_
@@ -53,6 +53,8 @@ class MsViT(nn.Module):
     tokens at img_size, or if an argument is invalid.
     """
 
+    stages: Sequence[Stage]  # an nn.ModuleList
+    norm: nn.Module  # nn.LayerNorm; nn.Identity in a pruned model
     decays_biases = True  # weight decay excludes only what `no_weight_decay` names
 
     def __init__(
@@ -83,17 +85,18 @@ class MsViT(nn.Module):
         rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
         self.specs = tuple(stages)
         self.num_classes, self.in_chans = num_classes, in_chans
-        self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
+        built, map_size = [], to_2tuple(img_size)
         arguments = arguments_by_block(stages, attention_args or {})
         for spec, stage_rates, chosen in zip(stages, rates, arguments):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no tokens, because its input {map_size} is "
+                    f"stage {len(built) + 1} has no tokens, because its input {map_size} is "
                     f"smaller than its patches of side {spec.patch}: use a larger image size"
                 )
-            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
+            built.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
+        self.stages = cast(Sequence[Stage], nn.ModuleList(built))
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
         self.head = nn.Linear(in_chans, num_classes) if num_classes else nn.Identity()
@@ -208,6 +211,7 @@ class MsViT(nn.Module):
         chosen, last = self._select_stages(indices)
         count = last + 1 if stop_early else len(self.stages)
         maps: dict[int, Tensor] = {}
+        tokens, grid = x, (0, 0)
         for i, (stage, spec) in enumerate(zip(self.stages[:count], self.specs)):
             tokens, grid, valid = stage(x, valid)
             x = to_map(tokens, spec.num_global, grid, valid)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops import BACKENDS, Case, Layout, Window, choose
-from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, leaves_of, make_inputs
 from vil.ops.tuning import tuning_cache

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset
 from vil.utils.errors import DataError
 
@@ -41,7 +42,7 @@ class ConcatImageDataset(ImageDataset):
         number, local = self.locate(index)
         return self.datasets[number][local][0], self._target(index)
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         number, local = self.locate(index)
         return self.datasets[number].image(local)
 

@@ -9,6 +9,7 @@ The package ships digits_sample.zip for `vil predict --sample`: the 360 validati
 import io
 import zipfile
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -57,11 +58,12 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     (1797,) int64. Raises DataError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
+        from sklearn.utils import Bunch
     except ImportError as error:
         raise DataError(
             "scikit-learn, which contains the digits, is not installed: pip install scikit-learn"
         ) from error
-    table = load_digits()
+    table = cast(Bunch, load_digits())
     pixels = np.round(table.images * (255 / 16)).astype(np.uint8)
     return pixels, table.target.astype(np.int64)
 

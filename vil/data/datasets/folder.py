@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vil.data.bands import PIL_CHANNELS
+from vil.data.bands import PIL_CHANNELS, BandImage
 from vil.data.classes import classes_of_split
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.image import read_image
@@ -83,7 +83,7 @@ class Folder(ImageDataset):
     def content(self, index: int) -> bytes:
         return regular_file(self.root / self.sample_name(index)).read_bytes()
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return read_image(self.root / self.sample_name(index), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:

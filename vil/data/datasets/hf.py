@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vil.data import EXTRAS
+from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.table_labels import Location, read_lists, read_weights
 from vil.data.image import UnreadableImage, read_image
@@ -128,13 +129,15 @@ class HuggingFace(ImageDataset):
         from pyarrow import compute
 
         cells = self.rows.data.column(self.column)
+        # pyrefly: ignore[missing-attribute]  # pyarrow generates the functions of this module
         inline = np.array(compute.is_valid(compute.struct_field(cells, "bytes")))
         names = np.full(len(inline), "", object)
+        # pyrefly: ignore[missing-attribute]
         paths = compute.struct_field(cells, "path").filter(compute.invert(inline))
         names[~inline] = [path or "" for path in paths.to_pylist()]
         where.refuse(~inline & (names == ""), "have no image", names)
         missing = ~inline
-        for row in np.flatnonzero(~inline):
+        for row in np.flatnonzero(~inline).tolist():
             path = path_below(self.folder, names[row], where.lines[row], extra_roots)
             missing[row] = not path.is_file()
         where.refuse(missing, f"name an image that does not exist below {self.folder}", names)
@@ -150,7 +153,7 @@ class HuggingFace(ImageDataset):
             return cell["bytes"]
         return regular_file(self.folder / cell["path"]).read_bytes()
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
@@ -181,7 +184,7 @@ def load(folder: Path) -> Mapping[str, Any]:
     for rows in loaded.values():
         for file in rows.cache_files:
             path_below(folder, file["filename"], folder)
-    return {name: rows.with_format(None) for name, rows in loaded.items()}
+    return {str(name): rows.with_format(None) for name, rows in loaded.items()}
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset
 
 
@@ -28,7 +29,7 @@ class Subset(ImageDataset):
     def __getitem__(self, index: int) -> tuple:
         return self.dataset[int(self.indices[index])][0], self._target(index)
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return self.dataset.image(int(self.indices[index]))
 
     def content(self, index: int) -> bytes:

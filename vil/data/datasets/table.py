@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import BandImage
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.datasets.table_labels import Location, read_targets, read_weights
 from vil.data.formats.table_file import read_rows
@@ -115,7 +116,7 @@ class Table(ImageDataset):
             counts = len(missing), len(self.classes), split
             logger.warning(text, self.path, *counts, self.classes[min(missing)])
         self.names = np.array([os.fsencode(paths[row]) for row in np.flatnonzero(in_split)])
-        lines = [self.where.lines[row] for row in np.flatnonzero(in_split)]
+        lines = [self.where.lines[row] for row in np.flatnonzero(in_split).tolist()]
         self._check_files(join_roots(root, extra_roots), lines)
 
     def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
@@ -187,7 +188,7 @@ class Table(ImageDataset):
         problem = f"are in another split than the first image of their group ({count} groups)"
         self.where.refuse(torn, problem, given["group"])
 
-    def _check_files(self, roots: Sequence[Root], lines: Sequence[int]) -> None:
+    def _check_files(self, roots: Sequence[Root], lines: Sequence[int | str]) -> None:
         """Raise DataError if an image of this split is missing, or is not below one of the roots.
         lines: the table's line number for each image."""
         names = [os.fsdecode(name) for name in self.names]
@@ -199,7 +200,7 @@ class Table(ImageDataset):
     def content(self, index: int) -> bytes:
         return regular_file(self.images / self.sample_name(index)).read_bytes()
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return read_image(self.images / self.sample_name(index), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:

@@ -33,14 +33,16 @@ class Location(NamedTuple):
     lines: Sequence[int | str]
     noun: str = "rows"
 
-    def refuse(self, wrong: Sequence[bool], problem: str, texts: Sequence[str]) -> None:
+    def refuse(
+        self, wrong: Sequence[bool] | np.ndarray, problem: str, texts: Sequence[str] | np.ndarray
+    ) -> None:
         """Raise DataError if any row is wrong. The message counts these rows and quotes the first.
 
         wrong: (rows,) bool. problem: the end of a sentence about the wrong rows, such as "have no
         path". texts: for each row, the text that the message quotes.
         """
-        rows = np.flatnonzero(wrong)
-        if len(rows):
+        rows = np.flatnonzero(wrong).tolist()
+        if rows:
             count = f"{len(rows)} of {len(self.lines)} {self.noun}"
             first = f"{self.unit} {self.lines[rows[0]]}: {texts[rows[0]][:100]!r}"
             raise DataError(f"{self.path}: {count} {problem}; the first in {first}")

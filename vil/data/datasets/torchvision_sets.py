@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets import CIFAR10, CIFAR100, MNIST, VisionDataset
+from torchvision.datasets import CIFAR10, CIFAR100, MNIST
 
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.utils.errors import DataError
@@ -24,7 +24,7 @@ class TorchvisionSet(ImageDataset):
 
     def __init__(
         self,
-        source: type[VisionDataset],
+        source: type[CIFAR10] | type[MNIST],
         folder: str,
         root: Root,
         split: str,

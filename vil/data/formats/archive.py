@@ -18,10 +18,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset
 from vil.data.formats.shared_file import SharedFile
 from vil.data.image import UnreadableImage, read_image
@@ -161,7 +163,8 @@ class TarArchive(Archive):
                 tarfile.open(path, "r:", file) as archive,
             ):
                 while (entry := archive.next()) is not None:
-                    archive.members.clear()  # a million of them would take a gigabyte
+                    # a million members would take a gigabyte
+                    archive.members.clear()  # pyrefly: ignore[missing-attribute]  # not in typeshed
                     if entry.size < 0:  # tarfile would seek back and list the members forever
                         raise tarfile.ReadError(f"{entry.name} has a negative size, {entry.size}")
                     name, size = entry.name.removeprefix("./"), entry.size
@@ -188,22 +191,30 @@ class HeaderFile(io.FileIO):
     """A tar file, opened to read its headers. A read of more than MAX_HEADER bytes raises
     ReadError, because a corrupt header may state any size."""
 
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MAX_HEADER:
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_HEADER:
             raise tarfile.ReadError(f"expected a header of 0 to {MAX_HEADER} bytes, got {size}")
         return super().read(size)
+
+
+class MemberReader(Protocol):
+    """What a dataset needs from an `Archive`, or from several that are read like one."""
+
+    def read(self, index: int) -> bytes: ...
+
+    def name(self, index: int) -> str: ...
 
 
 class ArchiveDataset(ImageDataset):
     """A base class of datasets whose images are the members of `archive`, which a subclass sets."""
 
     splits = ("train", "val", "test")
-    archive: Archive
+    archive: MemberReader
 
     def content(self, index: int) -> bytes:
         return self.archive.read(index)
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return read_image(io.BytesIO(self.archive.read(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:

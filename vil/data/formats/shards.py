@@ -278,7 +278,7 @@ def read_samples(
     where.refuse([count == 0 for count in counts], "have no image", shown)
     several = "have several images (set DATA.KWARGS.image_member to an extension)"
     where.refuse([count > 1 for count in counts], several, shown)
-    label = next((e for e in labels if any(e in sample for sample in samples)), None)
+    label = next((e for e in labels if any(e in sample for sample in samples)), "")
     problem = f"have no label, a member {label or ' or '.join(labels)}"
     problem += "" if label else " (for a folder per class, set DATA.TRAIN to tar)"
     where.refuse([label not in sample for sample in samples], problem, shown)

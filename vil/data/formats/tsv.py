@@ -22,6 +22,7 @@ import numpy as np
 import yaml as yaml_format
 from PIL import Image
 
+from vil.data.bands import BandImage
 from vil.data.classes import parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
@@ -113,7 +114,7 @@ class Tsv(ImageDataset):
         except binascii.Error as error:
             raise UnreadableImage(f"not base64: {error}") from error
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:

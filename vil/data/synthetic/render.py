@@ -54,8 +54,8 @@ def stripes(random: RandomState, height: int, width: int) -> np.ndarray:
 
 def clouds(random: RandomState, height: int, width: int) -> np.ndarray:
     """Return noise (H, W) in 0..1 with features of three sizes."""
-    layers = [noise(random, height, width, cell) / n for n, cell in ((1, 64), (2, 23), (4, 9))]
-    return sum(layers) / 1.75
+    coarse, middle, fine = (noise(random, height, width, cell) for cell in (64, 23, 9))
+    return (coarse + middle / 2 + fine / 4) / 1.75
 
 
 def checkerboard(random: RandomState, height: int, width: int) -> np.ndarray:
@@ -170,9 +170,10 @@ def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> N
     """Paint layers on top of each other into an image (h, w, 3), in place. A layer (h, w) contains
     the opacity of each pixel. Each layer gets a random color that contrasts with the image below.
     """
+    height, width = image.shape[:2]
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
-        shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)
+        shade = 1 + 0.3 * (noise(random, height, width, 20) - 0.5)
         image += layer[..., None] * (color * shade[..., None] - image)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.random import RandomState
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vil.data.dataset import SPLITS
 from vil.data.datasets import digits
@@ -54,7 +54,7 @@ class Digit:
 
 
 @dataclass
-class SceneDataset:
+class SceneDataset(Dataset):
     """The scenes of a split. An item is (PNG bytes, (height, width), annotations).
 
     low, high: range of a scene's height and width in pixels. scans: enlarged digits and their
