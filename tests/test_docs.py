@@ -28,7 +28,8 @@ from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.engine.logger import SLOW_DATA
-from vil.tasks.image_task import MAX_EVAL_BATCH, build_train_transform
+from vil.tasks.image.build import build_train_transform
+from vil.tasks.image.task import MAX_EVAL_BATCH
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}

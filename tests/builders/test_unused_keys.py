@@ -64,7 +64,7 @@ def test_a_key_with_an_effect_is_not_named(words, caplog):
 
 
 def test_a_task_uses_the_keys_of_the_task_that_it_extends():
-    from vil.tasks.multilabel.build import Multilabel
+    from vil.tasks.image.build import Multilabel
 
     entry = Entry("tags", type("Tags", (Multilabel,), {}), keys={"mean": "REGRESSION.MEAN"})
     names = keys_of_others(entry)

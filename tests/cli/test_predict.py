@@ -26,7 +26,7 @@ from tests.common.small_runs import (
 from vil.data import build_dataset
 from vil.data.datasets.digits import Digits, read_demo_digits
 from vil.pretrained.catalog import DIGITS
-from vil.tasks.classification.output_formats import FORMATS
+from vil.tasks.image.classes import Classes
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -202,7 +202,7 @@ def test_standard_input_is_a_list(run, photos, stdin):
 def test_any_name_of_a_file_is_written(run, photos):
     name = os.fsdecode(b"photos/\xff,\n.png")
     Path("photos/a/0.png").rename(name)
-    for kind in FORMATS:
+    for kind in Classes.formats:
         words = ["--format", kind, "--output-file", "shown", "--images", name]
         assert vil("predict", "--run", run, *words).out == ""
         assert r"\udcff" in Path("shown").read_text(encoding="utf-8")

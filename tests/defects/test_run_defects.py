@@ -15,7 +15,7 @@ from vil.cli import main
 from vil.config import dump, get_config
 from vil.config.load import diff
 from vil.optim import build_optimizer, decay_groups
-from vil.tasks.classification.losses import LOSSES
+from vil.tasks.image.losses import LOSSES
 
 ROOT = Path(__file__).parents[2]
 TINY = (

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, load, resolve_link, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import build_optimizer, decay_groups
-from vil.tasks.classification.task import ClassificationTask
 
 pytestmark = pytest.mark.smoke
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vil.tasks.classification.task import top_five
+from vil.tasks.image.classes import top_five
 
 
 @pytest.mark.parametrize("classes", [1, 3, 5, 40])

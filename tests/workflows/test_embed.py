@@ -13,7 +13,7 @@ from tests.common.doc_pages import blocks
 from tests.common.old_runs import copy_old
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
-from vil.tasks.classification.probe import Labeled, probe_features, split_off
+from vil.tasks.image.probe import Labeled, probe_features, split_off
 from vil.utils.errors import DataError, SaveError
 from vil.workflows.embed import embed_files
 from vil.workflows.inference import shipped_weights

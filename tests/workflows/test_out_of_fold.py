@@ -12,7 +12,7 @@ from tests.common.data_files import png_bytes, write_tsv
 from tests.common.small_runs import SMALL
 from tests.common.small_runs import vil as command
 from vil.config import get_config
-from vil.tasks.image_task import describe_target
+from vil.tasks.image.task import describe_target
 from vil.utils.errors import ConfigError
 from vil.workflows.out_of_fold import check_fold_numbers
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import vil
 from tests.common.small_runs import TINY
 from vil.errors import ConfigError
-from vil.tasks.image_task import transform_settings
+from vil.tasks.image.build import transform_settings
 
 PAGE = Path(__file__).parents[2] / "docs/tutorials/python.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)

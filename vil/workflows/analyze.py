@@ -14,7 +14,6 @@ from vil.builders.device import amp_dtype, configure_device, memory_format
 from vil.builders.model import move_to_device
 from vil.layers.attention import set_progress
 from vil.tasks import refuse_without, task_entry, task_for, with_num_classes
-from vil.tasks.base import Task
 from vil.utils.train_step import TrainStep
 
 
@@ -37,7 +36,7 @@ class Cost(NamedTuple):
 def counts_cost(cfg: CfgNode) -> bool:
     """Return whether the config's task can count the cost of a model. The task of a plug-in may
     lack the method `cost`."""
-    return task_entry(cfg).load().cost is not Task.cost
+    return task_entry(cfg).load().supports("cost")
 
 
 def analyze_cost(cfg: CfgNode) -> Cost:
@@ -57,7 +56,7 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     list of `vil.bench.layout_copies.Conversion`, each for one operator in one module, slowest
     first.
     """
-    refuse_without(cfg, "analyze --layout")
+    refuse_without(cfg, "resizes_to_image_size", "--layout supports only classifiers")
     cfg = with_num_classes(cfg)
     device = configure_device(cfg)
     task = task_for(cfg, device)

@@ -93,7 +93,8 @@ class DeployBenchmark:
         out: str | None = None,
         say: Callable[[str], None] = print,
     ):
-        refuse_without(cfg, "benchmark deploy")
+        why = "vil benchmark deploy measures only classifiers"
+        refuse_without(cfg, "predicts_classes", why)
         for path in settings.paths:
             lookup(PATHS, path, "path")
         paths = tuple(dict.fromkeys((PLAIN, *settings.paths)))

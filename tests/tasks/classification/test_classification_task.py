@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from sklearn import metrics as sklearn
 from torch import nn
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
-from vil.tasks.classification.metrics import metric_names
-from vil.tasks.classification.task import ClassificationTask, top_five
+from vil.tasks.image.class_metrics import metric_names
+from vil.tasks.image.classes import top_five
 from vil.utils.errors import DataError
 
 pytestmark = pytest.mark.smoke
