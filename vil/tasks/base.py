@@ -109,6 +109,7 @@ class Task:
     # config values that `train_loader` derived from the training set, for the run's config.yaml
     learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
+    cost_remark = ""  # for the report, if the cost of one image is not a number
     counted = "images"  # what `count_classes` counts
     hint = ""  # advice after the last evaluation, for the log of a run; set on rank 0
 

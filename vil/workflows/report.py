@@ -15,7 +15,7 @@ from vil.engine.checkpoint.save_load import step_of
 from vil.engine.distributed import DistInfo
 from vil.report.page import ModelCost, Page, Setting, render
 from vil.report.run_record import RunRecord
-from vil.tasks import noun_of, task_entry, task_for
+from vil.tasks import noun_of, task_for
 from vil.tasks.base import TaskReport
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import CheckpointError, ConfigError
@@ -52,7 +52,7 @@ def write_report(
         title=folder.resolve().name,
         record=record,
         settings=settings(cfg),
-        model=model_cost(cfg),
+        model=task.cost_remark or model_cost(cfg),
         epochs=cfg.OPTIM.EPOCHS,
         made=f"Made by vil {vil.__version__}, {now()}.",
         metric=task.metric.name,
@@ -98,9 +98,6 @@ def model_cost(cfg: CfgNode) -> ModelCost | str:
     reason why they are unknown."""
     if not counts_cost(cfg):
         return f"TASK {cfg.TASK} does not count the cost of a model."
-    if not task_entry(cfg).load().resizes_to_image_size:
-        arch = cfg.MODEL.VIT.MSVIT.ARCH
-        return f"A {noun_of(cfg)} on {arch}; its cost depends on the image."
     try:
         cost = analyze_cost(cfg)
     except ConfigError as error:

@@ -74,6 +74,8 @@ class Detection(DetectionTask):
         tiling = dict(tile=test.TILE, overlap=overlap, nms=test.NMS, per_image=test.PER_IMAGE)
         options = dict(masks=model == "mask_rcnn", print_classes=cfg.OUTPUT_PERCLASS_ACC)
         super().__init__(cfg=cfg, device=device, **options, **tiling)
+        arch = cfg.MODEL.VIT.MSVIT.ARCH
+        self.cost_remark = f"A {model} on {arch}; its cost depends on the image."
         if self.metric.name.startswith("mask") and not options["masks"]:
             raise ConfigError(
                 f"EVAL.METRIC {self.metric.name} needs masks, but {model} predicts no masks: set "

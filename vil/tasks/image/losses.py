@@ -30,11 +30,7 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 def xentropy(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the softmax cross entropy, averaged over images.
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the softmax cross entropy, averaged over images."""
     logits = widen(logits)
     if targets.is_floating_point():
         losses = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
@@ -46,11 +42,7 @@ def xentropy(
 def bce(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118).
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118)."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing))
     return losses.mean(dim=-1) if per_image else losses.mean()
 
@@ -58,11 +50,7 @@ def bce(
 def sigmoid(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, summed over classes and averaged over images.
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the binary cross entropy, summed over classes and averaged over images."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1)
     return losses if per_image else losses.mean()
 
@@ -82,13 +70,8 @@ def focal(
     The binary cross entropy of each image and class is multiplied by (1 - p_t)^gamma. For
     probability p and target t, p_t is t * p + (1 - t) * (1 - p).
 
-    Args:
-        targets: classes (B,) or soft targets (B, K).
-        smoothing: label smoothing of class targets.
-        alpha: weight of the positive term t * log(p) relative to the negative term. For the weight
-            a of the paper, this is a / (1 - a).
-        normalize: sum the loss over classes instead of averaging it.
-        per_image: return the loss of each image (B,) instead of the mean over images.
+    alpha: weight of the positive term t * log(p) relative to the negative term. For the weight a of
+    the paper, this is a / (1 - a). normalize: sum the loss over classes instead of averaging it.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
@@ -107,10 +90,7 @@ def focal(
 
 
 def label_bce(logits: Tensor, targets: Tensor, positive_weights: Tensor | None = None) -> Tensor:
-    """Compute the binary cross entropy of each image and label, (B, K).
-
-    positive_weights (K,): weight of positive images in the loss of each label; None: 1.
-    """
+    """Compute the binary cross entropy of each image and label, (B, K)."""
     return F.binary_cross_entropy_with_logits(
         logits.float(), targets, reduction="none", pos_weight=positive_weights
     )
@@ -132,7 +112,6 @@ def asymmetric(
         -(1 - p)^gamma_pos * log(p)          for images with the label,
         -p_m^gamma_neg * log(1 - p_m)        for other images.
 
-    positive_weights (K,): weight of positive images in the loss of each label; None: 1.
     Source: Ridnik et al., arXiv:2009.14119, equations 4 to 7.
     """
     logits = logits.float()

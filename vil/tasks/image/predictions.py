@@ -12,7 +12,6 @@ from typing import Any
 from vil.tasks.text_formats import (
     csv_cell,
     format_columns,
-    format_csv,
     format_json,
     line_writer,
     peek_target,
@@ -117,9 +116,12 @@ def as_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[
     The columns are `file`, one column for each of the K names, `target` if targets are known, and
     `error`. For an unreadable image, the columns of the names are empty.
     """
+    format_line = line_writer()
     has_target, predictions = peek_target(predictions)
-    rows = ((p.file, p.values(names), p.error, p.target_cell()) for p in predictions)
-    return format_csv(rows, names, has_target=has_target)
+    yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
+    for p in predictions:
+        last = [p.target_cell()] * has_target + [csv_cell(p.error)]
+        yield format_line((csv_cell(p.file), *(p.values(names) or [""] * len(names)), *last))
 
 
 def classes_as_table(predictions: Iterable[ClassPrediction], names: Sequence[str]) -> Iterator[str]:
