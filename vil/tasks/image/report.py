@@ -18,7 +18,7 @@ from vil.report.html import Html, render_template
 from vil.tasks.base import TaskReport
 from vil.tasks.image import CLASS_METRICS
 from vil.tasks.image.class_metrics import ClassificationMetrics, Predictions
-from vil.tasks.image.target import Outputs, TestSet
+from vil.tasks.image.target import Outputs
 from vil.tasks.metrics import NUM_BINS, calibration_bins, confusion_matrix
 from vil.utils.plot_text import plot_text
 
@@ -126,27 +126,16 @@ class Evaluated(NamedTuple):
     thumbnails: Thumbnails
 
 
-def report_classes(
-    predictions: Predictions,
-    test_set: TestSet,
-    predicted_names: Sequence[str],
-    checkpoint: str,
-    *,
-    same: bool,
-    temperature: float | None,
-) -> TaskReport:
+def report_classes(evaluated: Evaluated, checkpoint: str, temperature: float | None) -> TaskReport:
     """Return cards and sections of the run report of a classifier.
 
-    predicted_names: names of the model's classes. checkpoint: description of the checkpoint, which
-    is shown on a card. same: whether test set and model have the same classes. temperature: that
-    the logits are divided by, if the model is calibrated.
+    checkpoint: description of the checkpoint, which is shown on a card. temperature: that the
+    logits are divided by, if the model is calibrated.
     """
-    name, classes, dataset = test_set
-    thumbnails = make_thumbnails(dataset, predictions)
-    evaluated = Evaluated(name, predictions, classes, predicted_names, same, thumbnails)
-    metrics = ClassificationMetrics(predictions, len(predicted_names), is_mapped=not same)
+    num_classes, is_mapped = len(evaluated.predicted_names), not evaluated.same
+    metrics = ClassificationMetrics(evaluated.predictions, num_classes, is_mapped=is_mapped)
     averages = metrics.averages()
-    remark = f"of the same checkpoint, on {name}, {averages['count']:,} images"
+    remark = f"of the same checkpoint, on {evaluated.test_set}, {averages['count']:,} images"
     scaled = f", with temperature {temperature:.4f}" if temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
     shown = {title: averages[key] for key, title in titles.items() if key in averages}

@@ -116,7 +116,8 @@ class Target:
     def evaluate_batch(self, name: str, outputs: Tensor, batch: Batch) -> BatchColumns:
         """Return what `measure` needs of a batch of the test set `name`. outputs: the network's
         outputs (B, K). batch: on the device. Called in the context of autocast."""
-        return output_columns(self.decode(outputs.float()), batch)
+        columns = (batch.indices, batch.targets, self.decode(outputs.float()))
+        return BatchColumns([column.cpu().numpy() for column in columns])
 
     def gather(self, merged: BatchColumns) -> Any:
         """Convert the merged results of `evaluate_batch` to the argument of `measure`."""
@@ -164,12 +165,6 @@ class Target:
     def describe(self, prediction: Any, label: Callable[[int], str]) -> list[str]:
         """Return lines of text to draw a prediction onto its image. label: see `find_problem`."""
         raise NotImplementedError
-
-
-def output_columns(outputs: Tensor, batch: Batch) -> BatchColumns:
-    """Return the columns of `Outputs` for a batch. outputs (B, K): decoded."""
-    columns = (batch.indices, batch.targets, outputs)
-    return BatchColumns([column.cpu().numpy() for column in columns])
 
 
 def mean_loss(losses: Tensor, image_weights: Tensor | None, metrics: Mapping[str, Tensor]) -> Loss:

@@ -36,7 +36,7 @@ from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report
 from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.image.predictions import Prediction
-from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet, merge, output_columns
+from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet, merge
 from vil.utils.errors import DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.memory import copy_to_device
@@ -178,22 +178,21 @@ class ImageTask(Task):
         Rank 0 returns the results of all ranks, the others None. between: function that is called
         before each batch. Raises DataError, on all ranks, if no image can be read.
         """
-        evaluate_batch = partial(self.target.evaluate_batch, name)
-        merged = self._collect_columns(model, name, evaluate_batch, between)
+        merged = self._collect(model, name, self.target.evaluate_batch, between)
         return self.target.gather(merged) if merged else None
 
-    def _collect_columns(
+    def _collect(
         self,
         model: nn.Module,
         name: str,
-        evaluate_batch: Callable[[Tensor, Batch], BatchColumns],
-        between: Callable[[], None] = lambda: None,
+        evaluate_batch: Callable[[str, Tensor, Batch], BatchColumns],
+        between: Callable[[], None],
     ) -> BatchColumns | None:
         rows = []
         for batch in iter_in_step(self.test_sets[name], between):
             batch = batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
-                rows.append(evaluate_batch(model(batch.images), batch))
+                rows.append(evaluate_batch(name, model(batch.images), batch))
         if not all_reduce_max(len(rows)):
             raise DataError(
                 f"cannot evaluate, because the test set {name} has no readable image: check its "
@@ -211,12 +210,9 @@ class ImageTask(Task):
         Must be called before `apply_calibration`. Returns the same on all ranks.
         """
         name, loader = next(iter(self.test_sets.items()))
-
-        def decode(outputs: Tensor, batch: Batch) -> BatchColumns:
-            return output_columns(self.target.decode(outputs.float()), batch)
-
+        keep_outputs = partial(Target.evaluate_batch, self.target)
         with evaluating(unwrap(model)) as plain:
-            merged = self._collect_columns(plain, name, decode)
+            merged = self._collect(plain, name, keep_outputs, lambda: None)
         return compute_on_main(
             lambda: self.target.calibrate(name, loader, Outputs(*merged.columns))
         )

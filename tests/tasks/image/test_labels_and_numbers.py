@@ -1,4 +1,4 @@
-"""Losses, metrics and thresholds of the tasks multilabel and regression."""
+"""Losses, metrics and thresholds of labels and of numbers as targets."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,10 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from tests.common.one_rank import broadcasts
 from tests.common.small_runs import SMALL, TINY, vil
 from vil.data.batch import Batch
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
 from vil.tasks.image.calibration import choose_thresholds
-from vil.tasks.image.classes import Classes
 from vil.tasks.image.labels import Labels
 from vil.tasks.image.losses import asymmetric
 from vil.tasks.image.losses import label_bce as bce
@@ -142,16 +140,6 @@ def test_regression_learns_in_standard_deviations(kind):
     assert task.loss(model, batch).value.item() == pytest.approx(3 * expected)
 
 
-@pytest.mark.parametrize("target", [Labels(2), Numbers(2)])
-def test_an_error_of_rank_0_reaches_the_other_ranks(target, monkeypatch):
-    task = ImageTask(target, device=CPU)
-    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 3), torch.tensor([0]))  # 3 targets, 2 outputs
-    task.test_sets = {"set": [batch]}
-    with broadcasts(monkeypatch) as sent, pytest.raises(ValueError, match="shape"):
-        task.evaluate(torch.nn.Identity())
-    assert "ValueError: " in sent[0][1]
-
-
 @pytest.mark.parametrize("data", [DigitAngles, DigitSets])
 def test_digits_with_other_targets(data):
     train, val = data(None, "train"), data(None, "val")
@@ -187,26 +175,3 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, words, text):
     assert text in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "lines"),
-    [
-        (Classes, dict(classes=[(0, 0.75)], target="=n"), ["a.png,1,n,0,0.75,,'=n"]),
-        (Labels, dict(labels=[0], probabilities=[0.75], target=""), ["a.png,0.75,,"]),
-        (Labels, dict(error="no image", target="x|y"), ["a.png,,x|y,no image"]),
-        (Numbers, dict(numbers=[0.00012], target="-1e-4"), ["a.png,0.00012,-1e-4,"]),
-        (Numbers, dict(error="no image", target="2"), ["a.png,,2,no image"]),
-    ],
-)
-def test_known_targets_are_written_in_every_format(kind, values, lines):
-    """The empty target of an image without labels too, but no target that is not known."""
-
-    def written(**values):
-        prediction = kind.prediction("a.png", **values)
-        return {name: "".join(write([prediction], ["n"])) for name, write in kind.formats.items()}
-
-    known, unknown = written(**values), written(**values | {"target": None})
-    assert all("target" in text for text in known.values())
-    assert not any("target" in text for text in unknown.values())
-    assert known["csv"].splitlines()[1:] == lines
