@@ -27,7 +27,8 @@ from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.engine.logger import SLOW_DATA
-from vil.tasks.image_task import MAX_EVAL_BATCH, build_train_transform
+from vil.tasks.image.build import build_train_transform
+from vil.tasks.image.task import MAX_EVAL_BATCH
 from vil.workflows.prepare import prepare_for_evaluation
 
 README = read("README.md")

@@ -9,7 +9,7 @@ import pytest
 
 from vil.config import get_config
 from vil.pretrained.catalog import read_rows
-from vil.tasks.image_task import INTERPOLATIONS
+from vil.tasks.image.build import INTERPOLATIONS
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))  # scripts of their own, not part of the package

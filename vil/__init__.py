@@ -30,7 +30,7 @@ _HOMES = {
     "register_attention": "vil.layers.attention",
     "register_backend": "vil.ops",
     "register_dataset": "vil.data",
-    "register_loss": "vil.tasks.classification",
+    "register_loss": "vil.tasks.image",
     "register_optimizer": "vil.optim",
     "register_pattern": "vil.ops.patterns",
     "register_schedule": "vil.optim",

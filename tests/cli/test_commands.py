@@ -27,8 +27,8 @@ from tests.common.small_runs import (
 from vil.cli import COMMANDS
 from vil.config import get_config
 from vil.data.transforms import train_transform
-from vil.tasks.classification.metrics import metric_names
-from vil.tasks.image_task import ConfigImageTask
+from vil.tasks.image.class_metrics import metric_names
+from vil.tasks.image.task import ImageTask
 
 FIGURES = metric_names(4)
 
@@ -286,7 +286,7 @@ def test_a_missing_extra_is_refused_before_work(monkeypatch, run):
     def build(*_, **__):
         raise AssertionError("the model was built")
 
-    monkeypatch.setattr(ConfigImageTask, "build_model", build)
+    monkeypatch.setattr(ImageTask, "build_model", build)
     table = ("DATA.TRAIN=a.parquet", "DATA.TEST=a.parquet", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}")
     for words in (("train", *SMALL, *table), ("evaluate", "--run", run, "DATA.TEST=a.parquet")):
         ended = vil(*words)

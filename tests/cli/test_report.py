@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.common.class_task import ClassificationTask
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
-from vil.tasks.classification.metrics import ClassificationMetrics
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.class_metrics import ClassificationMetrics
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b\u202e $x^{ {{}}"]
@@ -197,7 +197,7 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
     links[[0, 3, 5], [0, 1, 1]] = True
     task, model = task_of({"val": links} if linked else None)
     with torch.no_grad():
-        found, wanted = task.collect_predictions(model, "val"), task.evaluate(model)["val"]
+        found, wanted = task.collect(model, "val"), task.evaluate(model)["val"]
     assert ClassificationMetrics(found, 6, is_mapped=linked).averages() == wanted
     assert found.indices.tolist() == [10, *range(50, 55), *range(70, 77)]
     if linked:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tests.common.class_task import ClassificationTask
 from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume
@@ -24,7 +25,6 @@ from vil.engine.loop import Loss, train
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.optim import Ema, Schedule, build_optimizer, decay_groups
-from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
 TOY = Path(__file__)

@@ -8,7 +8,7 @@ from PIL import Image
 from vil.config import get_config
 from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
-from vil.tasks.image_task import build_train_transform
+from vil.tasks.image.build import build_train_transform
 from vil.utils.errors import ConfigError
 
 pytestmark = pytest.mark.smoke

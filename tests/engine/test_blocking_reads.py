@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vil
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import (
     CLASSES,
     CPU,
@@ -29,7 +30,6 @@ from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import TrainStep, set_progress
 from vil.optim import Ema, Schedule
-from vil.tasks.classification.task import ClassificationTask
 
 STEPS, EVERY = 20, 10
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")

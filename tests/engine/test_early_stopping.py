@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, held_out, launch, metrics, toy_train
 from tests.engine.test_loop import assert_same_run
 from vil.engine.checkpoint.save_load import TrainState, resolve_link
 from vil.engine.loop import Metric
-from vil.tasks.classification.task import ClassificationTask
 
 pytestmark = pytest.mark.smoke
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, ToyLoader, metrics, toy_train
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Loss, seed_step
-from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DivergedError
 from vil.utils.train_step import TrainStep
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import (
     CPU,
     ToyLoader,
@@ -22,7 +23,6 @@ from vil.engine.nonfinite import (
     gradient_norm,
     update,
 )
-from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DivergedError
 
 pytestmark = pytest.mark.smoke

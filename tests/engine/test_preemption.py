@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, ToyLoader, held_out, metrics, start, toy_train
 from tests.engine.test_early_stopping import scripted
 from vil.engine.checkpoint import save_load
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.preemption import REPEAT_SECONDS
-from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
 CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}

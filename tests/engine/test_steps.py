@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, toy_train
 from vil.engine.checkpoint.save_load import resolve_link
-from vil.tasks.classification.task import ClassificationTask
 
 pytestmark = pytest.mark.smoke
 

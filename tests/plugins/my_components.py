@@ -102,7 +102,7 @@ def regression():
     from vil.integrations.build import build_network
     from vil.pretrained.load_weights import load_weights
     from vil.tasks.base import Task
-    from vil.tasks.image_task import build_eval_transform
+    from vil.tasks.image.build import build_eval_transform
 
     class Brightness(Task):
         metric = Metric("mae", higher_is_better=False, label="mean absolute error")

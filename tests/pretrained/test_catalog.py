@@ -19,7 +19,7 @@ from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, load_weight_classes
 from vil.pretrained.convert_2021 import get_2021_names
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
-from vil.tasks.image_task import build_eval_transform
+from vil.tasks.image.build import build_eval_transform
 from vil.utils.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]

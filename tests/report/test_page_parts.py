@@ -10,12 +10,14 @@ from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
 from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks.classification.metrics import ClassificationMetrics
-from vil.tasks.classification.predictions import Predictions
-from vil.tasks.classification.report import Evaluated, sections_of
-from vil.tasks.image_report import SHOWN
-from vil.tasks.image_task import Outputs
-from vil.tasks.regression.report import plot_predictions
+from vil.tasks.image.class_metrics import ClassificationMetrics, Predictions
+from vil.tasks.image.report import (
+    SHOWN,
+    Evaluated,
+    plot_predictions,
+    sections_of,
+)
+from vil.tasks.image.target import Outputs
 
 pytestmark = pytest.mark.smoke
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, toy_train
 from vil.config import get_config
 from vil.engine.checkpoint.save_load import TrainState, resolve_link
 from vil.engine.loop import Metric
 from vil.tasks import TASKS, task_for
-from vil.tasks.classification.metrics import metric_names
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.class_metrics import metric_names
 from vil.utils.errors import ConfigError
 
 pytestmark = pytest.mark.smoke

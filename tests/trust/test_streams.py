@@ -11,7 +11,12 @@ import pytest
 from tests.common.small_runs import TINY, command, environment, metrics, vil
 from vil.data.batch import BadSample
 from vil.data.robust_dataset import BadSampleLog
-from vil.tasks.classification.output_formats import Prediction, as_csv, as_json, as_table
+from vil.tasks.image.predictions import (
+    ClassPrediction,
+    as_json,
+    classes_as_csv,
+    classes_as_table,
+)
 
 pytestmark = pytest.mark.trust(8)
 
@@ -89,11 +94,14 @@ def test_names_cannot_forge_lines(tmp_path):
     log = BadSampleLog(10, 1.0, tmp_path / "bad.txt")
     log.record([BadSample(0, name, "why\nnot")])
     assert (tmp_path / "bad.txt").read_text() == "a\\x1b[2J\\x0ab\twhy\\x0anot\n"
-    found = [Prediction(name, [(0, 0.5)]), Prediction("b", [(0, float("nan"))])]
-    table = "".join(as_table(found, ["c\r"]))
+    found = [
+        ClassPrediction(name, classes=[(0, 0.5)]),
+        ClassPrediction("b", classes=[(0, float("nan"))]),
+    ]
+    table = "".join(classes_as_table(found, ["c\r"]))
     assert table.count("\n") == 3
     assert "\x1b" not in table
-    rows = list(csv.reader("".join(as_csv(found, ["c\r"])).splitlines(True)))
+    rows = list(csv.reader("".join(classes_as_csv(found, ["c\r"])).splitlines(True)))
     assert [row[0] for row in rows[1:]] == [name, "b"]
     assert rows[1][2] == "c\\r"
     assert json.loads("".join(as_json(found, ["c"])))[1]["classes"][0]["probability"] is None

@@ -44,7 +44,7 @@ def test_a_stored_calibration_is_used_for_its_checkpoint(run):
         ended = vil("evaluate", *weights)
         assert f"calibrated with temperature {stored['temperature']:.4f} of {run}" in ended.err
     model = package.load_for_inference(run)
-    assert model.task.temperature == stored["temperature"]
+    assert model.task.target.temperature == stored["temperature"]
     assert "calibrated with temperature" in model.report
 
     succeeds("report", run)
@@ -59,7 +59,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)
     assert "calibration.json is not used: it belongs to checkpoint step-00000001" in ended.err
-    assert package.load_for_inference(run).task.temperature is None
+    assert package.load_for_inference(run).task.target.temperature is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import vil
 from tests.common.doc_pages import blocks
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
-from vil.tasks.classification.probe import Labeled, probe_features
+from vil.tasks.image.probe import Labeled, probe_features
 from vil.utils.errors import DataError
 from vil.workflows.inference import shipped_weights
 

@@ -16,7 +16,8 @@ from tests.common.saved_runs import copy_run
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.data.image import read_image
-from vil.tasks.multilabel.task import MultilabelTask
+from vil.tasks.image.labels import Labels
+from vil.tasks.image.task import ImageTask
 from vil.utils.errors import ConfigError, DataError
 from vil.workflows.ensemble import Ensemble, make_ensemble
 
@@ -79,13 +80,13 @@ def test_views_are_averaged(runs, photos):
 
 def test_thresholds_are_averaged_without_changing_the_models():
     tasks = [
-        MultilabelTask(device=torch.device("cpu"), num_labels=2, thresholds=pair)
+        ImageTask(Labels(2, thresholds=pair), device=torch.device("cpu"))
         for pair in ([0.2, 0.4], [0.6, 0.8])
     ]
     for order in (tasks, tasks[::-1]):
         combined = Ensemble([SimpleNamespace(task=task) for task in order]).task
-        assert combined.thresholds.tolist() == pytest.approx([0.4, 0.6])
-    assert tasks[0].thresholds.tolist() == [0.2, 0.4]
+        assert combined.target.thresholds.tolist() == pytest.approx([0.4, 0.6])
+    assert tasks[0].target.thresholds.tolist() == [0.2, 0.4]
 
 
 def test_models_of_other_classes_are_refused(runs, photos, tmp_path):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import vil
 from tests.common.small_runs import TINY
 from vil.errors import ConfigError
-from vil.tasks.image_task import transform_settings
+from vil.tasks.image.build import transform_settings
 
 
 @pytest.fixture(scope="module")

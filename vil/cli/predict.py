@@ -179,8 +179,7 @@ def run(args: argparse.Namespace) -> int:
     drawing = predict.PredictionFolder(folder, images) if folder else None
     model = ensemble.make_ensemble([inference.load_model(*each) for each in found], args.tta)
     print(model.report, file=sys.stderr)
-    for name, value in settings.items():
-        setattr(model.task, name, value)
+    model.task.limit_classes(**settings)
     predictions = predict.predict_files(model, images, drawing, targets)
     write_predictions(args, model.task.output_formats, predictions, model.classes, file)
     return 0
@@ -201,8 +200,7 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
     cfg = override(found.cfg, ["EVAL.FAST=False"])
     model = inference.load_model(cfg, found.class_names)
     print(model.report, file=sys.stderr)
-    for name, value in tasks.items():
-        setattr(model.task, name, value)
+    model.task.limit_classes(**tasks)
     stream = ImageStream(model, image, settings)
     if args.dry_run:
         print(stream.plan)

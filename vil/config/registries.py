@@ -8,7 +8,7 @@ from vil.utils.registry import Registry, load_object
 
 HOMES = {
     "attention": "vil.layers.attention:ATTENTIONS",
-    "loss": "vil.tasks.classification:LOSSES",
+    "loss": "vil.tasks.image:LOSSES",
     "optimizer": "vil.optim:OPTIMIZERS",
     "schedule": "vil.optim:SCHEDULES",
     "task": "vil.tasks:TASKS",

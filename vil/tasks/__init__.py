@@ -6,13 +6,10 @@ declares    config sections, keys and conflicts, in the format of vil/config/def
 noun        noun for a model of the task in messages, such as "detector"
 implied_by  config key that selects the task if this key is set and the key TASK is not set
 commands    {command: one-line help} for the task's commands, such as "detect check"
-learned     config keys that are empty until the training data determine their values
 metrics     {metric: (label, unit, higher is better)} for EVAL.METRIC, the default first
 formats     choices of `vil predict --format`, the default first
-complete    the formats that output all classes, to which --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
-lacks       {workflow: why the task does not support it}
 """
 
 from pathlib import Path
@@ -20,15 +17,15 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import classification, detection, multilabel, regression
+from vil.tasks import detection, image
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Key, Registry, Section
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
-TASKS.add("classification", **classification.ENTRY)
+TASKS.add("classification", **image.ENTRIES["classification"])
 TASKS.add("detection", **detection.ENTRY)
-TASKS.add("multilabel", **multilabel.ENTRY)
-TASKS.add("regression", **regression.ENTRY)
+TASKS.add("multilabel", **image.ENTRIES["multilabel"])
+TASKS.add("regression", **image.ENTRIES["regression"])
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
@@ -104,7 +101,7 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     from vil.config import override
 
     task = task_entry(cfg).load()(cfg, torch.device("cpu"))
-    if not hasattr(task, "open_train_set"):
+    if not task.supports("open_train_set"):
         raise ConfigError(
             f"DATA.NUM_CLASSES is auto, but the task {cfg.TASK} cannot count the classes of the "
             "training set: set DATA.NUM_CLASSES to a number"
@@ -122,22 +119,17 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
-def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
-    """Raise ConfigError unless the config's task defines an optional attribute or method.
+def refuse_without(cfg: CfgNode, ability: str, why: str) -> None:
+    """Raise ConfigError unless the config's task has an ability, see `Task.supports`.
 
-    attribute: name of the attribute or method, such as "average_outputs", which a subclass of
-    `Task` must define. The default in `Task` does not count. why: end of the error message, which
-    tells the user what to do.
+    ability: name of a method that the task must define, such as "average_outputs", or of a class
+    attribute that must be set. why: end of the error message, which tells the user what to do.
     """
-    entry = task_entry(cfg)
-    owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)
-    if owner is None or owner.__module__ == "vil.tasks.base":
-        raise ConfigError(f"this config is for a {entry.facts.get('noun', entry.name)}: {why}")
+    if not task_entry(cfg).load().supports(ability):
+        raise ConfigError(f"this config is for a {noun_of(cfg)}: {why}")
 
 
-def refuse_without(cfg: CfgNode, workflow: str) -> None:
-    """Raise ConfigError if the config's task does not support a workflow, such as "export"."""
+def noun_of(cfg: CfgNode) -> str:
+    """Return the noun for a model of the config's task, such as "detector"."""
     entry = task_entry(cfg)
-    if why := entry.facts.get("lacks", {}).get(workflow):
-        noun = entry.facts.get("noun", entry.name)
-        raise ConfigError(f"this config is for a {noun}: {why}")
+    return entry.facts.get("noun", entry.name)

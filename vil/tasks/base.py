@@ -2,11 +2,11 @@
 
 A task is a subclass of `Task` with an entry in the registry TASKS, and is created by
 task_class(cfg, device). The training loop, evaluation, inference, the report and the commands call
-only methods of `Task`.
+only methods of `Task`. A method that a task does not define is a workflow that it does not support.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,21 +15,27 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from yacs.config import CfgNode
 
+from vil.data import build as data
+from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_summary import TargetSummary, summarize_targets
 from vil.data.views import View
+from vil.engine import build as device_settings
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
+from vil.tasks import task_entry
 from vil.tasks.cost import CostRow
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
 Metrics = Mapping[str, tuple[str, str, bool]]  # {name: (label, unit, higher is better)}
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
+SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section DATA
 
 
 class ImageMeta(NamedTuple):
@@ -72,18 +78,38 @@ def make_metric(metrics: Metrics, name: str = "") -> Metric:
 class Task:
     """Base class of all tasks. Methods that it does not implement raise NotImplementedError.
 
+    The class attributes say what a task is like:
+
     metric: the checkpoint with the best value of this metric on the first test set is `best`.
     output_formats: {name: function} for `vil predict --format`. The first one is the default. A
     function takes predictions and the class names, and yields chunks of text.
+    complete_formats: the formats that output all classes, to which --top and --threshold do not
+    apply.
+    learned_keys: config keys that are empty until the training data determine their values.
+    predicts_classes: whether `run` returns the probabilities of classes, of which each image has
+    one. If it is False, the model cannot be exported, converted, or drawn by its attention.
+    resizes_to_image_size: whether the network takes batches of images of INPUT.IMAGE_SIZE pixels.
+    has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
+    `open_test_set` then has a second argument, the split to open: "val" or "test".
+    max_eval_batch: maximum batch size in evaluation. Each rank has batches of max_eval_batch or
+    DATALOADER.BSZ images, whichever is smaller, so metrics do not depend on the number of ranks.
+    None: the ranks divide DATALOADER.BSZ among them.
     """
 
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
+    complete_formats: Sequence[str] = ()
+    learned_keys: Sequence[str] = ()
+    predicts_classes = True
+    resizes_to_image_size = True
+    has_splits = False
+    max_eval_batch: int | None = None
+    accepts_any_classes = False  # whether the number of classes may differ from DATA.NUM_CLASSES
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
-    resizes_to_image_size = True  # whether the network's input has INPUT.IMAGE_SIZE pixels
     # config values that `train_loader` derived from the training set, for the run's config.yaml
     learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
+    cost_remark = ""  # for the report, if the cost of one image is not a number
     counted = "images"  # what `count_classes` counts
     hint = ""  # advice after the last evaluation, for the log of a run; set on rank 0
 
@@ -91,6 +117,7 @@ class Task:
         self,
         *,
         device: torch.device,
+        cfg: CfgNode | None = None,
         amp_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         test_sets: Mapping[str, EvalLoader] | None = None,
@@ -98,13 +125,42 @@ class Task:
     ):
         """Store the settings of the task.
 
-        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader} of the
-        test sets for `evaluate`. The method `test_loaders` replaces them. results_folder: folder to
-        which `evaluate` writes predictions; None: do not write predictions.
+        Args:
+            cfg: the config, which also determines the metric, amp_dtype and memory_format; None for
+                a task that gets its datasets as arguments.
+            amp_dtype: the dtype of autocast; None for full precision.
+            test_sets: {name: loader} of the test sets for `evaluate`. The method `test_loaders`
+                replaces them.
+            results_folder: folder to which `evaluate` writes predictions; None: do not write them.
         """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
         self.results_folder = results_folder
+        self.cfg = cfg
+        if cfg is not None:
+            self._configure(cfg)
+
+    def _configure(self, cfg: CfgNode) -> None:
+        if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
+            raise ConfigError(
+                f"TASK {cfg.TASK} does not support {' or '.join(f'DATA.{key}' for key in used)}, "
+                "because it always evaluates all images of the sets in DATA.TEST: remove this "
+                "setting"
+            )
+        self.amp_dtype = device_settings.amp_dtype(cfg)
+        self.memory_format = device_settings.memory_format(cfg)
+        declared = task_entry(cfg).facts.get("metrics", {})
+        if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
+            self.metric = make_metric(declared, cfg.EVAL.METRIC)
+
+    @classmethod
+    def supports(cls, ability: str) -> bool:
+        """Return whether the task has an ability: a method that it defines, or a class attribute
+        that is neither None nor False. The default of a method in `Task` does not count."""
+        value = getattr(cls, ability, None)
+        if callable(value):
+            return value is not getattr(Task, ability, None)
+        return value is not None and value is not False
 
     # ---- built from the config
 
@@ -128,6 +184,19 @@ class Task:
         """
         raise NotImplementedError
 
+    def open_train_set(self) -> Dataset:
+        """Open the training set of the config. `train_loader` calls this method."""
+        raise NotImplementedError
+
+    def open_test_set(self, name: str, *split: str) -> Dataset:
+        """Open a test set of the config. `test_loaders` calls this method. split: see
+        `has_splits`; left out for "val"."""
+        raise NotImplementedError
+
+    def own_arguments(self, name: str) -> list[str]:
+        """Return the keys of DATA.KWARGS that the dataset `name` accepts."""
+        raise NotImplementedError
+
     def train_loader(
         self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None
     ) -> TrainLoader:
@@ -136,8 +205,18 @@ class Task:
         dist: rank and number of ranks. bad_file: file to which the names of unreadable images are
         appended. dataset: dataset to use instead of the config's training set.
         """
-        raise NotImplementedError
 
+        def open_dataset() -> Dataset:
+            if dataset is not None:
+                return dataset
+            data.check_dataset_arguments(self.cfg, self.own_arguments)
+            opened = self.open_train_set()
+            self._check(opened, "the training set", match=bool(self.class_names))
+            return opened
+
+        return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    @as_config_error
     def test_loaders(
         self,
         dist: DistInfo,
@@ -156,7 +235,44 @@ class Task:
             part: "test" for the sets in DATA.TEST; "val" for those in DATA.VAL or, if it is empty,
                 in DATA.TEST. The best checkpoint is selected on "val" sets.
         """
-        raise NotImplementedError
+        cfg = self.cfg
+        if datasets is None:
+            data.check_dataset_arguments(cfg, self.own_arguments)
+        key = "VAL" if part == "val" and cfg.DATA.VAL else "TEST"
+        split = ["test"] if key == "TEST" and cfg.DATA.VAL else []
+
+        def open_dataset(name: str) -> Dataset:
+            opened = self.open_test_set(name, *split)
+            self._check(opened, name)
+            return opened
+
+        options = dict(datasets=datasets, max_batch=self.max_eval_batch, key=key)
+        self.test_sets = data.build_test_loaders(
+            cfg, dist, self.device, open_dataset, bad_file, **options
+        )
+        return self.test_sets
+
+    def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
+        """Reorder the classes of a dataset to match the model's, and read one of its images.
+
+        match: whether to reorder the classes. If DATA.TARGETMAP is set, they are never reordered.
+        name: name of the dataset, for messages. Raises DataError if the classes to reorder are not
+        the classes of the model.
+        """
+        with suppress(OSError, AttributeError, IndexError):
+            dataset.image(0)  # logs warnings about images once, not in every loader worker
+        if match and not self.cfg.DATA.TARGETMAP:
+            by_position = self.cfg.DATA.CLASSES == "by_position"
+            match_classes(dataset, self.class_names, name, by_position=by_position)
+
+    def check_num_classes(self, dataset: Any, name: str) -> None:
+        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes.
+
+        If the attribute `accepts_any_classes` is True, the check is skipped. name: name of the
+        dataset, for the error message.
+        """
+        if not self.accepts_any_classes:
+            data.check_num_classes(self.cfg, dataset, name)
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
         """Build a dataset of `num_samples` synthetic images for --dry-run and benchmarks.
@@ -174,7 +290,10 @@ class Task:
         """
         loader = self.train_loader(DistInfo())
         self.class_names = self.class_names or loader.classes
-        yield OpenData(loader, {"val": self.test_loaders(DistInfo())})
+        tests = {"val": self.test_loaders(DistInfo())}
+        if self.supports("open_test_set") and self.cfg.DATA.VAL:
+            tests["test"] = self.test_loaders(DistInfo(), part="test")
+        yield OpenData(loader, tests)
 
     def count_classes(self, dataset: Dataset) -> dict[str, int]:
         """Count the images, or in detection the objects, of each class of a dataset.
@@ -193,6 +312,7 @@ class Task:
 
     # ---- called by `vil data check`
 
+    @as_config_error
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open a dataset of the config, even if it does not have DATA.NUM_CLASSES classes.
 
@@ -200,9 +320,17 @@ class Task:
         has the methods `image` and `sample_name` of `ImageDataset`. Raises DataError if the dataset
         is invalid.
         """
-        if name is None:
-            return self.train_loader(DistInfo()).samples.dataset
-        return self.test_loaders(DistInfo(), part=part)[name].dataset
+        if not self.supports("open_train_set"):
+            if name is None:
+                return self.train_loader(DistInfo()).samples.dataset
+            return self.test_loaders(DistInfo(), part=part)[name].dataset
+        data.check_dataset_arguments(self.cfg, self.own_arguments)
+        split = ["test"] if part == "test" else []
+        self.accepts_any_classes = True
+        try:
+            return self.open_train_set() if name is None else self.open_test_set(name, *split)
+        finally:
+            self.accepts_any_classes = False
 
     def summarize_targets(self, dataset: Any) -> TargetSummary:
         """Summarize the targets of a dataset, such as the number of images of each class.
@@ -314,6 +442,12 @@ class Task:
         """
         raise NotImplementedError
 
+    def limit_classes(self, top: int | None = 5, threshold: float = 0.0) -> None:
+        """Limit the classes in a prediction, if the task predicts classes.
+
+        top: maximum number of classes; None: no limit. threshold: minimum probability of a class.
+        """
+
     def for_ensemble(self, tasks: Sequence["Task"]) -> "Task":
         """Return a task whose `postprocess` converts the averaged outputs of an ensemble.
 
@@ -369,20 +503,26 @@ class Task:
 
 
 REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss", "measure")
+# {required method: a method that may be defined instead}
+INSTEAD = {
+    "train_loader": "open_train_set",
+    "test_loaders": "open_test_set",
+    "measure": "evaluate",
+}
 
 
 def check_task(task: Any, entry: Entry) -> None:
-    """Raise ValueError unless `task` is a subclass of Task that defines the methods in REQUIRED.
-
-    If the class overrides `evaluate`, `measure` is not required. entry: registry entry of the task.
-    """
+    """Raise ValueError unless `task` is a subclass of Task that defines the methods in REQUIRED, or
+    those in INSTEAD. entry: registry entry of the task."""
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ValueError(
             f"task {entry.name!r} must be a subclass of vil.tasks.base.Task, but it is {task!r}"
         )
-    missing = [name for name in REQUIRED if getattr(task, name) is getattr(Task, name)]
-    if task.evaluate is not Task.evaluate and "measure" in missing:
-        missing.remove("measure")
+    missing = [
+        name
+        for name in REQUIRED
+        if not task.supports(name) and not task.supports(INSTEAD.get(name, name))
+    ]
     if missing:
         raise ValueError(
             f"task {entry.name!r} ({task.__name__}) must define the methods {', '.join(missing)}"

@@ -39,25 +39,6 @@ def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
         yield f"{file:{widths[0]}}  {shown}\n"
 
 
-def format_csv(
-    rows: Iterable[tuple[str, Sequence[Any], str, str]],
-    names: Sequence[str],
-    *,
-    has_target: bool = False,
-) -> Iterator[str]:
-    """Format predictions as CSV, and yield its lines: a header, then one line per image.
-
-    rows: (file, predicted values, error, target) of each image; the values may be empty. names:
-    column names of the values. has_target: whether to add a column of targets. Targets are written
-    unchanged, so the caller must apply `csv_cell` to targets that are text.
-    """
-    format_line = line_writer()
-    yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
-    for file, values, error, target in rows:
-        last = [target] * has_target + [csv_cell(error)]
-        yield format_line((csv_cell(file), *(values or [""] * len(names)), *last))
-
-
 def format_json(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Format dicts as a JSON array with one dict per line, and yield the text in chunks."""
     separator = "[\n"

@@ -84,7 +84,8 @@ class ModelBenchmark:
         rounds: int = 9,
         out: str | None = None,
     ):
-        refuse_without(cfg, "benchmark model")
+        why = "vil benchmark model measures only classifiers"
+        refuse_without(cfg, "resizes_to_image_size", why)
         cfg, self.rounds = with_num_classes(cfg), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
         self.trials = list_trials(cfg, self.name, ways, backends, beside)

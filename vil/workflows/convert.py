@@ -15,7 +15,7 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
-from vil.tasks.image_task import transform_settings
+from vil.tasks.image.build import transform_settings
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file
@@ -53,7 +53,8 @@ def convert(
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: expected a .safetensors file or a folder")
     if cfg is not None:
-        refuse_without(cfg, "convert")
+        why = "vil convert supports only classifiers; predict from the run's folder"
+        refuse_without(cfg, "predicts_classes", why)
     path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
     if target.suffix == ".safetensors":

@@ -18,8 +18,8 @@ from vil.data.datasets.image_list import ImageSource, iter_image_batches
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.streaming.map_files import create_map
-from vil.tasks import refuse_unless_defined
-from vil.tasks.classification.probe import Labeled, Probe, probe_features
+from vil.tasks import refuse_without
+from vil.tasks.image.probe import Labeled, Probe, probe_features
 from vil.utils.atomic_write import ESCAPED_TEXT
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.global_state import preserve_global_state
@@ -76,7 +76,7 @@ def embed(
 def check_embed(cfg: CfgNode) -> None:
     """Raise ConfigError if the config's task does not compute a feature vector per image. Raise
     CheckpointError if the config sets no weights."""
-    refuse_unless_defined(cfg, "embed", "vil embed needs a model with one feature vector per image")
+    refuse_without(cfg, "embed", "vil embed needs a model with one feature vector per image")
     refuse_random_weights(cfg, needs_head=False)
 
 

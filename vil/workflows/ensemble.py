@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 from vil.config.defaults import value_at
 from vil.data.views import View, parse_views
 from vil.engine.evaluation import evaluating
-from vil.tasks import refuse_unless_defined
+from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
 from vil.workflows.inference import InferenceModel
@@ -94,7 +94,7 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
             "the predictions of several views or models cannot be averaged, so leave out --tta and "
             "give one run"
         )
-        refuse_unless_defined(cfg, "average_outputs", why)
+        refuse_without(cfg, "average_outputs", why)
     return views
 
 

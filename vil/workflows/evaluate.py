@@ -100,7 +100,7 @@ def evaluate_config(
     if calibrate:
         calibration_of_run.check(cfg)
     if num_worst:
-        refuse_without(cfg, "evaluate --pictures")
+        refuse_without(cfg, "draw_worst", "--pictures supports only detectors; use vil report")
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg, device) as dist, worker_errors():

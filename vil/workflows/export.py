@@ -15,7 +15,7 @@ from vil.export import export_model, load_exported, quantize_linears
 from vil.export.exporter import SUFFIXES
 from vil.export.onnx import require_onnx
 from vil.tasks import refuse_without, task_for, with_num_classes
-from vil.tasks.image_task import transform_settings
+from vil.tasks.image.build import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.inference import (
     build_with_weights,
@@ -55,7 +55,7 @@ def export_config(
     `vil.export.export_model`. Raises ConfigError if the model cannot be exported, and ExportError
     if the outputs of the file and of the model differ.
     """
-    refuse_without(cfg, "export")
+    refuse_without(cfg, "predicts_classes", "vil export supports only classifiers")
     names, images = list(class_names) or recorded_classes(cfg), []
     if calibration is not None:
         images = find_calibration_images(calibration, names, cfg.INPUT.CHANNELS)

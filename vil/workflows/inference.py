@@ -158,7 +158,8 @@ def load_for_evaluation(
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
     fast = cfg.EVAL.FAST
     if fast:
-        refuse_without(cfg, "evaluate --fast")
+        why = "--fast (EVAL.FAST) does not support detectors"
+        refuse_without(cfg, "resizes_to_image_size", why)
     select_attention_backends(model, cfg, device, dist, training=False)
     if fast:
         dtype, task.amp_dtype = task.amp_dtype or torch.float32, None

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.tasks import refuse_unless_defined, task_for
-from vil.tasks.image_task import describe_target
+from vil.tasks import refuse_without, task_for
+from vil.tasks.image.task import describe_target
 from vil.utils.errors import ConfigError
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.configure import ConfigWithClasses, Options, Overrides, as_options, run_config
@@ -66,7 +66,7 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0], tta)
     why = "out-of-fold prediction is not supported for this task"
-    refuse_unless_defined(configs[0], "add_target", why)
+    refuse_without(configs[0], "add_target", why)
     check_same(configs, [found.class_names for found in runs.values()])
     check_fold_numbers({run: found.cfg for run, found in runs.items()})
     names = {name for cfg in configs for name in cfg.DATA.TRAIN}
@@ -171,13 +171,12 @@ def iter_out_of_fold(
     """Yield predictions for the test images of each fold, with their true targets.
 
     One model is loaded at a time. tta: see `vil.predict`. batch_size, num_workers: None for the
-    values in each run's config. settings: attributes to set on each run's task, such as {"top": 1}.
+    values in each run's config. settings: arguments of `Task.limit_classes`, such as {"top": 1}.
     """
     for fold in folds:
         with preserve_global_state():
             model = load_model(fold.cfg, fold.class_names)
-        for name, value in (settings or {}).items():
-            setattr(model.task, name, value)
+        model.task.limit_classes(**(settings or {}))
         workers = fold.cfg.DATALOADER.WORKERS if num_workers is None else num_workers
         ensemble = make_ensemble([model], tta)
         for dataset in fold.held_out.values():

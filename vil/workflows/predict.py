@@ -22,7 +22,7 @@ from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import find_images as list_images
 from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import count_workers, worker_errors
-from vil.tasks import refuse_unless_defined, refuse_without, task_entry
+from vil.tasks import refuse_without, task_entry
 from vil.tasks.base import ImageMeta, OutputFormat
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import make_folder, replacing
@@ -174,7 +174,7 @@ def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
 def task_settings(
     cfg: CfgNode, output_format: str | None, top: int | None, threshold: float | None
 ) -> dict[str, Any]:
-    """Return the attributes to set on a task for predictions in an output format, as {name: value}.
+    """Return the arguments of `Task.limit_classes` for predictions in an output format.
 
     top: number of most probable classes per image, by default TOP. threshold: smallest probability
     of a predicted class; None for no threshold. Raises ConfigError if `threshold` is given and
@@ -182,16 +182,14 @@ def task_settings(
     """
     if not output_formats(cfg):  # the task of a plug-in
         raise ConfigError(f"TASK {cfg.TASK} has no output formats, so it cannot write predictions")
-    complete = output_format in task_entry(cfg).facts.get("complete", ())
+    complete = output_format in task_entry(cfg).load().complete_formats
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):
         raise ConfigError(f"--format {output_format} includes every class: remove --{names[0]}")
     if threshold is None:
         return {"top": None if complete else top or TOP}
-    refuse_without(cfg, "predict --threshold")
-    refuse_unless_defined(
-        cfg, "threshold", "its predictions have no threshold, so leave out --threshold"
-    )
+    why = "--threshold is for classes: leave it out (detectors: set DETECTION.TEST.SCORE)"
+    refuse_without(cfg, "limit_classes", why)
     return {"top": top or TOP, "threshold": threshold}
 
 

@@ -15,7 +15,7 @@ from vil.engine.checkpoint.save_load import step_of
 from vil.engine.distributed import DistInfo
 from vil.report.page import ModelCost, Page, Setting, render
 from vil.report.run_record import RunRecord
-from vil.tasks import task_entry, task_for
+from vil.tasks import noun_of, task_for
 from vil.tasks.base import TaskReport
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import CheckpointError, ConfigError
@@ -39,8 +39,12 @@ def write_report(
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))
-    if options and (why := task_entry(cfg).facts.get("lacks", {}).get("report")):
-        log.warning("%s", why)
+    if options and not task.supports("report"):
+        log.warning(
+            "the report of a %s shows only the metrics that training logged; for more, use "
+            "vil evaluate",
+            noun_of(cfg),
+        )
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
     record = RunRecord.read(folder)
@@ -48,7 +52,7 @@ def write_report(
         title=folder.resolve().name,
         record=record,
         settings=settings(cfg),
-        model=model_cost(cfg),
+        model=task.cost_remark or model_cost(cfg),
         epochs=cfg.OPTIM.EPOCHS,
         made=f"Made by vil {vil.__version__}, {now()}.",
         metric=task.metric.name,
@@ -92,8 +96,6 @@ def settings(cfg: CfgNode) -> list[Setting]:
 def model_cost(cfg: CfgNode) -> ModelCost | str:
     """Return the number of parameters and MACs of the config's model, or a sentence that gives the
     reason why they are unknown."""
-    if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
-        return why.format(cfg=cfg)
     if not counts_cost(cfg):
         return f"TASK {cfg.TASK} does not count the cost of a model."
     try:

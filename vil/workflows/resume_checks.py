@@ -61,7 +61,7 @@ def adopt_rules(cfg: CfgNode, saved: CfgNode) -> CfgNode:
     the training set.
     """
     open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
-    learned = task_entry(cfg).facts.get("learned", ())
+    learned = task_entry(cfg).load().learned_keys
     open_keys += [key for key in learned if not value_at(cfg, key)]
     return override(cfg, list(from_mapping({key: value_at(saved, key) for key in open_keys})))
 

@@ -36,7 +36,7 @@ from vil.streaming.plan import parse_bytes
 from vil.streaming.scaling import ScaleAndNormalize
 from vil.streaming.store import check_scratch
 from vil.tasks.base import ImageMeta
-from vil.tasks.image_task import ImageTask
+from vil.tasks.image.task import ImageTask
 from vil.utils.errors import ConfigError, SaveError, as_config_error, os_error_as
 from vil.workflows.inference import InferenceModel
 

@@ -71,7 +71,8 @@ def visualize_attention(
     Returns (report, left_out). report: which weights were loaded. left_out: for each stage whose
     maps cannot be drawn, a line with the reason.
     """
-    refuse_without(cfg, "visualize attention")
+    why = "vil visualize attention draws only the attention of classifiers"
+    refuse_without(cfg, "predicts_classes", why)
     inference = load_model(override(cfg, ["EVAL.FAST=False"]), class_names)
     task = inference.task
     original = _read(task, cfg, image, stdin)

@@ -44,17 +44,4 @@ ENTRY = dict(
         "score": "DETECTION.TEST.SCORE",
     },
     defaults={"DETECTION.TEST.SCORE": 0.5},
-    lacks={
-        "evaluate --calibrate": "--calibrate supports only classifiers",
-        "evaluate --fast": "--fast (EVAL.FAST) does not support detectors",
-        "convert": "vil convert supports only classifiers; set MODEL.MODEL_PATH instead",
-        "export": "vil export supports only classifiers",
-        "report": "the report of a detector shows only the metrics that training logged; for more, "
-        "use vil evaluate",
-        "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; its cost "
-        "depends on the image.",
-        "visualize attention": "vil visualize attention draws only the attention of classifiers",
-        "benchmark model": "vil benchmark model measures only classifiers",
-        "predict --threshold": "--threshold is for classes: set DETECTION.TEST.SCORE",
-    },
 )

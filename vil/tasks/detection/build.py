@@ -19,8 +19,7 @@ from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.integrations.build import build_network
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
-from vil.tasks.base import OpenData
-from vil.tasks.config_task import ConfigTask
+from vil.tasks.base import OpenData, Task
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.batch import DetectionBatch
@@ -48,7 +47,7 @@ SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
 RENDERED = "the images are synthetic: the dataset scenes is reduced to those of one training step"
 
 
-class Detection(ConfigTask, DetectionTask):
+class Detection(DetectionTask):
     """The detection task, built from a config."""
 
     own_arguments = staticmethod(datasets.own_arguments)
@@ -74,7 +73,9 @@ class Detection(ConfigTask, DetectionTask):
         overlap = test.TILE // 4 if test.OVERLAP < 0 else test.OVERLAP
         tiling = dict(tile=test.TILE, overlap=overlap, nms=test.NMS, per_image=test.PER_IMAGE)
         options = dict(masks=model == "mask_rcnn", print_classes=cfg.OUTPUT_PERCLASS_ACC)
-        super().__init__(cfg, device, **options, **tiling)
+        super().__init__(cfg=cfg, device=device, **options, **tiling)
+        arch = cfg.MODEL.VIT.MSVIT.ARCH
+        self.cost_remark = f"A {model} on {arch}; its cost depends on the image."
         if self.metric.name.startswith("mask") and not options["masks"]:
             raise ConfigError(
                 f"EVAL.METRIC {self.metric.name} needs masks, but {model} predicts no masks: set "
@@ -114,7 +115,7 @@ class Detection(ConfigTask, DetectionTask):
             few = _render_few(self.cfg, folder)
             rendered = few is not self.cfg
             task = type(self)(few, self.device) if rendered else self
-            with ConfigTask.open_data(task) as data:
+            with Task.open_data(task) as data:
                 self.class_names = data.train.classes
                 is_reduced = rendered and "scenes" in (*few.DATA.TRAIN, *few.DATA.TEST)
                 yield data._replace(note=RENDERED if is_reduced else "")

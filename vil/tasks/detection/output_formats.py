@@ -5,7 +5,8 @@ chunks of text. COCO's format is yielded only after the last image.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
@@ -14,7 +15,8 @@ from vil.utils.console import printable
 from vil.utils.json_text import to_json
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True)
+class Prediction:
     """Detections in one image, or the error if the image is unreadable.
 
     size: (H, W) of the image.
@@ -56,9 +58,10 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     A box is [x1, y1, x2, y2] in pixels. For an unreadable image, the result is {file, error,
     objects: []}. names: label n has the class name names[n - 1].
     """
-    file, (height, width), detections, error = prediction
+    file, detections = prediction.file, prediction.detections
     if detections is None:
-        return {"file": file, "error": error, "objects": []}
+        return {"file": file, "error": prediction.error, "objects": []}
+    height, width = prediction.size
     columns = (x.tolist() for x in (detections.labels, detections.scores, detections.boxes))
     objects = [
         {"class": names[label - 1], "label": label, "score": score, "box": box}
@@ -75,11 +78,13 @@ def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))
-    for image_id, (file, size, detections, _) in enumerate(predictions, start=1):
+    for image_id, prediction in enumerate(predictions, start=1):
+        detections = prediction.detections
         if detections is None:
             continue
-        height, width = size
-        images.append({"id": image_id, "file_name": file, "width": width, "height": height})
+        file, size = prediction.file, prediction.size
+        image = {"id": image_id, "file_name": file, "width": size[1], "height": size[0]}
+        images.append(image)
         rows = to_results(detections, image_id=image_id, size=size, category_ids=labels)
         for i, row in enumerate(rows):
             area = row["bbox"][2] * row["bbox"][3]

@@ -39,6 +39,7 @@ class DetectionTask(Task):
     """
 
     output_formats = FORMATS
+    predicts_classes = False
     columns = ("loss", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
 
     def __init__(
@@ -64,10 +65,10 @@ class DetectionTask(Task):
         Raises DataError if faster-coco-eval is not installed.
         """
         import_faster_coco_eval()  # fail now, not after the first epoch
-        super().__init__(**common)
         self.iou_types = ("bbox", "segm") if masks else ("bbox",)
         name = IOU_TYPES[self.iou_types[-1]]
-        self.metric = make_metric(METRICS, f"{name}_ap")
+        self.metric = make_metric(METRICS, f"{name}_ap")  # unless EVAL.METRIC is set
+        super().__init__(**common)
         self.tiling = dict(tile=tile, overlap=overlap, nms=nms, per_image=per_image)
         self.print_classes = print_classes
 

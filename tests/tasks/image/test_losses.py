@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torchvision.ops import sigmoid_focal_loss
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, samples, toy_model
-from vil.tasks.classification.losses import LOSSES, build_loss
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.losses import LOSSES, build_loss
 
 pytestmark = pytest.mark.smoke
 

@@ -1,10 +1,14 @@
-"""Training losses of single-label classification.
+"""Training losses of classification and of multilabel classification.
 
-Shapes: B images, K classes. Each loss takes logits (B, K) and targets, which are classes (B,) int64
-or soft targets (B, K) float. It returns the mean over images or, if `per_image` is set, the loss of
-each image (B,), in float32 or higher.
+Shapes: B images, K classes. Each loss of classification takes logits (B, K) and targets, which are
+classes (B,) int64 or soft targets (B, K) float. It returns the mean over images or, if `per_image`
+is set, the loss of each image (B,), in float32 or higher.
 smoothing: label smoothing s. The target of the true class is 1 - s + s/K, and that of other classes
 is s/K. Soft targets are not smoothed.
+
+Each loss of multilabel classification, in LABEL_LOSSES, takes logits (B, K) and targets (B, K)
+between 0 and 1, and returns the losses (B, K) float32. positive_weights (K,): weight of positive
+images in the loss of each label, like `pos_weight` of torch's BCEWithLogitsLoss; None: 1.
 """
 
 import inspect
@@ -16,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.tasks.classification import LOSSES
+from vil.tasks.image import LOSSES
 from vil.utils.registry import Entry, Key
 
 LossFunction = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scalar
@@ -26,11 +30,7 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 def xentropy(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the softmax cross entropy, averaged over images.
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the softmax cross entropy, averaged over images."""
     logits = widen(logits)
     if targets.is_floating_point():
         losses = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
@@ -42,11 +42,7 @@ def xentropy(
 def bce(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118).
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the binary cross entropy, averaged over classes and images (arXiv:2204.07118)."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing))
     return losses.mean(dim=-1) if per_image else losses.mean()
 
@@ -54,11 +50,7 @@ def bce(
 def sigmoid(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
 ) -> Tensor:
-    """Compute the binary cross entropy, summed over classes and averaged over images.
-
-    targets: classes (B,) or soft targets (B, K). smoothing: label smoothing of class targets.
-    per_image: return the loss of each image (B,) instead of the mean.
-    """
+    """Compute the binary cross entropy, summed over classes and averaged over images."""
     losses = elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1)
     return losses if per_image else losses.mean()
 
@@ -78,13 +70,8 @@ def focal(
     The binary cross entropy of each image and class is multiplied by (1 - p_t)^gamma. For
     probability p and target t, p_t is t * p + (1 - t) * (1 - p).
 
-    Args:
-        targets: classes (B,) or soft targets (B, K).
-        smoothing: label smoothing of class targets.
-        alpha: weight of the positive term t * log(p) relative to the negative term. For the weight
-            a of the paper, this is a / (1 - a).
-        normalize: sum the loss over classes instead of averaging it.
-        per_image: return the loss of each image (B,) instead of the mean over images.
+    alpha: weight of the positive term t * log(p) relative to the negative term. For the weight a of
+    the paper, this is a / (1 - a). normalize: sum the loss over classes instead of averaging it.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
@@ -100,6 +87,46 @@ def focal(
     if per_image:
         return losses.sum(dim=-1) if normalize else losses.mean(dim=-1)
     return losses.sum(dim=-1).mean() if normalize else losses.mean()
+
+
+def label_bce(logits: Tensor, targets: Tensor, positive_weights: Tensor | None = None) -> Tensor:
+    """Compute the binary cross entropy of each image and label, (B, K)."""
+    return F.binary_cross_entropy_with_logits(
+        logits.float(), targets, reduction="none", pos_weight=positive_weights
+    )
+
+
+def asymmetric(
+    logits: Tensor,
+    targets: Tensor,
+    positive_weights: Tensor | None = None,
+    *,
+    gamma_pos: float = 0.0,
+    gamma_neg: float = 4.0,
+    clip: float = 0.05,
+) -> Tensor:
+    """Compute the asymmetric loss of each image and label, (B, K).
+
+    For the probability p of a label and p_m = max(p - clip, 0), the loss is
+
+        -(1 - p)^gamma_pos * log(p)          for images with the label,
+        -p_m^gamma_neg * log(1 - p_m)        for other images.
+
+    Source: Ridnik et al., arXiv:2009.14119, equations 4 to 7.
+    """
+    logits = logits.float()
+    probability = logits.sigmoid()
+    positive = -((1 - probability) ** gamma_pos) * F.logsigmoid(logits)
+    if positive_weights is not None:
+        positive = positive * positive_weights
+    # at least 1e-8, because a power with an exponent below 1 has an infinite gradient at 0
+    shifted = (probability - clip).clamp(min=1e-8)
+    log_miss = torch.log1p(-shifted) if clip > 0 else F.logsigmoid(-logits)
+    negative = -(shifted**gamma_neg) * log_miss
+    return targets * positive + (1 - targets) * negative
+
+
+LABEL_LOSSES = {"bce": label_bce, "asymmetric": asymmetric}
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:

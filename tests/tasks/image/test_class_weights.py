@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
+from tests.common.class_task import ClassificationTask
 from tests.common.small_runs import TINY, vil
 from vil.data.batch import Batch
 from vil.data.samplers import balanced_order, train_batches
 from vil.engine.loop import backward
-from vil.tasks.class_weights import balance_classes, balance_labels, logit_shifts
-from vil.tasks.classification.losses import bce, focal, sigmoid, xentropy
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.class_weights import balance_classes, balance_labels, logit_shifts
+from vil.tasks.image.losses import bce, focal, sigmoid, xentropy
 from vil.utils.errors import DataError
 
 CPU = torch.device("cpu")
@@ -103,9 +103,10 @@ def test_a_weighted_step_has_the_gradient_of_torchs_weighted_loss(parts):
 def test_weights_of_images_multiply_those_of_classes():
     task = weighted(class_weights=torch.tensor([1.0, 2, 4, 8]), image_weights=torch.arange(10.0))
     batch = Batch(torch.zeros(2, 1), torch.tensor([1, 3]), torch.tensor([5, 7]))
-    assert task.weigh(batch).tolist() == [10, 56]
+    model = torch.nn.Linear(1, 4)
+    assert task.loss(model, batch).normalizer.item() == 10 + 56
     mixed = Batch(torch.zeros(1, 1), torch.tensor([[0.5, 0.5, 0, 0]]), torch.tensor([2]))
-    assert task.weigh(mixed).tolist() == [3]
+    assert task.loss(model, mixed).normalizer.item() == 3
 
 
 def test_logit_adjustment_adds_log_frequencies():

@@ -11,11 +11,11 @@ import sys
 import pytest
 import torch
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, meeting, pick, samples, toy_model
 from vil.data.samplers import eval_batches
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo, compute_on_main
-from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DataError
 
 

@@ -1,9 +1,20 @@
-"""Config keys of regression."""
+"""Config keys of multilabel classification and of regression."""
 
 from vil.config.rules import Rule, one_of
 from vil.utils.registry import Key, Section
 
-DECLARED = (
+MULTILABEL = (
+    Section("MULTILABEL", "Multilabel classification: any number of labels (TASK multilabel)."),
+    Key(
+        "LOSS",
+        "bce",
+        "bce: binary cross entropy. asymmetric: binary cross entropy with a lower weight for easy "
+        "negatives (arXiv:2009.14119).",
+        one_of("bce", "asymmetric"),
+    ),
+)
+
+REGRESSION = (
     Section("REGRESSION", "Regression: one or more numbers per image (TASK regression)."),
     Key(
         "LOSS",

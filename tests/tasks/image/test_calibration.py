@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, Batch
-from vil.tasks.classification.calibration import MAX_TEMPERATURE, fit_temperature
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.calibration import MAX_TEMPERATURE, fit_temperature
 from vil.utils.errors import ConfigError, DivergedError
 
 pytestmark = pytest.mark.smoke

@@ -1,28 +1,118 @@
-"""Run report of a classifier: metrics, table of classes, calibration, errors and images."""
+"""Run report of a task with one target per image: cards, tables, plots and images, as HTML.
 
-from collections.abc import Sequence
+The HTML templates are report.html.j2 and, for a classifier's metrics, classes, calibration,
+confusions and images, class_report.html.j2.
+"""
+
+import io
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
+from matplotlib.figure import Figure
+from PIL import Image
 
+from vil.data.bands import BandImage, to_display
 from vil.data.dataset import ImageDataset
-from vil.engine.distributed import unwrap
-from vil.engine.evaluation import evaluating
 from vil.report.html import Html, render_template
 from vil.tasks.base import TaskReport
-from vil.tasks.classification import METRICS
-from vil.tasks.classification.metrics import ClassificationMetrics
-from vil.tasks.classification.predictions import Predictions
-from vil.tasks.classification.task import ClassificationTask
-from vil.tasks.image_report import SHOWN, make_thumbnail
+from vil.tasks.image import CLASS_METRICS
+from vil.tasks.image.class_metrics import ClassificationMetrics, Predictions
+from vil.tasks.image.target import Outputs
 from vil.tasks.metrics import NUM_BINS, calibration_bins, confusion_matrix
+from vil.utils.plot_text import plot_text
 
+SIDE = 128  # pixels of the longer side of a shown image
+SHOWN = 12  # images of a gallery
+CLASS_SIDE = 160  # pixels of the longer side of a shown image in a classifier's report
 FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
 MOST_CLASSES, MOST_MISTAKES = 60, 20  # maximum numbers of table rows
 COLUMNS = {"precision": "precision", "f1": "F1", "auroc": "AUROC", "average_precision": "AP"}
-SIDE = 160  # pixels of a thumbnail
+MAX_PLOTS = 6  # maximum number of predicted numbers that are plotted
 Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions: (file, JPEG)}
+# (title, index of each image in the test set, positions with the worst first, text for a position)
+WorstImages = tuple[str, np.ndarray, np.ndarray, Callable[[int], Sequence[str]]]
+
+
+class ReportTable(NamedTuple):
+    """A table with a caption, column names, and rows of text.
+
+    The first column of each row is a name. The other columns are numbers, formatted as text.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Thumbnail(NamedTuple):
+    """A small image with text for a gallery. `jpeg` is None if the image can no longer be read."""
+
+    name: str
+    lines: Sequence[str]  # text below the image
+    jpeg: bytes | None
+
+
+def render_report(
+    dataset: ImageDataset,
+    table: ReportTable,
+    images: WorstImages,
+    figures: Sequence[tuple[str, Figure]] = (),
+) -> Html:
+    """Render a table, figures and the images with the most errors as HTML.
+
+    figures: list of (title, figure). images: the first SHOWN of them are shown.
+    """
+    title, indices, worst, describe = images
+    gallery = [
+        make_thumbnail(dataset, int(indices[i]), describe(i)) for i in worst[:SHOWN].tolist()
+    ]
+    drawn = [(caption, _to_png(figure)) for caption, figure in figures]
+    shown = dict(tables=[table], figures=drawn, galleries=[(title, gallery)])
+    return Html(render_template("tasks/image/report.html.j2", **shown))
+
+
+def make_thumbnail(
+    dataset: ImageDataset, index: int, lines: Sequence[str] = (), side: int = SIDE
+) -> Thumbnail:
+    """Make a thumbnail of the image `index` of a dataset.
+
+    lines: lines of text to show below the image. side: maximum width and height in pixels.
+    """
+    try:
+        jpeg = encode_thumbnail(dataset.image(index), side)
+    except OSError:  # deleted since the evaluation
+        jpeg = None
+    return Thumbnail(dataset.sample_name(index), lines, jpeg)
+
+
+def encode_thumbnail(image: Image.Image | BandImage, side: int = SIDE) -> bytes:
+    """Encode an image as JPEG, reduced to at most `side` pixels in width and height."""
+    small, stream = to_display(image), io.BytesIO()
+    small.thumbnail((side, side))
+    small.save(stream, "JPEG", quality=85)
+    return stream.getvalue()
+
+
+def _to_png(figure: Figure) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=110)
+    return stream.getvalue()
+
+
+def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
+    """Plot predicted numbers against true numbers, with one panel for each of the K numbers.
+
+    names: names of the K numbers. Only the first MAX_PLOTS of them are plotted.
+    """
+    count = min(len(names), MAX_PLOTS)
+    figure = Figure(figsize=(4 * min(count, 3), 3.6 * -(-count // 3)), layout="constrained")
+    panels = figure.subplots(-(-count // 3), min(count, 3), squeeze=False).flat
+    for panel, name, true, predicted in zip(panels, names, outputs.targets.T, outputs.values.T):
+        panel.scatter(true, predicted, s=6, alpha=0.5)
+        panel.axline((float(true.mean()), float(true.mean())), slope=1, color="gray", linewidth=1)
+        panel.set(title=plot_text(name[:40]), xlabel="true", ylabel="predicted")
+    return figure
 
 
 class Evaluated(NamedTuple):
@@ -30,31 +120,23 @@ class Evaluated(NamedTuple):
 
     test_set: str
     predictions: Predictions
-    classes: list[str]  # of the test set
-    predicted_names: list[str]  # of the model's classes
+    classes: Sequence[str]  # of the test set
+    predicted_names: Sequence[str]  # of the model's classes
     same: bool  # whether test set and model have the same classes
     thumbnails: Thumbnails
 
 
-def report_test_set(
-    task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
-) -> TaskReport:
-    """Evaluate a model on the first test set, and return cards and sections of the run report.
+def report_classes(evaluated: Evaluated, checkpoint: str, temperature: float | None) -> TaskReport:
+    """Return cards and sections of the run report of a classifier.
 
-    class_names: names of the model's classes. checkpoint: description of the checkpoint, which is
-    shown on a card.
+    checkpoint: description of the checkpoint, which is shown on a card. temperature: that the
+    logits are divided by, if the model is calibrated.
     """
-    test_set, loader = next(iter(task.test_sets.items()))
-    with evaluating(unwrap(model)) as plain:
-        predictions = task.collect_predictions(plain, test_set)
-    same, classes = test_set not in task.class_mapping, loader.classes
-    predicted_names = classes if same else list(class_names)
-    thumbnails = make_thumbnails(loader.dataset, predictions)
-    evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
-    metrics = ClassificationMetrics(predictions, len(predicted_names), is_mapped=not same)
+    num_classes, is_mapped = len(evaluated.predicted_names), not evaluated.same
+    metrics = ClassificationMetrics(evaluated.predictions, num_classes, is_mapped=is_mapped)
     averages = metrics.averages()
-    remark = f"of the same checkpoint, on {test_set}, {averages['count']:,} images"
-    scaled = f", with temperature {task.temperature:.4f}" if task.temperature else ""
+    remark = f"of the same checkpoint, on {evaluated.test_set}, {averages['count']:,} images"
+    scaled = f", with temperature {temperature:.4f}" if temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
     shown = {title: averages[key] for key, title in titles.items() if key in averages}
     cards = [
@@ -73,7 +155,7 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
     """
     thumbnails = {}
     for i in np.concatenate(list(predictions.extremes(SHOWN).values())).tolist():
-        made = make_thumbnail(dataset, int(predictions.indices[i]), side=SIDE)
+        made = make_thumbnail(dataset, int(predictions.indices[i]), side=CLASS_SIDE)
         thumbnails[i] = made.name, made.jpeg
     return thumbnails
 
@@ -101,7 +183,7 @@ def sections_of(evaluated: Evaluated, metrics: ClassificationMetrics) -> list[Ht
     if evaluated.same and len(classes) <= FULL_MATRIX:
         matrix = confusion_matrix(predictions.targets, predictions.predicted, len(classes)).tolist()
     section = render_template(
-        "tasks/classification/report.html.j2",
+        "tasks/image/class_report.html.j2",
         **evaluated._asdict(),
         **dict(correct=correct, count=count, order=order, caption=caption),
         metrics=metric_rows(metrics),
@@ -118,8 +200,8 @@ def metric_rows(metrics: ClassificationMetrics) -> list[tuple[str, str, str]]:
     """Return the report's table of metrics, a list of (label, value, 95 % interval) as text."""
     intervals, rows = metrics.intervals(), []
     for name, value in metrics.averages().items():
-        if name in METRICS:
-            label, unit, _ = METRICS[name]
+        if name in CLASS_METRICS:
+            label, unit, _ = CLASS_METRICS[name]
             form = f"{{:.2f}}{unit}" if unit else "{:.4f}"
             limits = [form.format(limit) for limit in intervals.get(name, ())]
             rows.append((label, form.format(value), " to ".join(limits) or "-"))

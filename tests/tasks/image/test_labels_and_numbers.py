@@ -1,4 +1,4 @@
-"""Losses, metrics and thresholds of the tasks multilabel and regression."""
+"""Losses, metrics and thresholds of labels and of numbers as targets."""
 
 import numpy as np
 import pytest
@@ -12,16 +12,16 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from tests.common.one_rank import broadcasts
 from tests.common.small_runs import SMALL, TINY, vil
 from vil.data.batch import Batch
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
-from vil.tasks.image_task import Outputs
-from vil.tasks.multilabel import output_formats as multilabel_formats
-from vil.tasks.multilabel.losses import asymmetric, bce
-from vil.tasks.multilabel.task import MultilabelTask, choose_thresholds
-from vil.tasks.regression import output_formats as regression_formats
-from vil.tasks.regression.task import RegressionTask
+from vil.tasks.image.calibration import choose_thresholds
+from vil.tasks.image.labels import Labels
+from vil.tasks.image.losses import asymmetric
+from vil.tasks.image.losses import label_bce as bce
+from vil.tasks.image.numbers import Numbers
+from vil.tasks.image.target import Outputs
+from vil.tasks.image.task import ImageTask
 from vil.utils.errors import DivergedError
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def random_labels(seed=0, count=200):
 
 def test_multilabel_metrics_are_those_of_scikit_learn():
     outputs = random_labels()
-    metrics = MultilabelTask(device=CPU, num_labels=4).score(outputs)
+    metrics = Labels(4).measure("set", outputs)
     truth, scores = outputs.targets[:, :3], torch.from_numpy(outputs.values).sigmoid().numpy()
     predicted = scores >= 0.5
     expected = 100 * average_precision_score(truth, scores[:, :3], average="macro")
@@ -59,16 +59,16 @@ def test_multilabel_metrics_are_those_of_scikit_learn():
 def test_multilabel_metrics_of_nan_outputs_are_nan():
     outputs = random_labels()
     outputs.values[3, 1] = np.nan
-    metrics = MultilabelTask(device=CPU, num_labels=4).score(outputs)
+    metrics = Labels(4).measure("set", outputs)
     assert all(np.isnan(metrics[name]) for name in ("map", "macro_f1", "micro_f1", "exact"))
     with pytest.raises(DivergedError, match="cannot calibrate"):
         choose_thresholds(outputs.targets > 0.5, outputs.values)
 
 
 def test_thresholds_of_unnamed_labels_can_be_reset():
-    task = MultilabelTask(device=CPU, num_labels=3, thresholds=[0.1, 0.2, 0.3])
-    task.apply_calibration({})
-    assert task.thresholds.tolist() == [0.5] * 3
+    labels = Labels(3, thresholds=[0.1, 0.2, 0.3])
+    labels.apply_calibration({})
+    assert labels.thresholds.tolist() == [0.5] * 3
 
 
 def test_a_threshold_is_above_0_for_probabilities_of_0():
@@ -111,8 +111,8 @@ def test_regression_metrics_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
     targets = random.normal(size=(50, 3)).astype(np.float32) * [1, 10, 0]
     values = (targets + random.normal(size=(50, 3))).astype(np.float32)
-    task = RegressionTask(device=CPU, mean=[0, 1, 2], std=[1, 10, 1])
-    metrics = task.score(Outputs(np.arange(50), targets, values))
+    numbers = Numbers(3, mean=[0, 1, 2], std=[1, 10, 1])
+    metrics = numbers.measure("set", Outputs(np.arange(50), targets, values))
     mae = mean_absolute_error(targets, values, multioutput="raw_values")
     rmse = root_mean_squared_error(targets, values, multioutput="raw_values")
     np.testing.assert_allclose(metrics["per_number"]["mae"], mae, rtol=1e-6)
@@ -126,7 +126,7 @@ def test_regression_metrics_are_those_of_scikit_learn():
 
 @pytest.mark.parametrize("kind", ["huber", "mse", "mae"])
 def test_regression_learns_in_standard_deviations(kind):
-    task = RegressionTask(device=CPU, mean=[10.0], std=[2.0], loss=kind)
+    task = ImageTask(Numbers(1, mean=[10.0], std=[2.0], loss=kind), device=CPU)
     model = torch.nn.Linear(1, 1)
     torch.nn.init.constant_(model.weight, 1.0)
     torch.nn.init.zeros_(model.bias)
@@ -138,17 +138,6 @@ def test_regression_learns_in_standard_deviations(kind):
     assert task.compute_outputs(model, batch.images).item() == pytest.approx(11.0)
     task.image_weights = torch.tensor([3.0])
     assert task.loss(model, batch).value.item() == pytest.approx(3 * expected)
-
-
-@pytest.mark.parametrize("task_type", [MultilabelTask, RegressionTask])
-def test_an_error_of_rank_0_reaches_the_other_ranks(task_type, monkeypatch):
-    own = dict(num_labels=2) if task_type is MultilabelTask else dict(mean=[0, 0], std=[1, 1])
-    task = task_type(device=CPU, **own)
-    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 3), torch.tensor([0]))  # 3 targets, 2 outputs
-    task.test_sets = {"set": [batch]}
-    with broadcasts(monkeypatch) as sent, pytest.raises(ValueError, match="shape"):
-        task.evaluate(torch.nn.Identity())
-    assert "ValueError: " in sent[0][1]
 
 
 @pytest.mark.parametrize("data", [DigitAngles, DigitSets])
@@ -186,28 +175,3 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, words, text):
     assert text in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def written(module, predictions):
-    return {name: "".join(write(predictions, ["n"])) for name, write in module.FORMATS.items()}
-
-
-@pytest.mark.parametrize(
-    ("module", "columns", "lines"),
-    [
-        (multilabel_formats, ([0], [0.75], "", ""), ["a.png,0.75,,"]),
-        (multilabel_formats, ([], [], "no image", "x|y"), ["a.png,,x|y,no image"]),
-        (regression_formats, ([0.00012], "", "-1e-4"), ["a.png,0.00012,-1e-4,"]),
-        (regression_formats, ([], "no image", "2"), ["a.png,,2,no image"]),
-    ],
-)
-def test_known_targets_are_written_in_every_format(module, columns, lines):
-    """The empty target of an image without labels too, but no target that is not known."""
-    prediction = module.Prediction("a.png", *columns)
-    known, unknown = (
-        written(module, [prediction]),
-        written(module, [prediction._replace(target=None)]),
-    )
-    assert all("target" in text for text in known.values())
-    assert not any("target" in text for text in unknown.values())
-    assert known["csv"].splitlines() == ["file,n,target,error", *lines]

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
-from vil.tasks.classification.output_formats import Prediction
-from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image.predictions import ClassPrediction
 
 pytestmark = pytest.mark.smoke
 
@@ -77,12 +77,10 @@ def test_links_that_do_not_fit_are_refused():
         task_on(class_mapping=LINKS.T)
     with pytest.raises(ValueError, match="0 True"):
         task_on(class_mapping=LINKS & False)
-    with pytest.raises(ValueError, match="choices: a"):
-        ClassificationTask(
-            device=CPU, test_sets={"a": []}, num_classes=7, class_mapping={"b": LINKS}
-        )
 
 
 def test_classes_without_names_are_drawn_by_their_numbers():
-    unnamed = task_on().visualize(Image.new("RGB", (512, 512)), Prediction("a.png", [(5, 0.9)]))
+    unnamed = task_on().visualize(
+        Image.new("RGB", (512, 512)), ClassPrediction("a.png", classes=[(5, 0.9)])
+    )
     assert unnamed.getbbox()  # not black everywhere

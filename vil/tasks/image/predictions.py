@@ -1,0 +1,195 @@
+"""Predictions for images, and the output formats of `vil predict`: table, JSON, CSV.
+
+Each format is a function that takes an iterable of predictions and the names of the K classes,
+labels or numbers, and yields chunks of text. All formats except the tables are streamed. Targets
+are written if the first prediction has one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vil.tasks.text_formats import (
+    csv_cell,
+    format_columns,
+    format_json,
+    line_writer,
+    peek_target,
+)
+from vil.utils.console import printable
+
+COLUMNS = ("file", "rank", "class", "index", "probability", "error")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one image, or the error if the image is unreadable."""
+
+    file: str
+    error: str = ""  # why the image could not be read
+    target: str | None = None  # the image's true class, labels or numbers, if known
+
+    def record(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the predicted values for a JSON file. names: of the classes."""
+        raise NotImplementedError
+
+    def values(self, names: Sequence[str]) -> Sequence[Any]:
+        """Return K values for a CSV file with one column per name."""
+        raise NotImplementedError
+
+    def target_cell(self) -> str:
+        """Return the target for a CSV file."""
+        return csv_cell(self.target or "")
+
+
+@dataclass(frozen=True)
+class ClassPrediction(Prediction):
+    """The most probable classes of one image."""
+
+    classes: Sequence[tuple[int, float]] = ()  # (class index, probability), most probable first
+    names: Sequence[str] = ()  # of `classes`
+
+    def record(self, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "classes": [
+                {"class": names[index], "index": index, "probability": probability}
+                for index, probability in self.classes
+            ]
+        }
+
+    def values(self, names: Sequence[str]) -> Sequence[Any]:
+        probabilities = dict(self.classes)
+        return [probabilities.get(i, "") for i in range(len(names))]
+
+
+@dataclass(frozen=True)
+class LabelPrediction(Prediction):
+    """The predicted labels of one image. `target` has the true labels, separated by "|"."""
+
+    labels: Sequence[int] = ()  # indices of the labels whose probability reaches their threshold
+    probabilities: Sequence[float] = ()  # of all K labels; empty if the image could not be read
+
+    def record(self, names: Sequence[str]) -> dict[str, Any]:
+        probabilities = dict(zip(names, self.probabilities))
+        return {"labels": [names[i] for i in self.labels], "probabilities": probabilities}
+
+    def values(self, names: Sequence[str]) -> Sequence[Any]:
+        return self.probabilities
+
+
+@dataclass(frozen=True)
+class NumberPrediction(Prediction):
+    """The predicted numbers of one image. `target` has the true numbers, separated by spaces."""
+
+    numbers: Sequence[float] = ()  # K numbers, or none if the image could not be read
+
+    def record(self, names: Sequence[str]) -> dict[str, Any]:
+        return {"numbers": dict(zip(names, self.numbers))}
+
+    def values(self, names: Sequence[str]) -> Sequence[Any]:
+        return self.numbers
+
+    def target_cell(self) -> str:
+        return self.target or ""  # a minus sign is no formula
+
+
+def as_json(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predictions as a JSON array with one image per line.
+
+    Each element is {file, ..., target, error}, with the keys of `Prediction.record`. `target` is
+    present only if it is known, and `error` only if the image could not be read.
+    """
+    return format_json(
+        {
+            "file": prediction.file,
+            **prediction.record(names),
+            **({"target": prediction.target} if prediction.target is not None else {}),
+            **({"error": prediction.error} if prediction.error else {}),
+        }
+        for prediction in predictions
+    )
+
+
+def as_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predictions as CSV, with a header and one line per image.
+
+    The columns are `file`, one column for each of the K names, `target` if targets are known, and
+    `error`. For an unreadable image, the columns of the names are empty.
+    """
+    format_line = line_writer()
+    has_target, predictions = peek_target(predictions)
+    yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
+    for p in predictions:
+        last = [p.target_cell()] * has_target + [csv_cell(p.error)]
+        yield format_line((csv_cell(p.file), *(p.values(names) or [""] * len(names)), *last))
+
+
+def classes_as_table(predictions: Iterable[ClassPrediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predicted classes as a table with aligned columns, with one line per class.
+
+    An image without predicted classes has a line with the class "none". names: class names.
+    """
+    rows = [("file", "class", "probability")]
+    has_target, predictions = peek_target(predictions)
+    if has_target:
+        rows = [("file", "target", "class", "probability")]
+    for p in predictions:
+        start = (printable(p.file), *([printable(p.target or "")] if has_target else []))
+        rows += [(*start, printable(names[i]), f"{share:11.4f}") for i, share in p.classes]
+        if p.error or not p.classes:
+            last = ("-", f"cannot be read: {printable(p.error)}") if p.error else ("none", "")
+            rows.append((*start, *last))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for *cells, last in rows:
+        yield "".join(f"{text:{width}}  " for text, width in zip(cells, widths)) + f"{last}\n"
+
+
+def classes_as_csv(predictions: Iterable[ClassPrediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predicted classes as CSV: a header, then one line per predicted class.
+
+    An unreadable image has one line with the error. An image without predicted classes has one line
+    without a class. If ground-truth classes are known, the last column is `target`. names: class
+    names.
+    """
+    format_line = line_writer()
+    has_target, predictions = peek_target(predictions)
+    yield format_line((*COLUMNS, *(["target"] if has_target else [])))
+    for p in predictions:
+        file, last = csv_cell(p.file), [p.target_cell()] if has_target else []
+        for rank, (index, probability) in enumerate(p.classes, start=1):
+            yield format_line((file, rank, csv_cell(names[index]), index, probability, "", *last))
+        if p.error or not p.classes:
+            yield format_line((file, "", "", "", "", csv_cell(p.error), *last))
+
+
+def labels_as_table(predictions: Iterable[LabelPrediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predicted labels as columns: the file, the true labels if they are known, and the
+    predicted labels with their probabilities."""
+    has_target, predictions = peek_target(predictions)
+    rows = (
+        (p.file, [p.target or "none"] * has_target + [", ".join(name_labels(p, names)) or "none"],
+         p.error)
+        for p in predictions
+    )  # fmt: skip
+    return format_columns(rows, ["target"] * has_target + ["labels"])
+
+
+def name_labels(prediction: LabelPrediction, names: Sequence[str]) -> list[str]:
+    """Return the predicted labels with their probabilities, as text. names: names of all labels."""
+    return [f"{names[i]} {prediction.probabilities[i]:.2f}" for i in prediction.labels]
+
+
+def numbers_as_table(
+    predictions: Iterable[NumberPrediction], names: Sequence[str]
+) -> Iterator[str]:
+    """Format predicted numbers as a table with aligned columns, with one line per image.
+
+    If the true numbers are known, the second column, "target", has all true numbers of the image.
+    names: names of the predicted numbers.
+    """
+    has_target, predictions = peek_target(predictions)
+    rows = (
+        (p.file, [p.target] * has_target + [f"{number:.6g}" for number in p.numbers], p.error)
+        for p in predictions
+    )
+    return format_columns(rows, ["target"] * has_target + list(names))
