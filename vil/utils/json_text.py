@@ -3,6 +3,7 @@ JSON files that may be missing or corrupt."""
 
 import json
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from vil.utils.atomic_write import TEXT
 def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for NaN and infinity. options: passed to json.dumps."""
     return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def format_json(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Format dicts as a JSON array with one dict per line, and yield the text in chunks."""
+    separator = "[\n"
+    for record in records:
+        yield separator + to_json(record)
+        separator = ",\n"
+    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 def read_dict(file: Path) -> dict:

@@ -10,9 +10,8 @@ from typing import Any
 
 from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
-from vil.tasks.text_formats import format_json
 from vil.utils.console import printable
-from vil.utils.json_text import to_json
+from vil.utils.json_text import format_json, to_json
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,7 @@ from vil.tasks.image import LABEL_METRICS
 from vil.tasks.image.calibration import choose_thresholds, f1_score
 from vil.tasks.image.class_weights import parse_class_weights
 from vil.tasks.image.losses import LABEL_LOSSES
-from vil.tasks.image.predictions import (
-    LabelPrediction,
-    as_csv,
-    as_json,
-    labels_as_table,
-    name_labels,
-)
+from vil.tasks.image.predictions import LabelPrediction, as_csv, as_json, as_table
 from vil.tasks.image.report import ReportTable, render_report
 from vil.tasks.image.target import Outputs, Target, TestSet, mean_loss
 from vil.tasks.metrics import mean, rank, rank_metrics
@@ -49,7 +43,7 @@ class Labels(Target):
     target_type = "labels"
     metrics = LABEL_METRICS
     prediction = LabelPrediction
-    formats = {"table": labels_as_table, "json": as_json, "csv": as_csv}
+    formats = {"table": partial(as_table, columns=("labels",)), "json": as_json, "csv": as_csv}
 
     def __init__(
         self,
@@ -208,7 +202,7 @@ class Labels(Target):
         ]
 
     def describe(self, prediction: LabelPrediction, label: Callable[[int], str]) -> list[str]:
-        return name_labels(prediction, [label(i) for i in range(len(prediction.probabilities))])
+        return prediction.describe([label(i) for i in range(len(self.thresholds))])
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from vil.data.dataset import ImageDataset
 from vil.engine.loop import Loss
 from vil.tasks.base import TaskReport
 from vil.tasks.image import NUMBER_METRICS
-from vil.tasks.image.predictions import NumberPrediction, as_csv, as_json, numbers_as_table
+from vil.tasks.image.predictions import NumberPrediction, as_csv, as_json, as_table
 from vil.tasks.image.report import ReportTable, plot_predictions, render_report
 from vil.tasks.image.target import Outputs, Target, TestSet, mean_loss
 from vil.utils.errors import DataError
@@ -41,7 +41,7 @@ class Numbers(Target):
     target_type = "numbers"
     metrics = NUMBER_METRICS
     prediction = NumberPrediction
-    formats = {"table": numbers_as_table, "json": as_json, "csv": as_csv}
+    formats = {"table": as_table, "json": as_json, "csv": as_csv}
 
     def __init__(
         self,

@@ -5,18 +5,15 @@ labels or numbers, and yields chunks of text. All formats except the tables are 
 are written if the first prediction has one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import csv
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from vil.tasks.text_formats import (
-    csv_cell,
-    format_columns,
-    format_json,
-    line_writer,
-    peek_target,
-)
 from vil.utils.console import printable
+from vil.utils.json_text import format_json
 
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
@@ -35,6 +32,10 @@ class Prediction:
 
     def values(self, names: Sequence[str]) -> Sequence[Any]:
         """Return K values for a CSV file with one column per name."""
+        raise NotImplementedError
+
+    def cells(self, names: Sequence[str]) -> list[str]:
+        """Return the predicted values as text for a table with one line per image."""
         raise NotImplementedError
 
     def target_cell(self) -> str:
@@ -76,6 +77,13 @@ class LabelPrediction(Prediction):
     def values(self, names: Sequence[str]) -> Sequence[Any]:
         return self.probabilities
 
+    def cells(self, names: Sequence[str]) -> list[str]:
+        return [", ".join(self.describe(names)) or "none"]
+
+    def describe(self, names: Sequence[str]) -> list[str]:
+        """Return the predicted labels with their probabilities, as text."""
+        return [f"{names[i]} {self.probabilities[i]:.2f}" for i in self.labels]
+
 
 @dataclass(frozen=True)
 class NumberPrediction(Prediction):
@@ -88,6 +96,9 @@ class NumberPrediction(Prediction):
 
     def values(self, names: Sequence[str]) -> Sequence[Any]:
         return self.numbers
+
+    def cells(self, names: Sequence[str]) -> list[str]:
+        return [f"{number:.6g}" for number in self.numbers]
 
     def target_cell(self) -> str:
         return self.target or ""  # a minus sign is no formula
@@ -162,34 +173,43 @@ def classes_as_csv(predictions: Iterable[ClassPrediction], names: Sequence[str])
             yield format_line((file, "", "", "", "", csv_cell(p.error), *last))
 
 
-def labels_as_table(predictions: Iterable[LabelPrediction], names: Sequence[str]) -> Iterator[str]:
-    """Format predicted labels as columns: the file, the true labels if they are known, and the
-    predicted labels with their probabilities."""
-    has_target, predictions = peek_target(predictions)
-    rows = (
-        (p.file, [p.target or "none"] * has_target + [", ".join(name_labels(p, names)) or "none"],
-         p.error)
-        for p in predictions
-    )  # fmt: skip
-    return format_columns(rows, ["target"] * has_target + ["labels"])
-
-
-def name_labels(prediction: LabelPrediction, names: Sequence[str]) -> list[str]:
-    """Return the predicted labels with their probabilities, as text. names: names of all labels."""
-    return [f"{names[i]} {prediction.probabilities[i]:.2f}" for i in prediction.labels]
-
-
-def numbers_as_table(
-    predictions: Iterable[NumberPrediction], names: Sequence[str]
+def as_table(
+    predictions: Iterable[Prediction], names: Sequence[str], columns: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """Format predicted numbers as a table with aligned columns, with one line per image.
+    """Format predictions as a table with aligned columns, with one line per image.
 
-    If the true numbers are known, the second column, "target", has all true numbers of the image.
-    names: names of the predicted numbers.
+    The columns are `file`, `target` if targets are known, and `columns`, by default the K names.
+    For an unreadable image, the error is shown instead of the values.
     """
     has_target, predictions = peek_target(predictions)
-    rows = (
-        (p.file, [p.target] * has_target + [f"{number:.6g}" for number in p.numbers], p.error)
-        for p in predictions
-    )
-    return format_columns(rows, ["target"] * has_target + list(names))
+    titles = [*["target"] * has_target, *(names if columns is None else columns)]
+    lines, errors = [("file", *map(printable, titles))], {}
+    for p in predictions:
+        values = [p.target or "none"] * has_target + p.cells(names)
+        if p.error:
+            errors[len(lines)] = f"cannot be read: {printable(p.error)}"
+            values = ["-"] * len(titles)
+        lines.append((printable(p.file), *values))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for number, (file, *values) in enumerate(lines):
+        padded = [f"{value:>{width}}" for value, width in zip(values, widths[1:])]
+        yield f"{file:{widths[0]}}  {errors.get(number) or '  '.join(padded)}\n"
+
+
+def peek_target(predictions: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
+    """Return whether the first prediction has a target, and an iterator over all predictions."""
+    predictions = iter(predictions)
+    first = list(itertools.islice(predictions, 1))
+    known = any(prediction.target is not None for prediction in first)
+    return known, itertools.chain(first, predictions)
+
+
+def line_writer() -> Callable[[Iterable[Any]], str]:
+    """Return a function that formats a sequence of values as a line of CSV."""
+    # writerow returns the return value of `write`, here the line itself
+    return csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
+
+
+def csv_cell(text: str) -> str:
+    """Escape carriage returns, which the csv module does not quote."""
+    return text.replace("\r", "\\r")
