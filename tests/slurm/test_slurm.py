@@ -145,7 +145,8 @@ def test_a_sweep_is_an_array_whose_tasks_are_requeued(slurm, tmp_path):
     )
     job = re.search(r"Submitted batch job (\d+)", done.stdout)[1]
     runs = [tmp_path / f"s/runs/seed_{seed}" for seed in (0, 1)]
-    wait_until(lambda: status(runs[1]).get("state") == "running", 120)
+    log = tmp_path / "s/runs/seed_1/metrics.jsonl"
+    wait_until(lambda: log.exists() and log.read_text().count("\n") > 2, 120)
     ask(slurm, "scancel", "--signal=USR1", "--batch", f"{job}_1")
     wait_until(lambda: status(runs[1]).get("code") == 75, 60)
     assert 0 < status(runs[1])["step"] < 800

@@ -480,7 +480,9 @@ def test_a_task_of_an_array_saves_and_is_requeued(tmp_path, processes):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
     (tmp_path / "bin/scontrol").chmod(0o755)
-    own = dict(SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="7", PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+    own = dict(
+        SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_JOB_ID="7", PATH=f"{tmp_path}/bin:/usr/bin:/bin"
+    )
     words = (*SWEEP[:-2], "SEED=[0, 1]", "RUN.SAVE_EVERY=400", "--nproc", processes)
     shown = run(*words, "OPTIM.EPOCHS=400", "--slurm", PATH="/nowhere")
     assert "on the cluster: sbatch s/sweep.sbatch" in shown
@@ -491,7 +493,7 @@ def test_a_task_of_an_array_saves_and_is_requeued(tmp_path, processes):
     wait_until(lambda: trains_beyond("seed_1"))
     task.send_signal(signal.SIGUSR1)
     task.wait(DEADLINE)
-    assert "back into the queue\nscontrol requeue 7\n" in Path("sweep.log").read_text()
+    assert "back into the queue\nscontrol requeue 7_1\n" in Path("sweep.log").read_text()
     assert (status("seed_1")["code"], status("seed_0")) == (75, {})
     run("sweep", "--output", "s", "--table")
     assert [row["state"] for row in table()] == ["pending", "interrupted"]

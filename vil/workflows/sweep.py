@@ -582,7 +582,8 @@ done
 status=$sweep/runs/$run/status.json
 if [ $code = 143 ] || {{ [ "$status" -nt "$started" ] && grep -q '"code": 75' "$status"; }}; then
     echo "back into the queue"
-    scontrol requeue "$SLURM_JOB_ID"
+    # the job id of the last task is that of the whole array
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
 fi
 rm "$started"
 exit $code
