@@ -158,9 +158,8 @@ def test_dropout_does_not_matter_in_evaluation(monkeypatch):
         lambda m: setattr(m, "merge_heads", lambda x: 2 * type(m).merge_heads(m, x)),
         lambda m: setattr(m, "attn_drop", 0.5),
         lambda m: setattr(m, "backend", "blocked"),
-        lambda m: setattr(m, "window_size", 9),  # larger than the grid: another table
     ],
-    ids=["global", "local", "object", "dropout", "backend", "window"],
+    ids=["global", "local", "object", "dropout", "backend"],
 )
 def test_modules_that_compute_something_else_use_their_methods(change, monkeypatch):
     module, calls = build(window=3, num_global=1), spy(monkeypatch)

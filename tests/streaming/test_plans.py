@@ -46,16 +46,16 @@ def test_a_lower_limit_moves_tokens_to_disk():
 
 @pytest.mark.long
 def test_the_least_limit_is_named_and_works():
-    model = make_model(TWO)
+    model = make_model(TWO, dtype=torch.float32)
     with pytest.raises(ConfigError, match="the smallest possible limit is") as error:
-        vil.plan_stream(model, SIZE, 1000)
+        vil.plan_stream(model, (160, 120), 1000)
     least = int(str(error.value).rpartition("(")[2].split()[0])
-    plan = vil.plan_stream(model, SIZE, least)
+    plan = vil.plan_stream(model, (160, 120), least)
     assert plan.peak_bytes <= least
     assert plan.scratch_bytes
     assert "with a folder for tokens: scratch=DIR" in str(error.value)
     with pytest.raises(ConfigError, match="the smallest possible limit is"):
-        vil.plan_stream(model, SIZE, least // 2)
+        vil.plan_stream(model, (160, 120), least // 2)
 
 
 @pytest.mark.long
