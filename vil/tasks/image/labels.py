@@ -5,6 +5,7 @@ Shapes: B images of a batch, N images of a test set, K labels.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
