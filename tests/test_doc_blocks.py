@@ -311,7 +311,6 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "./scripts/test.sh": (suite, "runs this suite"),
     "python benchmarks/": (benchmark, "measures for minutes on an idle machine"),
     "VIL_FAULTS_FULL=": (suite, "runs this suite"),
-    "VIL_FUZZ_CASES=": (other_program, "runs for an hour"),
     "pip install": (installation, "downloads 5 GB; .ci/run installs"),
     "for split in": (other_program, "tests/data/test_data_docs.py runs it"),
     "seq ": (other_program, "writes a list of numbers"),
