@@ -316,6 +316,7 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "python make_photos.py": (other_program, "its page's first block, which runs"),
     "cp -r photos": (other_program, "copies folders"),
     "rm photos": (other_program, "removes files that make_photos.py wrote"),
+    ".venv/bin/pyrefly": (other_program, "a step of .ci/run"),
     "tensorboard": (other_program, "a server of its own"),
     "chromium": (other_program, "a browser"),
 }
