@@ -318,7 +318,6 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "python examples/": (example, "runs in another folder"),
     "cp -r photos": (other_program, "copies folders"),
     "rm photos": (other_program, "removes files that examples/make_photos.py wrote"),
-    "rm photos": (other_program, "removes files that make_photos.py wrote"),
     ".venv/bin/pyrefly": (other_program, "a step of .ci/run"),
     "tensorboard": (other_program, "a server of its own"),
 }
