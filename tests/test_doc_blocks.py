@@ -39,12 +39,11 @@ from vil.workflows.sweep import plan_sweep
 LANGUAGES = {"python", "bash", "yaml", "json", "text"}
 # Pages whose blocks another test runs; that test names the page.
 ELSEWHERE = {
-    "docs/tutorials/python.md": "tests/workflows/test_python_api.py",  # each block by itself
     "docs/guides/patch_attention.md": "tests/integrations/test_patch_attention.py",
 }
 SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/guides/export.md",
+    "README.md", "docs/guides/export.md", "docs/tutorials/python.md",
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
     "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
     "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",

@@ -10,7 +10,7 @@ import torch
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, toy_train
 from vil.config import get_config
-from vil.engine.checkpoint.save_load import TrainState, resolve_link
+from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Metric
 from vil.tasks import TASKS, task_for
 from vil.tasks.image.class_metrics import metric_names
@@ -133,12 +133,6 @@ def test_a_run_without_any_value_has_no_best_checkpoint(tmp_path):
     assert (state.best, state.best_step, state.drops) == (None, None, 0)
     assert resolve_link(tmp_path / "checkpoints", "best") is None
     assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
-
-
-def test_a_best_value_of_an_older_version_that_is_nan_is_replaced():
-    state = TrainState(0, 1, 8, 5, "AdamW", step=5, best=math.nan, best_step=4)
-    assert state.after_eval(1.0).best_step == 5
-    assert state.after_eval(math.nan).best_step == 4
 
 
 def test_another_metric_on_resume_begins_a_new_best(tmp_path, capsys):

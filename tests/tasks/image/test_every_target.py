@@ -90,7 +90,7 @@ def test_an_error_of_rank_0_reaches_the_other_ranks(target, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "values", "lines"),
     [
-        (Classes, dict(classes=[(0, 0.75)], target="=n"), ["a.png,1,n,0,0.75,,'=n"]),
+        (Classes, dict(classes=[(0, 0.75)], target="=n"), ["a.png,1,n,0,0.75,,=n"]),
         (Labels, dict(labels=[0], probabilities=[0.75], target=""), ["a.png,0.75,,"]),
         (Labels, dict(error="no image", target="x|y"), ["a.png,,x|y,no image"]),
         (Numbers, dict(numbers=[0.00012], target="-1e-4"), ["a.png,0.00012,-1e-4,"]),
