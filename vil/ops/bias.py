@@ -44,12 +44,14 @@ def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | No
     The local keys are those of the K attended chunks, in the order of `window.offsets`. A field of
     `bias` that is None means a bias of 0. Returns None if both fields are None.
     """
-    local = tile_bias(bias, window)
-    if not num_global or (local is None and bias.to_global is None):
+    local, to_global = tile_bias(bias, window), bias.to_global
+    if not num_global:
         return local
-    like = local if local is not None else bias.to_global
-    heads, keys = like.shape[0], len(window.offsets) * window.tile
     if local is None:
-        local = like.new_zeros(heads, window.tile, keys)
-    to_global = bias.to_global if bias.to_global is not None else like.new_zeros(heads, num_global)
+        if to_global is None:
+            return None
+        keys = len(window.offsets) * window.tile
+        local = to_global.new_zeros(to_global.shape[0], window.tile, keys)
+    elif to_global is None:
+        to_global = local.new_zeros(local.shape[0], num_global)
     return torch.cat([to_global[:, None].expand(-1, window.tile, -1), local], dim=-1)

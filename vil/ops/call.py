@@ -41,7 +41,9 @@ class Call(NamedTuple):
         """Return the call with the offsets that `neighbor` selects. Reads its value."""
         if self.neighbor is None:
             return self
-        window = replace(self.window, offsets=mode_offsets(int(self.neighbor)))
+        offsets = mode_offsets(int(self.neighbor))
+        # pyrefly: ignore[unexpected-keyword]  # only a call with a Window has `neighbor`
+        window = replace(self.window, offsets=offsets)
         return self._replace(window=window, neighbor=None)
 
 
@@ -63,7 +65,8 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
     rows, cols, size, kind, num_global, *own = numbers
     if kind == PATTERN:
         number, *reach = own
-        return Layout((rows, cols), size, BY_NUMBER[number], tuple(reach) or None), num_global
+        max_reach = (reach[0], reach[1]) if reach else None
+        return Layout((rows, cols), size, BY_NUMBER[number], max_reach), num_global
     offsets = tuple(zip(own[::2], own[1::2]))
     return Window((rows, cols), size, Mask(kind), offsets), num_global
 

@@ -19,10 +19,10 @@ Shapes: B batch, N heads, L tokens, D channels.
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.library import CustomOpDef
 from torch.utils.flop_counter import register_flop_formula
 
@@ -31,7 +31,7 @@ from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.layout import Layout
-from vil.ops.operator_call import call_operator
+from vil.ops.operator_call import Context, call_operator
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
@@ -97,7 +97,7 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
 
 
 def _call(
-    tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float, needs_lse: bool = True
+    tensors: Sequence[Any], numbers: Sequence[int], scale: float, needs_lse: bool = True
 ) -> Call:
     """Rebuild the `Call` from the arguments of an operator.
 
@@ -116,7 +116,7 @@ def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
     return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
-def _operator(forward: str, backward: str, is_shifted: bool) -> Callable:
+def _operator(forward: str, backward: str, is_shifted: bool) -> CustomOpDef:
     """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
 
     If the operator is called with needs_lse=False, the log-sum-exp is an empty tensor.
@@ -132,12 +132,12 @@ def _operator(forward: str, backward: str, is_shifted: bool) -> Callable:
         out, lse = run(call)
         return out, lse if call.needs_lse else _new_lse(call.q, needs_lse=False)
 
-    def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Context, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.numbers, ctx.scale, _ = inputs
         ctx.pattern = find_pattern(ctx.numbers)  # kept, because the backward pass looks it up
         ctx.save_for_backward(*tensors, *output)
 
-    def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
+    def differentiate(ctx: Context, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
             raise no_second_derivative(backward)
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
@@ -165,7 +165,7 @@ def _declare(name: str, compute: Callable, schema: str, is_shifted: bool) -> Cus
 
 
 @cache
-def _gradient(backward: str, is_shifted: bool) -> Callable:
+def _gradient(backward: str, is_shifted: bool) -> CustomOpDef:
     """Declare the operator vil::<backward>_gradient, which runs a backward pass.
 
     The operator returns the gradients of q, k, v, the bias table and the bias toward global tokens.

@@ -7,13 +7,14 @@ backend of each case in CHOICES.
 from collections.abc import Iterator
 
 from vil.ops.attention_case import Case
-from vil.ops.backends import BACKENDS
+from vil.ops.backends import BACKENDS, Backend
+from vil.ops.layout import Layout
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
 
-for _backend in BACKENDS.values():
-    _backend.resolve()
+for _name in BACKENDS:
+    BACKENDS[_name].resolve()
 
 # {device: backends in order of preference} for a case that is not tuned: the first backend that
 # supports the case and can be prepared is selected. Devices that are not listed use those of cpu.
@@ -59,7 +60,7 @@ def is_dense(case: Case) -> bool:
     """Return whether a CPU computes a case faster by full attention with a dense mask than in
     chunks, if it cannot use `native`. The limits are MASKED."""
     window = case.window
-    if case.is_layout:
+    if isinstance(window, Layout):
         density = window.density
     elif window.covers_grid:
         return True
@@ -80,13 +81,14 @@ def choose(case: Case, backend: str = "auto") -> str:
     no backend supports it.
     """
     if backend != "auto":
-        entry = lookup(BACKENDS, backend, "backend")
+        # pyrefly: ignore[bad-assignment]  # `lookup` knows only the type of all entries
+        entry: Backend = lookup(BACKENDS, backend, "backend")
         if reasons := entry.reasons_against(case):
             raise ValueError(f"backend {backend!r} cannot run this call: {'; '.join(reasons)}")
         return entry.name
     if name := tuned(case) or _choose_untuned(case):
         return name
-    reasons = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
+    reasons = {name: "; ".join(BACKENDS[name].unsupported(case)) for name in BACKENDS}
     raise ValueError(f"no attention backend supports this call: {reasons}")
 
 
@@ -109,7 +111,8 @@ def tuned(case: Case) -> str | None:
     """
     if case.symbolic or not CHOICES or is_exporting():
         return None
-    entry = BACKENDS.get(CHOICES.get(case.bucket(), ""))
+    # pyrefly: ignore[bad-assignment]  # `get` knows only the type of all entries
+    entry: Backend | None = BACKENDS.get(CHOICES.get(case.bucket(), ""))
     return None if entry is None or entry.reasons_against(case) else entry.name
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.patterns.base import Grid, Pairs, Pattern, Reach
+from vil.ops.patterns.base import Pairs, Pattern, Reach
 from vil.ops.window import ChunkGrid
 from vil.utils.transforms import untraced
 
@@ -45,8 +45,6 @@ class Layout(ChunkGrid):
     grid, and for a symbolic grid (torch.export) if the pattern is not traceable.
     """
 
-    grid: Grid
-    size: int
     pattern: Pattern
     max_reach: Reach | None = None
 

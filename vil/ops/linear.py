@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import CHANNELS_UNIT, compute_dtype, is_native, no_packed_gradients
 from vil.ops.native import library
-from vil.ops.operator_call import call_operator, differentiable_gradients
+from vil.ops.operator_call import Context, call_operator, differentiable_gradients
 from vil.utils.precision import autocast_off
 
 
@@ -185,14 +184,14 @@ def _as_parameters(grads: list[Tensor], gain: Tensor | None, weight: Tensor) -> 
     return [grads[0], *(grad.to(dtype) for grad, dtype in zip(grads[1:], dtypes))]
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Context, inputs: tuple, output: Tensor) -> None:
     *tensors, residual, ctx.eps, ctx.half, ctx.packed = inputs
     ctx.residual = None if residual is None else residual.dtype
     ctx.dtype = output.dtype
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple:
+def _differentiate(ctx: Context, dy: Tensor) -> tuple:
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
     needs = list(ctx.needs_input_grad[:5])
     if ctx.packed:

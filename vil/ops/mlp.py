@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.linear_case import MLP, compute_dtype, is_native, no_packed_gradients
 from vil.ops.native import library
-from vil.ops.operator_call import call_operator, differentiable_gradients
+from vil.ops.operator_call import Context, call_operator, differentiable_gradients
 from vil.utils.precision import autocast_off
 
 SAVED_DIM = 192  # channels from which on hidden activations in float32 are saved in training
@@ -132,7 +131,7 @@ def _(x: Tensor, *rest: Any) -> list[Tensor]:
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, *rest[:6])]
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Context, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.eps, ctx.half, ctx.residual, _, ctx.packed = inputs
     hidden = output[1]
     ctx.mark_non_differentiable(hidden)
@@ -140,7 +139,7 @@ def _setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor
     ctx.save_for_backward(*tensors, hidden)
 
 
-def _differentiate(ctx: FunctionCtx, dy: Tensor | None, dhidden: Tensor | None) -> tuple:
+def _differentiate(ctx: Context, dy: Tensor | None, dhidden: Tensor | None) -> tuple:
     if dy is None:
         return (None,) * 12
     if ctx.packed:

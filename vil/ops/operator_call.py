@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
+from torch.autograd.function import Function
 from torch.library import CustomOpDef
 from torch.nn import Parameter
 
 from vil.utils.transforms import is_exporting
+
+# a FunctionCtx of autograd, whose type does not declare what functions store in it
+Context = Any
 
 
 def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
@@ -48,13 +51,16 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
 def _differentiable(operator: CustomOpDef) -> Callable:
     """Return a differentiable function that runs the forward and backward pass of an operator."""
 
-    def forward(ctx: FunctionCtx, *arguments: Any) -> Any:
+    def forward(ctx: Context, *arguments: Any) -> Any:
         output = operator._init_fn(*arguments)
+        # pyrefly: ignore[not-callable]  # not None in an operator with a gradient
         operator._setup_context_fn(ctx, arguments, output)
         return output
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(operator._backward_fn)}
-    return type(operator._name, (Function,), methods).apply
+    backward: Any = operator._backward_fn  # not None, see `call_operator`
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(operator._name, (Function,), methods)
+    return function.apply
 
 
 def differentiable_gradients(
@@ -65,7 +71,7 @@ def differentiable_gradients(
     The gradients can be differentiated. y: a function of the inputs, computed with PyTorch's
     operators. dy: the gradient of y.
     """
-    needed = [x for x, need in zip(inputs, needs) if need]
+    needed = [x for x, need in zip(inputs, needs) if need and x is not None]
     if not needed:
         return [None] * len(inputs)
     grads = iter(torch.autograd.grad(y, needed, dy.to(y.dtype), create_graph=True))

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.backends import native
@@ -22,7 +21,7 @@ from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.custom_op import no_second_derivative, num_pairs
 from vil.ops.layout import Layout
 from vil.ops.native import library
-from vil.ops.operator_call import call_operator
+from vil.ops.operator_call import Context, call_operator
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
@@ -188,16 +187,18 @@ def _(
 def _like_parameter(grad: Tensor | None, bias: Tensor | None, qkv: Tensor) -> Tensor:
     """Copy a bias's gradient to a tensor with the dtype and strides of the bias. Returns an empty
     tensor if the bias is None."""
-    return qkv.new_empty(0) if grad is None else torch.empty_like(bias).copy_(grad)
+    if grad is None or bias is None:
+        return qkv.new_empty(0)
+    return torch.empty_like(bias).copy_(grad)
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Context, inputs: tuple, output: Tensor) -> None:
     *tensors, ctx.numbers, ctx.num_heads, ctx.scale = inputs
     ctx.pattern = find_pattern(ctx.numbers)  # kept, because the backward pass looks it up
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: FunctionCtx, dout: Tensor) -> tuple:
+def _differentiate(ctx: Context, dout: Tensor) -> tuple:
     if torch.is_grad_enabled():
         raise no_second_derivative(NATIVE)
     saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more

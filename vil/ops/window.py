@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vil.utils.transforms import is_exporting, untraced
 
-ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
+ALL_NINE = tuple(product((-1, 0, 1), (-1, 0, 1)))  # (rows, columns) in chunks, row-major
 SELF_CHUNK = (0, 0)
 # neighbor mode m (1 to 8) selects NEIGHBORS[m - 1]
 NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
@@ -85,6 +85,7 @@ def _cached_offsets(offsets: tuple[tuple[int, int], ...], device: str) -> Tensor
     return torch.tensor(offsets, device=device)
 
 
+@dataclass(frozen=True)
 class ChunkGrid:
     """A grid of tokens that is divided into chunks of w x w tokens.
 
@@ -112,7 +113,8 @@ class ChunkGrid:
     @property
     def chunks(self) -> tuple[int, int]:
         """(R, C): the rows and columns of the chunk grid. The last chunks may be partly padding."""
-        return tuple((n + self.size - 1) // self.size for n in self.grid)
+        rows, cols = self.grid
+        return (rows + self.size - 1) // self.size, (cols + self.size - 1) // self.size
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,6 @@ class Window(ChunkGrid):
     they must be ALL_NINE.
     """
 
-    grid: tuple[int, int]
-    size: int
     mask: Mask = Mask.CHUNKS
     offsets: tuple[tuple[int, int], ...] = ALL_NINE
 

@@ -109,7 +109,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         key_grad.write(part.of(dk))
         value_grad.write(part.of(dv))
         sums.add_to(*dbias)
-    return dq, dk, dv, *(g if g is None else g.to(b.dtype) for g, b in zip(dbias, call.bias))
+    dbias = [None if g is None or b is None else g.to(b.dtype) for g, b in zip(dbias, call.bias)]
+    return dq, dk, dv, *dbias
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -225,11 +226,12 @@ class Part:
             for span in split_evenly(len(group.queries), limit):
                 steps, hidden = group.steps, group.hidden
                 if len(steps) > 1:
-                    steps, hidden = (x if x is None else x[span] for x in (steps, hidden))
+                    steps, hidden = steps[span], None if hidden is None else hidden[span]
                     added = self._added(steps, hidden)
                 chunks = group.keys[span]
-                rows = ((first + x.flatten()).flatten() for x in (group.queries[span], chunks))
-                yield Batch(*rows, chunks, steps, added)
+                queries = (first + group.queries[span]).flatten()
+                keys = (first + chunks.flatten()).flatten()
+                yield Batch(queries, keys, chunks, steps, added)
 
     def _added(self, steps: Tensor, hidden: Tensor | None) -> Tensor | None:
         """Return `Batch.added` for query chunks with these displacements and masks."""
@@ -301,7 +303,7 @@ def split_call(call: Call) -> Iterator[Part]:
     table, tiles = call.bias.table, None
     index = None if table is None else plan.bias_index().to(table.device)
     for some in split_evenly(heads, head_limit):
-        if table is not None:
+        if table is not None and index is not None:
             tiles = table[some].to(wide(call.q)).index_select(1, index.flatten())
             tiles = tiles.unflatten(1, index.shape)
         for image in by_image:
@@ -367,8 +369,8 @@ class BiasSums:
 
     def add_to(self, table: Tensor | None, to_global: Tensor | None) -> None:
         """Add the sums to the gradients of all heads: of the bias table and of `to_global`."""
-        if table is not None:
-            index = self.part.index.flatten()
-            table[self.part.heads].index_add_(1, index, self.tiles.flatten(1))
-        if to_global is not None:
+        index = self.part.index
+        if table is not None and index is not None and self.tiles is not None:
+            table[self.part.heads].index_add_(1, index.flatten(), self.tiles.flatten(1))
+        if to_global is not None and self.first is not None:
             to_global[self.part.heads] += self.first

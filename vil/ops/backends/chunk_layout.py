@@ -39,14 +39,14 @@ def from_tiles(x: Tensor, window: ChunkGrid) -> Tensor:
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
-def to_chunks(x: Tensor, window: Window) -> Tensor:
+def to_chunks(x: Tensor, window: ChunkGrid) -> Tensor:
     """Reorder row-major tokens (B, N, L, D) to R x C chunks of W tokens, (B, N, R, C, W, D)."""
     if window.symbolic:
         return at_offsets(x, Window(window.grid, window.size, offsets=(SELF_CHUNK,)))
     return to_tiles(x, window).flatten(4, 5)
 
 
-def from_chunks(x: Tensor, window: Window) -> Tensor:
+def from_chunks(x: Tensor, window: ChunkGrid) -> Tensor:
     """Reverse `to_chunks`: reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
@@ -64,7 +64,7 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
-def _chunk_index(window: Window, device: torch.device) -> Tensor:
+def _chunk_index(window: ChunkGrid, device: torch.device) -> Tensor:
     """Return, for each token of the grid, its index among the R*C*W tokens of all chunks, (L,)."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
@@ -92,6 +92,7 @@ def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
         rows[dx] = rows[dx] + part if dx in rows else part
+    # pyrefly: ignore[bad-return]  # not the 0 of an empty sum
     return sum(torch.roll(x, dx, dims=2) if dx else x for dx, x in rows.items())
 
 
@@ -118,8 +119,7 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:
-        k_global, v_global = (x.unflatten(1, (-1, *unit)) for x in (first.k, first.v))
-        to_global = first.q @ k_global.mT  # (B, N, .., G)
+        to_global = first.q @ first.k.unflatten(1, (-1, *unit)).mT  # (B, N, .., G)
         if first.bias.to_global is not None:
             to_global = to_global + first.bias.to_global.unflatten(0, (-1, 1, *unit))
         scores = torch.cat([to_global, scores], dim=-1)
@@ -127,7 +127,9 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
     weights = masked_softmax(scores, visible, can_be_empty(num_global, first.valid_hw))
     weights = F.dropout(weights, first.dropout_p).to(first.v.dtype)
     out = values(weights[..., num_global:])
-    return out + weights[..., :num_global] @ v_global if num_global else out
+    if not num_global:
+        return out
+    return out + weights[..., :num_global] @ first.v.unflatten(1, (-1, *unit))
 
 
 def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:

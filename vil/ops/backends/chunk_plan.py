@@ -104,7 +104,8 @@ def make_plan(window: Window | Layout, device: torch.device) -> Plan:
     if isinstance(window, Layout):
         heads, sides, pairs = window.heads, (window.size,) * 2, _layout_pairs(window)
     else:
-        heads, sides = 1, tuple(min(window.size, side) for side in window.grid)
+        rows, cols = (min(window.size, side) for side in window.grid)
+        heads, sides = 1, (rows, cols)
         pairs = _window_pairs(window, sides)
     num_chunks = window.chunks[0] * window.chunks[1]
     kinds = torch.stack([pairs.step, pairs.mask], 1)
@@ -118,9 +119,11 @@ def make_plan(window: Window | Layout, device: torch.device) -> Plan:
             for some, is_equal in _split_equal(kinds[lists].flatten(1)):
                 shared = lists[some[:1]] if is_equal else lists[some]
                 hidden = _hidden_keys(pairs, shared)
-                tensors = (queries[some], pairs.key[lists[some]], hidden, pairs.step[shared])
-                tensors = (x if x is None else x.to(device) for x in tensors)
-                groups.append(ListGroup(head if heads > 1 else None, *tensors))
+                hidden = None if hidden is None else hidden.to(device)
+                tensors = (queries[some], pairs.key[lists[some]], pairs.step[shared])
+                chunks, keys, steps = (x.to(device) for x in tensors)
+                group = ListGroup(head if heads > 1 else None, chunks, keys, hidden, steps)
+                groups.append(group)
     has_blind = isinstance(window, Layout) and window.lists.num_blind > 0
     return Plan(window, sides, tuple(groups), pairs.steps, has_blind)
 

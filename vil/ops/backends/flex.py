@@ -26,6 +26,7 @@ entries of the bias table.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ from vil.utils.machine import has_compiler
 try:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    WITH_LSE = {"return_aux": AuxRequest(lse=True)}
+    WITH_LSE: dict[str, Any] = {"return_aux": AuxRequest(lse=True)}
 except ImportError:  # before torch 2.9
     WITH_LSE = {"return_lse": True}
 
@@ -68,6 +69,7 @@ MAX_SHAPES = 32  # a model of four stages needs four in training and four in eva
 MAX_BLOCKS = 2048  # the block lists are square: 16 MiB each
 MAX_GRID = 65535  # images times heads are the second dimension of CUDA's launch grid
 _shapes: set[str] = set()  # compiled in this process
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, WindowBlocks | LayoutBlocks]
 
 
 def unsupported(case: Case) -> list[str]:
@@ -111,6 +113,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         out, lse = _run(call, lse=True)
         # the operator promises the strides too
+        # pyrefly: ignore[missing-attribute]  # with lse=True it is not None
         return torch.empty_like(call.q).copy_(out), lse.contiguous()
 
 
@@ -217,7 +220,7 @@ def _shape(case: Case, lse: bool) -> str:
     first, count = num_first(case.num_global, block), num_blocks(window)
     images, heads = _lanes(case)
     biased = case.table_bias or case.global_bias
-    if case.is_layout:
+    if isinstance(window, Layout):
         kind = f"layout w{window.size} tiles{num_tiles(window)} reach{table_reach(case)}"
     else:
         kind = f"exact{window.mask == Mask.EXACT}"
@@ -233,7 +236,7 @@ def _lanes(case: Case) -> tuple[int, int]:
 
     They are (B, N) if patterns differ by head. Otherwise they are merged to (B*N, 1).
     """
-    own_lists = case.is_layout and case.window.heads > 1
+    own_lists = isinstance(case.window, Layout) and case.window.heads > 1
     return (case.batch, case.heads) if own_lists else (case.batch * case.heads, 1)
 
 
@@ -250,26 +253,32 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
         _keys(call.k, window, num_global, size),
         _keys(call.v, window, num_global, size),
     )
+    queries, keys, values = (x[:, 0].unflatten(0, lanes) for x in tokens)
     inputs = (
-        *(x[:, 0].unflatten(0, lanes) for x in tokens),
+        queries,
+        keys,
+        values,
         _added(call.bias, widths(case, size), case.batch),
         make_blocks(case, size, call.valid_hw, q.device),
     )
     out, stat = _compute(inputs, lse, case)
-    if lse:
+    if stat is not None:
         stat = from_blocks(stat[..., None], window, q.shape[:2])[..., 0]
     return from_blocks(out, window, q.shape[:2]), stat
 
 
-def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
+def _compute(inputs: Inputs, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
     """Run the compiled `_flex`. Returns (output, log-sum-exp or None).
 
     inputs: the arguments (q, k, v, added, blocks) of `_flex`. lse: whether to return the
     log-sum-exp.
     """
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
-        inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
-    options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
+        q, k, v, added, blocks = inputs
+        added = None if added is None else added.detach()
+        inputs = (q.detach(), k.detach(), v.detach(), added, blocks)
+    # not the kernel for short sequences
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if case.device != "cpu" and not case.needs_grad:
         options |= {"BLOCK_M": 64, "BLOCK_N": 64}  # must divide P; torch may choose 128
     if torch.compiler.is_dynamo_compiling():  # part of a larger program
@@ -296,7 +305,7 @@ def _flex(
     added: Tensor | None,
     blocks: WindowBlocks | LayoutBlocks,
     lse: bool,
-    options: dict,
+    options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Run FlexAttention on blocks of P tokens. Returns (output, log-sum-exp or None).
 
@@ -319,7 +328,7 @@ def _flex(
     visible, biased = score_functions(blocks, added, size, first, q.shape[1])
     mask = BlockMask((q.shape[2], k.shape[2]), *blocks.lists, (size, size), visible)
     score_mod, aux = None if added is None else biased, WITH_LSE if lse else {}
-    result = flex_attention(q, k, v, score_mod, mask, scale=1.0, kernel_options=options, **aux)
+    result: Any = flex_attention(q, k, v, score_mod, mask, scale=1.0, kernel_options=options, **aux)
     if not lse:
         return result, None
     out, stat = result

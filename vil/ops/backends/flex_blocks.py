@@ -24,7 +24,8 @@ from vil.utils.transforms import untraced
 FEWEST_BLOCKS = 16  # below it, empty blocks cost less than another compilation
 NO_REACH = (0, 0)  # of a table with one entry, for layouts without a table
 
-Lists = tuple[Tensor | None, ...]
+Some = Tensor | None
+Lists = tuple[Tensor, Tensor, Some, Some, Some, Some, Some, Some]
 
 
 class WindowBlocks(NamedTuple):
@@ -132,6 +133,7 @@ def _count_tiles(*numbers: int) -> int:
     lists of chunks.
     """
     layout, _ = from_numbers(numbers)
+    # pyrefly: ignore[missing-attribute]  # the numbers are those of a layout
     return next_power_of_2(len(layout.lists.masks) + 2)
 
 
@@ -140,7 +142,8 @@ def table_reach(case: Case) -> tuple[int, int]:
 
     Returns NO_REACH without a bias table.
     """
-    return case.window.table_reach if case.table_bias else NO_REACH
+    window = case.window
+    return window.table_reach if case.table_bias and isinstance(window, Layout) else NO_REACH
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
@@ -184,19 +187,21 @@ def make_blocks(
 
     size: P, the number of tokens in a block.
     """
-    make = _layout_blocks if case.is_layout else _window_blocks
-    return make(case, size, valid_hw, device)
+    window = case.window
+    if isinstance(window, Layout):
+        return _layout_blocks(case, window, size, valid_hw, device)
+    return _window_blocks(case, window, size, valid_hw, device)
 
 
 def _window_blocks(
-    case: Case, size: int, valid_hw: Tensor | None, device: torch.device
+    case: Case, window: Window, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks:
     """Return the window of a case as tensors for FlexAttention.
 
     size: P, the number of tokens in a block. The tensors are not cached, because building them
     takes only a few small operations.
     """
-    window, (first, width) = case.window, widths(case, size)
+    first, width = widths(case, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
     code = (inside[:, None] * side + inside).flatten()
     near = None
@@ -238,19 +243,19 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 
 
 def _layout_blocks(
-    case: Case, size: int, valid_hw: Tensor | None, device: torch.device
+    case: Case, layout: Layout, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> LayoutBlocks:
     """Return the layout of a case as tensors for FlexAttention.
 
     size: P, the number of tokens in a block.
     """
-    masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
-    real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
+    masks, tiles, rows, cols = _layout_tensors(layout, case.num_global, size, device)
+    real, hidden = _real(case, size, valid_hw, device), len(layout.lists.masks) + 1
     full = None
-    if has_full(case.window, size):
+    if has_full(layout, size):
         full = (masks == hidden - 1) & _all_real(real, masks.shape[2])
     lists = _lists(masks != hidden, full, case.needs_grad)
-    return LayoutBlocks(masks, *tensors, table_reach(case), real, lists)
+    return LayoutBlocks(masks, tiles, rows, cols, table_reach(case), real, lists)
 
 
 @lru_cache(maxsize=32)
@@ -272,7 +277,8 @@ def _layout_tensors(
     tiles[:full], tiles[full] = pairs.masks, True
     rows, cols = layout.chunk_tokens(torch.arange(count))
     tokens = (F.pad(x, (0, size - layout.tile)).flatten().int() for x in (rows, cols))
-    return tuple(x.to(device) for x in (masks, tiles, *tokens))
+    rows, cols = (x.to(device) for x in tokens)
+    return masks.to(device), tiles.to(device), rows, cols
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
@@ -299,6 +305,7 @@ def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
     mirrored = [part.mT if backward and part is not None else None for part in parts]
+    # pyrefly: ignore[bad-return]  # two for each of four parts, the first of which is not None
     return tuple(x for part in (*parts, *mirrored) for x in _indices(part))
 
 
@@ -336,13 +343,16 @@ def score_functions(
     heads: size of dimension 1 of FlexAttention's query tensor q. The row b * heads + n of `added`
       and of `blocks.real` belongs to q[b, n].
     """
-    make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
-    visible, bias_index = make(blocks, size, first)
+    if isinstance(blocks, LayoutBlocks):
+        visible, bias_index = _layout_functions(blocks, size, first)
+    else:
+        visible, bias_index = _window_functions(blocks, size, first)
 
     def shown(b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return blocks.real[b * heads + head, key] & visible(head, query, key)
 
     def biased(score: Tensor, b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # pyrefly: ignore[unsupported-operation]  # not used without a bias
         return score + added[b * heads + head, bias_index(query, key)]
 
     return shown, biased

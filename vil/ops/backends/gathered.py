@@ -24,7 +24,8 @@ from vil.ops.window import Window
 
 def run(call: Call) -> Tensor:
     """Compute `vil.ops.local_attention` for a validated `Call`. Returns (B, N, L, D)."""
-    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p, *_ = call
+    q, k, v, _, num_global, bias, valid_hw, scale, dropout_p, *_ = call
+    window: Window = call.window  # pyrefly: ignore[bad-assignment]  # the registry refuses layouts
     window = window.without_absent()
     heads = q.shape[1]
     queries = to_chunks(q, window).flatten(1, 3)  # (B, N*R*C, W, D)

@@ -10,6 +10,7 @@ Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
 """
 
 import ctypes
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -59,8 +60,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     tensors = dict(zip(("dq", "dk", "dv"), targets), dout=_with_adjacent_channels(dout))
     run(call, True, tensors, dict(zip(("dtable", "dto_global"), biases)))
     grads = [x if target is x else x.copy_(target) for x, target in zip(grads, targets)]
-    biases = [
-        None if x is None else torch.empty_like(like).copy_(x)  # with the strides of the parameter
+    biases = [  # with the strides of the parameters
+        None if x is None or like is None else torch.empty_like(like).copy_(x)
         for x, like in zip(biases, call.bias)
     ]
     return *grads, *biases
@@ -98,7 +99,7 @@ class _Call(ctypes.Structure):
 
 
 def run(
-    call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
+    call: Call, is_backward: bool, tokens: dict[str, Tensor], others: Mapping[str, Tensor | None]
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
 

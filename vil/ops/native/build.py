@@ -43,8 +43,10 @@ def compiler() -> list[str]:
     """
     text = os.environ.get("CXX", "").strip()
     commands = [[text], text.split()] if text else [[name] for name in COMPILERS]
-    found = ([shutil.which(name), *arguments] for name, *arguments in commands)
-    return next((command for command in found if command[0]), [])
+    for name, *arguments in commands:
+        if program := shutil.which(name):
+            return [program, *arguments]
+    return []
 
 
 def options(instructions: str) -> list[str]:

@@ -212,6 +212,7 @@ def _openmp() -> ctypes.c_void_p:
     """
     torch_library = ctypes.CDLL(torch._C.__file__)  # a symbol is searched in all that it depends on
     function = getattr(torch_library, "GOMP_parallel", None)
+    # pyrefly: ignore[bad-argument-type]  # None is a null pointer
     return ctypes.cast(function, ctypes.c_void_p)
 
 

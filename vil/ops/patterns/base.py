@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,6 +21,7 @@ from vil.utils.registry import Entry, load_object
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from typing_extensions import Self
 
 Grid = tuple[int, int]
 Reach = tuple[int, int]
@@ -96,12 +97,21 @@ class Pattern:
     """
 
     number: int  # identifies the object in this process, as an argument of torch operators
-    heads: int = 1
-    invariant: bool = False
-    reach: Reach | None = None
-    precedence: ClassVar[int] = 9  # str() puts operands of lower precedence in parentheses
+    if TYPE_CHECKING:  # a subclass may define them as properties
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Pattern:
+        @property
+        def heads(self) -> int: ...
+        @property
+        def invariant(self) -> bool: ...
+        @property
+        def reach(self) -> Reach | None: ...
+        @property
+        def precedence(self) -> int: ...
+    else:
+        heads, invariant, reach = 1, False, None
+        precedence = 9  # str() puts operands of lower precedence in parentheses
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         object.__setattr__(self, "number", next(_counter))
         BY_NUMBER[self.number] = self
@@ -186,6 +196,7 @@ class Pattern:
 
         `parse_pattern` can read the text if all arguments are numbers or words.
         """
+        # pyrefly: ignore[bad-argument-type]  # subclasses are dataclasses
         arguments = [getattr(self, field.name) for field in fields(self)]
         return f"{self.name}:{','.join(map(str, arguments))}" if arguments else self.name
 

@@ -86,7 +86,7 @@ class _Parser:
             if not match:
                 column = at + 1 + len(self.text[at:]) - len(self.text[at:].lstrip())
                 raise self._at(column, f"unexpected {self.text[column - 1]!r}")
-            kind = match.lastgroup
+            kind = str(match.lastgroup)  # never None: each alternative is a group
             tokens.append(Token(kind, match[kind], match.start(kind) + 1))
             at = match.end()
         return [*tokens, Token("sign", END, len(self.text) + 1)]

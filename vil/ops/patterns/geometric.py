@@ -5,7 +5,6 @@ Shapes: X Y grid rows and columns, w side of a window, Q chunks.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ class Local(Pattern):
 
     distance: float
     norm: int | str = "max"
-    invariant: ClassVar[bool] = True
+    invariant = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.distance, int | float) or not 0 <= self.distance < math.inf:
@@ -55,7 +54,7 @@ class Axial(Pattern):
     both axes share one softmax.
     """
 
-    invariant: ClassVar[bool] = True
+    invariant = True
 
     def visible(self, pairs: Pairs) -> Tensor:
         return (pairs.rows == 0) | (pairs.cols == 0)
@@ -73,7 +72,7 @@ class Dilated(Pattern):
     """
 
     step: int
-    invariant: ClassVar[bool] = True
+    invariant = True
 
     def __post_init__(self) -> None:
         check_count("dilated: the step", self.step)
@@ -94,7 +93,7 @@ class Swin(Pattern):
 
     window: int
     shift: int = 0
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     def __post_init__(self) -> None:
         check_count("swin: the window", self.window)
@@ -131,7 +130,7 @@ class ChunkWindow(Pattern):
     size: int
     sw_exact: int = 0
     mode: int = 0
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     def __post_init__(self) -> None:
         check_count("window: the size", self.size)

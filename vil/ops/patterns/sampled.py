@@ -170,7 +170,9 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     # a histogram of the arrival times, to find the bin with the last sampled pair
-    counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
+    counts = torch.zeros(BINS, dtype=torch.int64)
+    for time in times:
+        counts += _bins(time).bincount(minlength=BINS)
     total = counts.cumsum(0)
     last = int((total < wanted).sum())
     if last == _bins(torch.tensor(math.inf, dtype=torch.float64)):

@@ -1,6 +1,6 @@
 """Find the fastest backend of a linear layer or an MLP for a shape by measuring all backends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -53,7 +53,7 @@ def _run_linear(compute: Callable, x: Tensor, weights: dict[str, Tensor]) -> Ten
     return compute(x, w["weight"], w["bias"], norm=norm, residual=w.get("residual"))
 
 
-def _shapes(case: LinearCase) -> dict[str, tuple[int, ...]]:
+def _shapes(case: LinearCase) -> Mapping[str, tuple[int, ...]]:
     """Return {name: shape} of the weights of a case, and of its residual if it has one."""
     dim, features = case.dim, case.features
     norm = {"gain": (dim,), "shift": (dim,)}

@@ -19,6 +19,7 @@ from vil.ops import testing
 from vil.ops.attention_case import Case
 from vil.ops.backends import PAIRS, flex
 from vil.ops.dispatch import BACKENDS, CHOICES
+from vil.ops.layout import Layout
 from vil.utils.errors import one_line
 from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
@@ -115,7 +116,10 @@ def timed_batch(case: Case) -> int:
     least 1 and at most the batch size.
     """
     window = case.window
-    keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
+    if isinstance(window, Layout):
+        keys = window.density * window.length
+    else:
+        keys = len(window.offsets) * window.tile
     scores = max(1, case.heads * window.length * (case.num_global + keys))
     return max(1, min(case.batch, int(MAX_SCORES[case.device] // scores)))
 
@@ -201,11 +205,11 @@ def shrink(case: Case, dtype: torch.dtype) -> Case | None:
     the attention pattern differs by head, all heads. Returns None if the pattern is not defined on
     the small grid, for example if it is a mask with the size of the full grid.
     """
-    size = case.window.size
-    grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
-    heads = case.heads if case.is_layout and case.window.heads > 1 else 2
+    window = case.window
+    rows, cols = (min(chunks, 3) * window.size - window.size // 2 for chunks in window.chunks)
+    heads = case.heads if isinstance(window, Layout) and window.heads > 1 else 2
     try:
-        window = replace(case.window, grid=grid)
+        window = replace(window, grid=(rows, cols))
     except ValueError:
         return None
     return replace(case, window=window, batch=1, heads=heads, dtype=dtype, dropout=False)
@@ -220,13 +224,14 @@ def time_candidates(
     once, see LIMITS). The results are Trials with median times. The reasons are {name: reason} for
     the backends that failed.
     """
-    device = torch.device(device)
-    times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
+    measured_on = torch.device(device)
+    times, failed = time_interleaved(candidates, rounds, measured_on, limits=LIMITS)
     trials = []
     for name, measured in times.items():
-        passes = (statistics.median(column) for column in (measured.forward, measured.backward))
         try:
-            trials.append(Trial(name, "", *passes, peak_bytes(candidates[name], device)[0]))
+            forward, backward = map(statistics.median, (measured.forward, measured.backward))
+            peak, _ = peak_bytes(candidates[name], measured_on)
+            trials.append(Trial(name, "", forward, backward, peak))
         except Exception as error:
             failed[name] = one_line(error)
     return trials, {name: f"failed: {reason}" for name, reason in failed.items()}

@@ -56,8 +56,8 @@ def fingerprint() -> str:
     """Return a hash of the source files of vil/ops and of backends registered by other modules."""
     folder = Path(__file__).parents[1]
     files = {str(file) for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")}
-    for entry in BACKENDS.values():
-        function = inspect.unwrap(entry.run)
+    for name in BACKENDS:
+        function = inspect.unwrap(BACKENDS[name].run)
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
         code = getattr(function, "__code__", None)

@@ -78,10 +78,11 @@ def bias_gradients(launcher: Launcher, tensors: tuple) -> tuple[Tensor | None, T
             first, count, jobs.most, heads, rows * columns, PAIRS=PAIRS,
         )  # fmt: skip
     parts = grads.split([call.window.table_entries, call.num_global], 1)
-    return tuple(
+    of_table, to_global = (
         None if bias is None else torch.empty_like(bias).copy_(part)
         for bias, part in zip(call.bias, parts)
     )
+    return of_table, to_global
 
 
 @cache_on_device

@@ -5,6 +5,8 @@ truncates to bfloat16 instead of rounding. It also converts an array of one elem
 NumPy 2.4 forbids.
 """
 
+from typing import Any
+
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
@@ -15,10 +17,11 @@ def repair() -> None:
 
     Call this function before kernels run.
     """
-    builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
+    builder: Any = interpreter.InterpreterBuilder
+    patch = interpreter._patch_lang_tensor
     cast = builder.cast_impl
 
-    def patch_tensor(tensor: type, scope: object) -> None:
+    def patch_tensor(tensor: type, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

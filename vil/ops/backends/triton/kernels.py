@@ -195,7 +195,9 @@ def forward_kernel(
         if LAYOUT:
             base, key_set, tile = read_list(lists, column // C)
             column = column % C
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         key = column_tokens(lists, G + base, key_set, column, C, K)
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         bias = read_bias(TILE, EXISTS, rows, tile, R * C, key_set, column, C, K)
         keys, values = read(k, image, head, key, D, D_PAD), read(v, image, head, key, D, D_PAD)
         score = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale + bias
@@ -252,7 +254,9 @@ def query_kernel(
         if LAYOUT:
             base, key_set, tile = read_list(lists, column // C)
             column = column % C
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         key = column_tokens(lists, G + base, key_set, column, C, K)
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         bias = read_bias(TILE, EXISTS, rows, tile, R * C, key_set, column, C, K)
         keys, values = read(k, image, head, key, D, D_PAD), read(v, image, head, key, D, D_PAD)
         score = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * base_2 + bias
@@ -303,7 +307,9 @@ def key_kernel(
         if LAYOUT:
             base, query_set, tile = read_list(lists, column // C)
             column = column % C
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         query = column_tokens(lists, base, query_set, column, C, Q)
+        # pyrefly: ignore[unbound-name]  # read before the loop or in it
         bias = read_bias(TILE, EXISTS, rows, tile, R * C, query_set, column, C, Q)
         queries = read(q, image, head, query, D, D_PAD)
         grads = read(dout, image, head, query, D, D_PAD)

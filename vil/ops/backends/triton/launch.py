@@ -147,7 +147,7 @@ def current_target() -> str:
         return "sm_80"
     from triton.runtime import driver
 
-    target = driver.active.get_current_target()
+    target: Any = driver.active.get_current_target()
     return f"sm_{target.arch}" if target.backend == "cuda" else target.arch
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -131,7 +131,8 @@ def make_plan(
     """
     if device != "cpu":
         plan = make_plan(window, num_global, has_table, transposed)
-        moved = {name: x.to(device) for name, x in plan._asdict().items() if torch.is_tensor(x)}
+        fields = plan._asdict().items()
+        moved: dict[str, Any] = {name: x.to(device) for name, x in fields if torch.is_tensor(x)}
         return plan._replace(lists=Lists(*(x.to(device) for x in plan.lists)), **moved)
     masked = window.table_entries + num_global
     num_global = 0 if transposed else num_global
@@ -256,7 +257,8 @@ class _Case(NamedTuple):
 
 def _plan_window(window: Window, num_global: int, masked: int, transposed: bool) -> Plan:
     """Return the plan of a window, on the CPU. Each case has a set of rows and one of columns."""
-    sides = tuple(n * window.size for n in group_chunks(window))
+    down, across = group_chunks(window)
+    sides = (down * window.size, across * window.size)
     axes = [_Axis.divide(n, side, window.size) for n, side in zip(window.grid, sides)]
     corners = [(x, y) for x in axes[0].examples for y in axes[1].examples]
     cases = [_Case.of(window, sides, corner, transposed) for corner in corners]
@@ -291,7 +293,7 @@ def _plan_window(window: Window, num_global: int, masked: int, transposed: bool)
         used[: len(seen), local] = seen[:, keep]
         used[:, :num_global] = True
         step = min(width, BLOCK)
-        used = used.reshape(parts, height // parts, width // step, step).any((1, 3))
+        used = np.any(used.reshape(parts, height // parts, width // step, step), axis=(1, 3))
         first, end = used.argmax(1), used.shape[1] - used[:, ::-1].argmax(1)
         spans[number] = np.where(used.any(1), [first, end], 0).T * step
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 
 from vil.ops.backends.chunk_layout import (
     Offsets,
@@ -25,6 +24,8 @@ from vil.ops.backends.chunk_layout import (
 )
 from vil.ops.bias import tile_bias
 from vil.ops.call import Call
+from vil.ops.operator_call import Context
+from vil.ops.window import Window
 
 Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
@@ -45,6 +46,7 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     `scores_autograd`.
     """
     parts = weights.chunk(len(offsets), dim=-1)
+    # pyrefly: ignore[bad-return]  # not the 0 of an empty sum
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))
 
 
@@ -56,13 +58,14 @@ class HandMatmul(Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.offsets, ctx.scores = offsets, scores
         return (scores_autograd if scores else values_autograd)(a, b, offsets)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    # pyrefly: ignore[bad-override]  # there is one output
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if torch.is_grad_enabled():  # instead of returning a wrong second derivative
             raise RuntimeError(
                 "the attention backend chunk_handgrad has no second derivative: "
@@ -91,7 +94,8 @@ def run_handgrad(call: Call) -> Tensor:
 
 
 def _run(call: Call, scores: Product, values: Product) -> Tensor:
-    window, lengths = call.window, [call.num_global, call.window.length]
+    window: Window = call.window  # pyrefly: ignore[bad-assignment]  # the registry refuses layouts
+    lengths = [call.num_global, window.length]
     q = to_chunks(call.q * call.scale, window)
     k_global, k_local = call.k.split(lengths, dim=2)
     v_global, v_local = call.v.split(lengths, dim=2)

@@ -63,8 +63,10 @@ def run_tensor(call: Call) -> Tensor:
 
 
 def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Tensor:
-    window, lengths = call.window, [call.num_global, call.window.length]
-    reach = tuple(min(window.size, n - 1) for n in window.grid)  # the grid has no farther neighbor
+    window: Window = call.window  # pyrefly: ignore[bad-assignment]  # the registry refuses layouts
+    lengths = [call.num_global, window.length]
+    rows, cols = (min(window.size, n - 1) for n in window.grid)  # the grid has no farther neighbor
+    reach = (rows, cols)
     q = call.q * call.scale
     k_global, k_local = call.k.split(lengths, dim=2)
     v_global, v_local = call.v.split(lengths, dim=2)
