@@ -260,9 +260,17 @@ class Planner:
 
     def _allowed(self, costs: StageCosts, index: int, memory: int) -> list[int]:
         """Return the strip heights of block `index`, except those that certainly need more than
-        `memory` bytes. If all need more, only the smallest height is returned."""
+        `memory` bytes. If all need more, only the smallest height is returned.
+
+        A height is left out too if a larger one needs no more memory. This happens where the
+        default backend of small grids needs more than that of larger ones.
+        """
         heights = costs.heights(index)
-        return [h for h in heights if 5 * costs.token_rows(h) <= memory] or heights[:1]
+        peaks = [costs.block(index, height, Cost(), False).peak for height in heights]
+        useful = [
+            h for n, h in enumerate(heights) if peaks[n] < min(peaks[n + 1 :], default=math.inf)
+        ]
+        return [h for h in useful if 5 * costs.token_rows(h) <= memory] or useful[:1]
 
     def _plan(
         self,
