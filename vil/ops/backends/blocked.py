@@ -28,7 +28,7 @@ from vil.utils.transforms import is_exporting
 
 # the largest scores of a batch, and the largest q of a part: on GPUs more, for fewer operations
 SCORE_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
-PART_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
+PART_BYTES = {"cpu": 1 << 22, "cuda": 1 << 26}
 BIAS_BYTES = 1 << 24  # bias of all displacements between chunks, for the heads of a part
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
@@ -152,6 +152,8 @@ class Batch(NamedTuple):
 
     queries (b*n*p,): indices of the query chunks in the flattened dimensions (image, head, chunk).
     keys (b*n*p*J,): indices of the J key chunks of each query chunk, in the same dimensions.
+    tokens (b*n*p*T,): indices of the T keys of each query chunk in the flattened dimensions (image,
+    head, token) of `Part.k`.
     chunks (p, J): indices of the key chunks among the Q chunks.
     steps (p or 1, J): their displacements, see `ListGroup`.
     added (n or 1, p or 1, W, T): what to add to the scores: the bias, and the most negative finite
@@ -160,6 +162,7 @@ class Batch(NamedTuple):
 
     queries: Tensor
     keys: Tensor
+    tokens: Tensor
     chunks: Tensor
     steps: Tensor
     added: Tensor | None
@@ -179,6 +182,8 @@ class Part:
     """Some images and heads of a call, with their tokens in chunk order.
 
     call: the call, restricted to these images and heads. groups: those of its heads.
+    q (b, n, Q, W, D): the queries, times the scale. k, v (b, n, G+Q*W, D): the global tokens, then
+    those of the chunks.
     tiles (n, S, W, W): the bias of the W tokens of a query chunk toward those of a key chunk at
     each displacement in `plan.steps`; None without a table. index: `plan.bias_index()`, for their
     gradient.
@@ -200,7 +205,7 @@ class Part:
         self.num_global, self.dtype = call.num_global, wide(q)
         self.groups = [group for group in plan.groups if group.head in (None, heads.start)]
         self.q = divide(q, plan).mul_(call.scale)
-        self.k, self.v = (divide(x[:, :, self.num_global :], plan) for x in (k, v))
+        self.k, self.v = map(self._join, (k, v))
         self.index, self.tiles = index, tiles
         to_global = call.bias.to_global
         self.to_global = None if to_global is None else to_global[heads].to(self.dtype)
@@ -209,6 +214,11 @@ class Part:
             real = real_cells(valid_hw.to(q.device), plan.window.grid).flatten(2)
             self.padding = ~divide(real[..., None], plan)[:, 0, :, :, 0]  # (b, Q, W)
 
+    def _join(self, x: Tensor) -> Tensor:
+        """Return the tokens of x (b, n, G+L, D) with the local ones in chunk order."""
+        first, local = x.tensor_split([self.num_global], 2)
+        return torch.cat([first, divide(local, self.plan).flatten(2, 3)], 2)
+
     def of(self, x: Tensor) -> Tensor:
         """Select the images and heads of this part from a tensor (B, N, ..)."""
         return x[self.images, self.heads]
@@ -216,7 +226,10 @@ class Part:
     def batches(self) -> Iterator[Batch]:
         """Yield batches of the part's query chunks. Query chunks without keys are skipped."""
         (b, n, num_chunks, tile), device = self.q.shape[:4], self.q.device
-        first = torch.arange(b * n, device=device)[:, None] * num_chunks
+        part = torch.arange(b * n, device=device)[:, None]
+        first, first_token = part * num_chunks, part * self.k.shape[2]
+        inside = self.num_global + torch.arange(tile, device=device)  # of the first chunk
+        common = torch.arange(self.num_global, device=device)
         for group in self.groups:
             num_keys = self.num_global + group.keys.shape[1] * tile
             if not num_keys:
@@ -231,7 +244,10 @@ class Part:
                 chunks = group.keys[span]
                 queries = (first + group.queries[span]).flatten()
                 keys = (first + chunks.flatten()).flatten()
-                yield Batch(queries, keys, chunks, steps, added)
+                local = (chunks[..., None] * tile + inside).flatten(1)
+                tokens = torch.cat([common.expand(len(chunks), -1), local], 1)  # (p, T)
+                tokens = (first_token + tokens.flatten()).flatten()
+                yield Batch(queries, keys, tokens, chunks, steps, added)
 
     def _added(self, steps: Tensor, hidden: Tensor | None) -> Tensor | None:
         """Return `Batch.added` for query chunks with these displacements and masks."""
@@ -252,19 +268,15 @@ class Part:
 
     def keys(self, batch: Batch) -> Tensor:
         """Return the keys (h, T, D) of a batch: T for each of its h query chunks."""
-        return self._with_global(self.k, self.call.k, batch)
+        return self._gather_tokens(self.k, batch)
 
     def values(self, batch: Batch) -> Tensor:
         """Return the values (h, T, D) of a batch: T for each of its h query chunks."""
-        return self._with_global(self.v, self.call.v, batch)
+        return self._gather_tokens(self.v, batch)
 
-    def _with_global(self, chunks: Tensor, x: Tensor, batch: Batch) -> Tensor:
-        """Return the global tokens of x (b, n, G+L, D), then the key chunks of each query chunk."""
-        local = gather(chunks, batch.keys).reshape(len(batch.queries), -1, x.shape[3])
-        if not self.num_global:
-            return local
-        first = x[:, :, None, : self.num_global].expand(-1, -1, len(batch.chunks), -1, -1)
-        return torch.cat([first.flatten(0, 2), local], 1)
+    def _gather_tokens(self, x: Tensor, batch: Batch) -> Tensor:
+        tokens = x.flatten(0, 2).index_select(0, batch.tokens)
+        return tokens.unflatten(0, (len(batch.queries), -1))
 
     def scores(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the scores (h, W, T) of h query chunks with W queries and T keys each.
@@ -323,10 +335,9 @@ class KeyGrad:
     """Sums the gradient (b, n, G+L, D) of the keys or values of a `Part` over its batches."""
 
     def __init__(self, part: Part) -> None:
-        b, n, *_, dim = part.k.shape
         self.plan, self.num_global = part.plan, part.num_global
-        self.first = part.k.new_zeros(b, n, part.num_global, dim, dtype=part.dtype)
-        self.chunks = torch.zeros_like(part.k, dtype=part.dtype)
+        self.first = torch.zeros_like(part.k[:, :, : part.num_global], dtype=part.dtype)
+        self.chunks = torch.zeros_like(part.q, dtype=part.dtype)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
         """Add the gradient (h, T, D) of the keys of h query chunks."""
