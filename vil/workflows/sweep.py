@@ -42,7 +42,14 @@ from vil.report.run_record import RunRecord
 from vil.report.sweep_table import GroupRow, RunRow, format_table, summarize, to_csv
 from vil.tasks import task_for, with_num_classes
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.errors import INTERRUPTED, PREEMPTED, ConfigError, StoppedError, os_error_as
+from vil.utils.errors import (
+    INTERRUPTED,
+    PREEMPTED,
+    ConfigError,
+    RunFolderError,
+    StoppedError,
+    os_error_as,
+)
 from vil.utils.machine import affinity, now, processor
 from vil.utils.output_paths import make_folder
 from vil.workflows.analyze import analyze_cost
@@ -495,7 +502,11 @@ def read_rows(runs: Sequence[SweepRun]) -> list[RunRow]:
     metric, rows = metric_of(runs[0]), []
     changed = {key for run in runs for key in diff(runs[0].cfg, run.cfg)} - {"SEED", "OUTPUT_DIR"}
     for run in runs:
-        record, output = RunRecord.read(run.folder), run.path("output", ".txt")
+        output = run.path("output", ".txt")
+        try:
+            record = RunRecord.read(run.folder)
+        except RunFolderError as error:  # the other runs are still in the table
+            record = RunRecord(run.folder, {"state": "failed", "reason": str(error)}, [], [], [])
         state, code = record.status.get("state", "pending"), record.status.get("code")
         reason = record.status.get("reason", "")
         if not reason and output.is_file():
