@@ -59,9 +59,7 @@ def run_script(folder: Path, steps: str, packages: tuple[str, ...]) -> list[dict
     command = ["scripts/gpu_check.sh", "--dry", "--out", str(folder / "out"), "--steps", steps]
     # plugins of pytest are found by their metadata, which is not hidden
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    # a thread, because threads of `blocked` wait for each other next to other tests
-    threads = {"OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, "PYTHONPATH": str(folder), **plugins, **threads}
+    environment = {**os.environ, "PYTHONPATH": str(folder), **plugins}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     log = (folder / "out/log.txt").read_text()
