@@ -15,14 +15,14 @@ from vil.data.datasets.fake import Fake
 from vil.tasks import TASKS
 from vil.utils.json_text import to_json
 from vil.workflows.configure import make_config
-from vil.workflows.train import run_training
+from vil.workflows.train import train_config
 
 TASK_NAMES = list(SMALL_TASKS)
 
 
 def train(task, root, folder, **options):
     cfg = make_config(None, SMALL_TASKS[task], output_dir=root / folder, data=root)
-    return run_training(cfg, **options)
+    return train_config(cfg, **options)
 
 
 @pytest.fixture(scope="module")

@@ -119,17 +119,17 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
-def refuse_without(cfg: CfgNode, ability: str, why: str) -> None:
-    """Raise ConfigError unless the config's task has an ability, see `Task.supports`.
+def refuse_without(task: str, ability: str, why: str) -> None:
+    """Raise ConfigError unless a task has an ability, see `Task.supports`.
 
-    ability: name of a method that the task must define, such as "average_outputs", or of a class
-    attribute that must be set. why: end of the error message, which tells the user what to do.
+    task: name of the task. ability: name of a method that the task must define, such as
+    "average_outputs", or of a class attribute that must be set. why: end of the error message,
+    which tells the user what to do.
     """
-    if not task_entry(cfg).load().supports(ability):
-        raise ConfigError(f"this config is for a {noun_of(cfg)}: {why}")
+    if not TASKS.entry(task).load().supports(ability):
+        raise ConfigError(f"this config is for a {noun_of(task)}: {why}")
 
 
-def noun_of(cfg: CfgNode) -> str:
-    """Return the noun for a model of the config's task, such as "detector"."""
-    entry = task_entry(cfg)
-    return entry.facts.get("noun", entry.name)
+def noun_of(task: str) -> str:
+    """Return the noun for a model of a task, such as "detector". task: name of the task."""
+    return TASKS.entry(task).facts.get("noun", task)

@@ -47,7 +47,7 @@ def evaluate_best(
     cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"])
     loaded = load_for_evaluation(cfg, run.device, run.dist, class_names)
     task, model = loaded.task, loaded.model
-    open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
+    open_test_sets(task, run.dist, bad_file=run.folder / "bad_samples.txt")
     results = task.evaluate(model, between)
     if not run.begun:  # the run was stopped after its last step
         sizes = dict(steps_per_epoch=state.steps_per_epoch, batch_size=state.batch_size)
