@@ -43,7 +43,7 @@ def test_every_task_has_a_small_run():
 def test_a_resumed_run_is_bit_identical(trained, root):
     task, whole = trained
     train(task, root, f"{task}-parts", max_steps=whole.step // 2 + 1)
-    resumed = train(task, root, f"{task}-parts")
+    resumed = train(task, root, f"{task}-parts", resume=True)
     assert resumed.step == whole.step
     one, other = (load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -68,8 +68,8 @@ def embed(
     check_batch_size(batch_size)
     model = as_inference_model(source, overrides)
     check_embed(model.cfg.TASK)
-    value_range, channels = model.cfg.DATA.VALUE_RANGE, model.cfg.INPUT.CHANNELS
-    collection = ImageList(open_images(images, channels), value_range, channels)
+    cfg = model.cfg
+    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     return collect_features(model, collection, batch_size, num_workers)[0]
 
 

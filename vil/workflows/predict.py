@@ -70,8 +70,8 @@ def predict(
     """
     check_batch_size(batch_size)
     ensemble = make_ensemble(load_models(source, overrides), tta)
-    value_range, channels = ensemble.cfg.DATA.VALUE_RANGE, ensemble.cfg.INPUT.CHANNELS
-    collection = ImageList(open_images(images, channels), value_range, channels)
+    cfg = ensemble.cfg
+    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     return iter_predictions(ensemble, collection, batch_size, num_workers)
 
 
@@ -95,18 +95,18 @@ def load_models(
     return models
 
 
-def open_images(images: Images, channels: int = 3) -> list[ImageSource]:
-    """Convert files, folders, PIL images or arrays to a list with an `ImageSource` per image.
+def open_images(images: Images, value_range: Sequence[float], channels: int) -> ImageList:
+    """Convert files, folders, PIL images or arrays to an `ImageList`.
 
-    images: see `predict`. channels: value of INPUT.CHANNELS. Raises DataError if there are no
-    images.
+    images: see `predict`. value_range, channels: values of DATA.VALUE_RANGE and INPUT.CHANNELS.
+    Raises DataError if there are no images.
     """
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
     sources = [picture for each in images for picture in _open(each, channels)]
     if not sources:
         raise DataError("there are no images to predict")
-    return sources
+    return ImageList(sources, value_range, channels)
 
 
 def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
