@@ -102,17 +102,24 @@ def manual() -> str:
 
 
 def _section(name: str, meaning: str, keys: list[str]) -> str:
-    head = ["Key", "Type", "Default", "Allowed", "Meaning"]
+    head = ["Key", "Values", "Default", "Meaning"]
     return f"## {name}\n\n{meaning}\n\n" + _table(head, [_row(key) for key in keys])
 
 
 def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
-        return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
+        return [_code(key), "any", "", defaults.SECTIONS[node]]
     _, default, meaning, rule, *_ = declared = defaults.KEYS[key]
-    allowed = rule.sentence if rule else ""
-    return [_code(key), kind(default, declared.element), _code(repr(default)), allowed, meaning]
+    values = _values(kind(default, declared.element), rule.sentence if rule else "")
+    return [_code(key), values, _code(repr(default)), meaning]
+
+
+def _values(kind_of_value: str, allowed: str) -> str:
+    """Describe the values of a key: "int: at least 1". A text needs only the allowed ones."""
+    if not allowed or kind_of_value == "str" or allowed.startswith("one of "):
+        return allowed.removeprefix("one of ") or kind_of_value
+    return f"{kind_of_value}: {allowed}"
 
 
 def _code(text: str) -> str:
