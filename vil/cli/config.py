@@ -78,15 +78,13 @@ HEAD = """# Every key of the config
 <!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
-`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line.
+`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line. Keys that
+cannot be combined are refused with the reason.
 """
 
 
 def manual() -> str:
-    """Return the text of docs/reference/config.md, the manual of all config keys.
-
-    It lists the keys of each section, and the combinations that are not allowed.
-    """
+    """Return the text of docs/reference/config.md, the manual of all config keys."""
     sections: dict[str, list[str]] = {}
     for name in defaults.KEYS:
         sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
@@ -96,8 +94,6 @@ def manual() -> str:
     meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
     parts.append(_section("Without a section", "The run.", top))
-    rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
-    parts.append("## Keys that cannot be combined\n\n" + _table(["Keys", "Why"], rows))
     return "\n".join(parts)
 
 
