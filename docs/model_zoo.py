@@ -115,11 +115,11 @@ def results(rows: Sequence[Row]) -> str:
                 row.top1,
                 f"{row.parameters}M, {mega(ours.parameters)}",
                 f"{row.macs}G, {giga(ours.macs)}",
-                f"`{row.weights}`",
+                f"`{row.weights}`" if row.weights else "",
             ]
         )
-    if not any(row.weights for row in rows):
-        header, lines = header[:-1], [line[:-1] for line in lines]
+    filled = [at for at in range(len(header)) if any(line[at] for line in lines)]
+    header, *lines = [[line[at] for at in filled] for line in (header, *lines)]
     return table(header, lines)
 
 
