@@ -47,7 +47,6 @@ LONG = {
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backends.md",
     "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
     "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",
-    "docs/tutorials/own_images.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES
