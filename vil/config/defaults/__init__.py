@@ -98,9 +98,14 @@ def value_at(cfg: CfgNode, key: str) -> Any:
     return functools.reduce(CfgNode.__getitem__, key.split("."), cfg) if key else cfg
 
 
-def tree(section: str = "") -> CfgNode:
-    """Return a copy of the default config, or of one of its sections."""
-    return value_at(_tree, section).clone()
+def tree(values: Mapping[str, Any] | None = None) -> CfgNode:
+    """Return a copy of the default config, with the given values, {dotted key: value}."""
+    cfg = _tree.clone()
+    for key, value in (values or {}).items():
+        *path, last = key.split(".")
+        node = functools.reduce(lambda node, name: node.setdefault(name, CfgNode()), path, cfg)
+        node[last] = value
+    return cfg
 
 
 for subtree in (image, augmentation, data, optimization, evaluation, model):
