@@ -65,6 +65,13 @@ class Entry:
         """Names of the config keys, as {argument of the component: config key}."""
         return {a: k.name if isinstance(k, Key) else k for a, k in self.keys.items()}
 
+    def read_settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the component that config keys set, as {argument: value}.
+
+        values: {config key: value} of all keys.
+        """
+        return {argument: values[key] for argument, key in self.key_names.items()}
+
 
 class Registry(Mapping[str, Entry]):
     """A mapping from name to entry for components of one kind, in the order of registration.

@@ -62,9 +62,11 @@ def _declare_key(key: Key, name: str, owner: str) -> None:
 
 
 def _make_node(path: Sequence[str]) -> CfgNode:
-    for depth in range(1, len(path) + 1):
+    node = _tree
+    for depth, name in enumerate(path, start=1):
         SECTIONS.setdefault(".".join(path[:depth]), "Keys of components registered at run time.")
-    return functools.reduce(lambda node, step: node.setdefault(step, CfgNode()), path, _tree)
+        node = node.setdefault(name, CfgNode())
+    return node
 
 
 def declare_component_keys() -> None:
@@ -103,7 +105,9 @@ def tree(values: Mapping[str, Any] | None = None) -> CfgNode:
     cfg = _tree.clone()
     for key, value in (values or {}).items():
         *path, last = key.split(".")
-        node = functools.reduce(lambda node, name: node.setdefault(name, CfgNode()), path, cfg)
+        node = cfg
+        for name in path:
+            node = node.setdefault(name, CfgNode())
         node[last] = value
     return cfg
 
