@@ -6,7 +6,6 @@ work. Components such as tasks declare additional keys in their registry entries
 `vil config --docs docs/reference/config.md` writes a page with all keys.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -93,11 +92,6 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, CfgNode)
         values |= leaves(value, f"{prefix}{name}.") if inner else {prefix + name: value}
     return values
-
-
-def value_at(cfg: CfgNode, key: str) -> Any:
-    """Return the value of a dotted key or, if `key` names a section, the node of the section."""
-    return functools.reduce(CfgNode.__getitem__, key.split("."), cfg) if key else cfg
 
 
 def tree(values: Mapping[str, Any] | None = None) -> CfgNode:
