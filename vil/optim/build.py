@@ -1,7 +1,7 @@
 """Build the optimizer, gradient scaler and learning-rate schedule of a config."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ def build_optimization(cfg: CfgNode, model: nn.Module, device: torch.device) -> 
         optim.WD,
         optim.WD0,
         find_no_decay_params(model),
-        **(_layer_arguments(model) if optim.LAYER_DECAY < 1 else {}),
+        layers=number_layers(model) if optim.LAYER_DECAY < 1 else None,
         layer_decay=optim.LAYER_DECAY,
     )
     optimizer = build_optimizer(
@@ -74,18 +74,6 @@ def optimizer_name(opt: str, *, use_larc: bool) -> str:
     """Return the optimizer's name in the registry OPTIMIZERS, from the values of OPTIM.OPT and
     SOLVER.USE_LARC."""
     return "larc" if use_larc else opt
-
-
-def _layer_arguments(model: nn.Module) -> dict[str, Any]:
-    """Return two keyword arguments of `decay_groups` for layer-wise learning-rate decay.
-
-    "layer_of": a function that maps the name of a parameter to the number of its layer.
-    "num_layers": the largest layer number.
-    """
-    if hasattr(model, "layer_of"):
-        return {"layer_of": model.layer_of, "num_layers": model.num_layers}
-    numbers = number_layers(model)
-    return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
 
 
 @as_config_error
