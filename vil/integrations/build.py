@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import leaves
+from vil.config.unused_keys import warn_unused
 from vil.integrations.external_models import build_external
 from vil.models.build import build_msvit
 from vil.models.registry import ARCHS

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from yacs.config import CfgNode
 
 from vil.config import LEGACY_ATTN_BACKENDS
-from vil.config.access import warn_unused
 from vil.config.defaults import leaves
 from vil.config.rules import names_in
+from vil.config.unused_keys import warn_unused
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec, least_parameters, parse_arch
 from vil.models.vision_longformer import MsViT

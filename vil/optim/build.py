@@ -9,8 +9,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import KEYS, leaves
+from vil.config.unused_keys import warn_unused
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, build_optimizer, decay_groups
 from vil.optim.learning_rates import ScaledLr, default_scaling, scale_lr
 from vil.optim.param_groups import find_no_decay_params, number_layers

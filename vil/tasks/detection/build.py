@@ -12,8 +12,8 @@ from torch import nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import tree
+from vil.config.unused_keys import warn_unused
 from vil.data import build as data
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.integrations.build import build_network

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import leaves
+from vil.config.unused_keys import warn_unused
 from vil.data import build as data
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
