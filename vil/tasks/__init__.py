@@ -52,7 +52,7 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
     Raises ConfigError if DATA.NUM_CLASSES is auto. Call `with_num_classes` first, which replaces
     auto by a number.
     """
-    from vil.config.access import warn_unused
+    from vil.config.unused_keys import warn_unused
 
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(

@@ -147,8 +147,8 @@ class Task:
                 "because it always evaluates all images of the sets in DATA.TEST: remove this "
                 "setting"
             )
-        self.amp_dtype = device_settings.amp_dtype(cfg)
-        self.memory_format = device_settings.memory_format(cfg)
+        self.amp_dtype = device_settings.amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED)
+        self.memory_format = device_settings.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]
         declared = task_entry(cfg).facts.get("metrics", {})
         if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
             self.metric = make_metric(declared, cfg.EVAL.METRIC)

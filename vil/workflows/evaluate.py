@@ -103,7 +103,7 @@ def evaluate_config(
         refuse_without(cfg, "draw_worst", "--pictures supports only detectors; use vil report")
     with preserve_global_state():
         device = configure_device(cfg)
-        with process_group(cfg, device) as dist, worker_errors():
+        with process_group(cfg.DISTRIBUTED_BACKEND, device) as dist, worker_errors():
             loaded = load_for_evaluation(cfg, device, dist, class_names, calibrated=not calibrate)
             task, model = loaded.task, loaded.model
             calibration = [loaded.calibration] if loaded.calibration else []

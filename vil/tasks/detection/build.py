@@ -12,8 +12,8 @@ from torch import nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import tree
+from vil.config.unused_keys import warn_unused
 from vil.data import build as data
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.integrations.build import build_network
@@ -37,7 +37,7 @@ from vil.utils.errors import ConfigError, as_config_error
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree("AUG") if name != "REPEATED_AUG"),
+    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
     "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from vil.config.access import own_settings, warn_unused
+from vil.config.defaults import leaves
+from vil.config.unused_keys import warn_unused
 from vil.data import build as data
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
@@ -148,7 +149,7 @@ def _build_class_loss(cfg: CfgNode) -> LossFunction:
         if name != cfg.LOSS.LOSS:
             warn_unused(cfg, f"LOSS.LOSS is not {name}", entry.key_names.values())
     name = cfg.LOSS.LOSS
-    return build_loss(name, **(own_settings(cfg, LOSSES[name]) if name in LOSSES else {}))
+    return build_loss(name, **(LOSSES[name].read_settings(leaves(cfg)) if name in LOSSES else {}))
 
 
 def check_class_metric(cfg: CfgNode, metric: str) -> None:
