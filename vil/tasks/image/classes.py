@@ -30,7 +30,7 @@ from vil.tasks.image.predictions import (
     classes_as_csv,
     classes_as_table,
 )
-from vil.tasks.image.report import Evaluated, make_thumbnails, report_classes
+from vil.tasks.image.report import report_classes
 from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError
@@ -284,11 +284,10 @@ class Classes(Target):
     def report(
         self, results: Predictions, test_set: TestSet, class_names: Sequence[str], checkpoint: str
     ) -> TaskReport:
-        same = test_set.name not in self.class_mapping
-        names = test_set.classes if same else list(class_names)
-        thumbnails = make_thumbnails(test_set.dataset, results)
-        evaluated = Evaluated(test_set.name, results, test_set.classes, names, same, thumbnails)
-        return report_classes(evaluated, checkpoint, self.temperature)
+        is_mapped = test_set.name in self.class_mapping
+        names = list(class_names) if is_mapped else test_set.classes
+        options = dict(is_mapped=is_mapped, temperature=self.temperature)
+        return report_classes(results, test_set, names, checkpoint, **options)
 
     # ---- inference
 

@@ -244,8 +244,12 @@ class ImageTask(Task):
         return replace(prediction, target=target)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
-        """Write the prediction onto a copy of the image."""
-        return draw_lines(image, self.target.describe(prediction, self.label))
+        """Write the prediction onto a copy of the image, which is enlarged if it is small."""
+        canvas, _ = enlarge(image)
+        pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
+        for line in self.target.describe(prediction, self.label):
+            y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
+        return canvas
 
     # ---- called by the report
 
@@ -255,15 +259,6 @@ class ImageTask(Task):
             results = self.collect(plain, name)
         test_set = TestSet(name, loader.classes, loader.dataset)
         return self.target.report(results, test_set, class_names, checkpoint)
-
-
-def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """Return a copy of an image, enlarged if it is small, with lines of text on it."""
-    canvas, _ = enlarge(image)
-    pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
-    for line in lines:
-        y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
-    return canvas
 
 
 def describe_target(dataset: ImageDataset, index: int) -> str:
