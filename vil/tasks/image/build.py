@@ -1,6 +1,6 @@
 """Build the image tasks from a config: targets, transforms, network, datasets, mixup."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
+from vil.config.defaults import value_at
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
 from vil.data.batch import Batch
@@ -36,7 +37,6 @@ from vil.tasks.image.classes import Classes
 from vil.tasks.image.labels import Labels
 from vil.tasks.image.losses import build_loss
 from vil.tasks.image.numbers import Numbers
-from vil.tasks.image.target import Target
 from vil.tasks.image.task import ImageTask
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.safe_files import path_below
@@ -55,10 +55,29 @@ TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "number
 
 
 class ConfiguredTask(ImageTask):
-    """Image task of a config, which also builds the network and opens the datasets."""
+    """Image task of a config, which also builds the network and opens the datasets.
 
-    def __init__(self, cfg: CfgNode, device: torch.device, target: Target):
-        """Read the config. target: the kind of target, built from the same config."""
+    target_keys: {argument of `kind`: config key that sets it}.
+    unused: config keys and sections that the task does not use.
+    has_mixup: whether the task supports mixup and cutmix.
+    """
+
+    target_keys: Mapping[str, str] = {}
+    unused: Sequence[str] = ()
+    has_mixup = False
+
+    @as_config_error
+    def __init__(self, cfg: CfgNode, device: torch.device, **own: Any):
+        """Read the config. own: additional arguments of `kind`."""
+        warn_unused(cfg, f"TASK is {cfg.TASK}", self.unused)
+        if cfg.AUG.MIXUP_PROB > 0 and not self.has_mixup:
+            raise ConfigError(
+                f"TASK {cfg.TASK} does not support mixup and cutmix: set AUG.MIXUP_PROB to 0"
+            )
+        # with "auto", the task is used only to open datasets
+        num_outputs = 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
+        own |= {argument: value_at(cfg, key) for argument, key in self.target_keys.items()}
+        target = self.kind(num_outputs, device=device, **own)
         images = transform_settings(cfg)
         self.mean, self.std = images["mean"], images["std"]
         size, channels = cfg.INPUT.IMAGE_SIZE, cfg.INPUT.CHANNELS
@@ -78,6 +97,11 @@ class ConfiguredTask(ImageTask):
             transform=transform(),
             crop_transform=transform(crop_pct=1.0),
         )
+        if cfg.DATA.NUM_CLASSES != "auto":
+            self.check_outputs(num_outputs)
+
+    def check_outputs(self, num_outputs: int) -> None:
+        """Raise ConfigError if a setting does not fit the number of outputs of the network."""
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return self.build_network(load_pretrained=load_pretrained)
@@ -183,34 +207,33 @@ class Classification(ConfiguredTask):
     """Classification of images with one class each, built from a config."""
 
     kind = Classes
+    target_keys = {
+        "label_smoothing": "LOSS.LABEL_SMOOTHING",
+        "per_class": "OUTPUT_PERCLASS_ACC",
+        "weight_setting": "LOSS.CLASS_WEIGHTS",
+        "logit_adjustment": "LOSS.LOGIT_ADJUSTMENT",
+    }
     output_formats = Classes.formats
     complete_formats = ("probabilities",)
+    has_mixup = True
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
-        loss, num_classes = cfg.LOSS, cfg.DATA.NUM_CLASSES
+        chosen = cfg.LOSS.LOSS
         for name, entry in LOSSES.items():
-            if name != loss.LOSS:
+            if name != chosen:
                 warn_unused(cfg, f"LOSS.LOSS is not {name}", entry.key_names.values())
-        own = own_settings(cfg, LOSSES[loss.LOSS]) if loss.LOSS in LOSSES else {}
-        target = Classes(
-            num_classes,
-            device=device,
-            loss=build_loss(loss.LOSS, **own),
-            label_smoothing=loss.LABEL_SMOOTHING,
-            per_class=cfg.OUTPUT_PERCLASS_ACC,
-            weight_setting=loss.CLASS_WEIGHTS,
-            logit_adjustment=loss.LOGIT_ADJUSTMENT,
-        )
-        super().__init__(cfg, device, target)
+        own = own_settings(cfg, LOSSES[chosen]) if chosen in LOSSES else {}
+        super().__init__(cfg, device, loss=build_loss(chosen, **own))
         self.build_mix = partial(build_mix, cfg)
-        is_mapped = bool(cfg.DATA.TARGETMAP)
-        # with "auto", the task is used only to open datasets
-        names = num_classes != "auto" and metric_names(num_classes, is_mapped=is_mapped)
-        if names and self.metric.name not in names:
+
+    def check_outputs(self, num_outputs: int) -> None:
+        targetmap, metric = self.settings.targetmap, self.metric.name
+        names = metric_names(num_outputs, is_mapped=bool(targetmap))
+        if metric not in names:
             raise ConfigError(
-                f"EVAL.METRIC {self.metric.name} is not computed with "
-                f"{'DATA.TARGETMAP' if is_mapped else f'DATA.NUM_CLASSES {num_classes}'}: set "
+                f"EVAL.METRIC {metric} is not computed with "
+                f"{'DATA.TARGETMAP' if targetmap else f'DATA.NUM_CLASSES {num_outputs}'}: set "
                 f"EVAL.METRIC to one of {', '.join(names[:-1])}"
             )
 
@@ -241,60 +264,37 @@ class Multilabel(ConfiguredTask):
     """Multilabel classification: any number of labels per image, built from a config."""
 
     kind = Labels
+    target_keys = {
+        "loss": "MULTILABEL.LOSS",
+        "label_smoothing": "LOSS.LABEL_SMOOTHING",
+        "weight_setting": "LOSS.CLASS_WEIGHTS",
+    }
+    unused = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
     output_formats = Labels.formats
     predicts_classes = False
-
-    @as_config_error
-    def __init__(self, cfg: CfgNode, device: torch.device):
-        unused = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
-        warn_unused(cfg, "TASK is multilabel", unused)
-        refuse_mixing(cfg.TASK, cfg.AUG.MIXUP_PROB)
-        target = Labels(
-            count_outputs(cfg.DATA.NUM_CLASSES),
-            device=device,
-            loss=cfg.MULTILABEL.LOSS,
-            label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
-            weight_setting=cfg.LOSS.CLASS_WEIGHTS,
-        )
-        super().__init__(cfg, device, target)
 
 
 class Regression(ConfiguredTask):
     """Regression: one or more numbers per image, built from a config."""
 
     kind = Numbers
+    target_keys = {
+        "loss": "REGRESSION.LOSS",
+        "mean": "REGRESSION.MEAN",
+        "std": "REGRESSION.STD",
+    }
+    unused = ("LOSS", "DATA.TARGETMAP")
     output_formats = Numbers.formats
     predicts_classes = False
     learned_keys = ("REGRESSION.MEAN", "REGRESSION.STD")
 
-    @as_config_error
-    def __init__(self, cfg: CfgNode, device: torch.device):
-        warn_unused(cfg, "TASK is regression", ("LOSS", "DATA.TARGETMAP"))
-        refuse_mixing(cfg.TASK, cfg.AUG.MIXUP_PROB)
-        own, count = cfg.REGRESSION, cfg.DATA.NUM_CLASSES
-        for key in ("MEAN", "STD"):
-            if own[key] and count not in ("auto", len(own[key])):
+    def check_outputs(self, num_outputs: int) -> None:
+        for key, numbers in zip(self.learned_keys, self.target.given_scale):
+            if len(numbers) not in (0, num_outputs):
                 raise ConfigError(
-                    f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is "
-                    f"{count}: set one number per target"
+                    f"{key} has {len(numbers)} numbers, but DATA.NUM_CLASSES is {num_outputs}: set "
+                    "one number per target"
                 )
-        scale = dict(mean=own.MEAN, std=own.STD)
-        target = Numbers(count_outputs(count), device=device, loss=own.LOSS, **scale)
-        super().__init__(cfg, device, target)
-
-
-def count_outputs(num_classes: int | str) -> int:
-    """Return DATA.NUM_CLASSES, or 1 as a placeholder if it is "auto".
-
-    With "auto", the task is used only to open datasets, not to build a model.
-    """
-    return 1 if num_classes == "auto" else num_classes
-
-
-def refuse_mixing(task: str, mixup_prob: float) -> None:
-    """Raise ConfigError if mixup is enabled. task: name of the task, for the message."""
-    if mixup_prob > 0:
-        raise ConfigError(f"TASK {task} does not support mixup and cutmix: set AUG.MIXUP_PROB to 0")
 
 
 # ---- mixup and transforms
