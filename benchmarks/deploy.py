@@ -460,7 +460,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
     paths = check_paths(args.paths)
     cfg, class_names = with_weights(args, DEFAULT)
-    refuse_without(cfg, "predicts_classes", "only classifiers are measured")
+    refuse_without(cfg.TASK, "predicts_classes", "only classifiers are measured")
     has_weights = bool(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED)
     class_names = list(class_names) or recorded_classes(cfg)
     cfg = override(with_num_classes(cfg), PLAIN_CPU)

@@ -85,7 +85,7 @@ class ModelBenchmark:
         out: str | None = None,
     ):
         why = "vil benchmark model measures only classifiers"
-        refuse_without(cfg, "resizes_to_image_size", why)
+        refuse_without(cfg.TASK, "resizes_to_image_size", why)
         cfg, self.rounds = with_num_classes(cfg), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
         self.trials = list_trials(cfg, self.name, ways, backends, beside)

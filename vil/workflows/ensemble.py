@@ -94,7 +94,7 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
             "the predictions of several views or models cannot be averaged, so leave out --tta and "
             "give one run"
         )
-        refuse_without(cfg, "average_outputs", why)
+        refuse_without(cfg.TASK, "average_outputs", why)
     return views
 
 

@@ -10,7 +10,7 @@ from vil.config.defaults import leaves, tree
 from vil.config.yaml_source import from_mapping
 from vil.layers.attention import ATTENTIONS
 from vil.models.vision_longformer import MsViT
-from vil.tasks import task_entry
+from vil.tasks import TASKS
 from vil.utils.errors import CheckpointError
 
 # Keys whose value "auto" is resolved when weights are loaded.
@@ -62,7 +62,7 @@ def adopt_rules(cfg: CfgNode, saved: CfgNode) -> CfgNode:
     """
     now, before = leaves(cfg), leaves(saved)
     open_keys = [key for key in RULES if now[key] == "auto"]
-    learned = task_entry(cfg).load().learned_keys
+    learned = TASKS.entry(cfg.TASK).load().learned_keys
     open_keys += [key for key in learned if not now[key]]
     return override(cfg, list(from_mapping({key: before[key] for key in open_keys})))
 

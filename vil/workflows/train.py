@@ -194,7 +194,7 @@ def run_training(
         # the task, its model and its data
         task = task_for(cfg, device)
         if not synthetic:
-            check_extras(cfg)
+            check_extras([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST])
         model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
         if resuming:
             task.class_names = read_class_names(folder / "classes.txt")
