@@ -23,7 +23,7 @@ import vil
 from vil.config import get_config
 from vil.engine.build import configure_device
 from vil.layers.attention import set_progress
-from vil.optim.build import build_optimizer
+from vil.optim.build import build_optimization
 from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
 from vil.workflows.execution import execution_of
@@ -45,7 +45,7 @@ class Step:
         self.device = configure_device(cfg)
         execution = execution_of(cfg, self.device)
         self.model = move_to_device(vil.build_model(cfg), execution).train()
-        self.optimizer = build_optimizer(cfg, self.model)
+        self.optimizer = build_optimization(cfg, self.model, self.device).optimizer
         size = cfg.INPUT.IMAGE_SIZE
         self.images = torch.randn(cfg.DATALOADER.BSZ, 3, size, size, device=self.device)
         self.targets = torch.arange(cfg.DATALOADER.BSZ, device=self.device) % cfg.DATA.NUM_CLASSES

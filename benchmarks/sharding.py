@@ -27,7 +27,7 @@ from vil.config import get_config
 from vil.engine.build import process_group
 from vil.engine.distributed import DistInfo, unwrap, wrap
 from vil.engine.fsdp import full_tensor, local
-from vil.optim.build import build_optimizer, optimizer_name
+from vil.optim.build import build_optimization
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 from vil.workflows.execution import execution_of
@@ -42,12 +42,12 @@ def one_rank(args: argparse.Namespace) -> None:
     keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
     cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
     torch.set_num_threads(1)
-    with process_group(cfg, CPU) as dist:
+    with process_group(cfg.DISTRIBUTED_BACKEND, CPU) as dist:
         model = vil.build_model(cfg, pretrained=False)
         execution = execution_of(cfg, CPU, dist.world)
-        options = dict(strategy=args.strategy, optimizer=optimizer_name(cfg))
+        options = dict(strategy=args.strategy, optimizer=cfg.OPTIM.OPT)
         model = prepare_for_training(model, execution, dist, **options).model.train()
-        optimizer = build_optimizer(cfg, model)
+        optimizer = build_optimization(cfg, model, CPU).optimizer
         trained = wrap(model, dist, CPU)
         for number in range(args.steps):
             step = partial(train_step, trained, optimizer, cfg, dist, number)

