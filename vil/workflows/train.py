@@ -55,7 +55,7 @@ from vil.workflows.configure import (
 )
 from vil.workflows.execution import execution_of
 from vil.workflows.final_test import evaluate_best
-from vil.workflows.inference import open_test_sets
+from vil.workflows.inference import Loaded, load_for_evaluation, open_test_sets
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.prepare import find_weights, prepare_for_training
 from vil.workflows.resume_checks import adopt_saved, config_to_keep
@@ -258,6 +258,10 @@ def train_config(
         run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
 
+        def load_best(path: Path) -> Loaded:
+            words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"]
+            return load_for_evaluation(override(kept_cfg, words), device, dist, loader.classes)
+
         # the steps
         status, tests = "finished", {}
         try:
@@ -291,7 +295,7 @@ def train_config(
             )
             if cfg.DATA.VAL and max_steps is None:
                 between = guard.check_all_ranks
-                tests = evaluate_best(kept_cfg, loader.classes, run, state, between=between)
+                tests = evaluate_best(run, state, cfg.DATA.TEST, load_best, between=between)
             if run.begun and max_steps is None:
                 if task.hint:
                     run.log.say(f"hint: {task.hint}")
