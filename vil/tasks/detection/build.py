@@ -41,7 +41,7 @@ from vil.utils.errors import ConfigError, as_config_error
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree("AUG") if name != "REPEATED_AUG"),
+    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
     "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),
