@@ -49,8 +49,8 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import at_least, config_arguments, listed, run_arguments, with_weights
 from vil.config import override
+from vil.data.datasets.composed import Subset
 from vil.data.datasets.image_list import ImageList, ImageSource
-from vil.data.datasets.subset import Subset
 from vil.engine.build import configure_device
 from vil.export import export_model, load_exported, quantize_linears
 from vil.integrations.optimize import optimize_for_inference

@@ -21,9 +21,8 @@ from yacs.config import CfgNode
 
 from vil.data import EXTRAS, file_suffix
 from vil.data.dataset import ImageDataset, LoadableDataset
-from vil.data.image_groups import group_samples
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.data.splits import divide
+from vil.data.splits import divide, group_samples
 from vil.data.workers import count_workers
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.extras import require_extra

@@ -20,8 +20,7 @@ from vil.data.batch import Batch
 from vil.data.build import read_settings
 from vil.data.classes import add_learned_classes, match_classes, read_class_mapping
 from vil.data.dataset import ImageDataset
-from vil.data.datasets.concat import ConcatImageDataset
-from vil.data.datasets.subset import Subset
+from vil.data.datasets.composed import ConcatImageDataset, Subset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.pixels import loader_transform
