@@ -26,6 +26,7 @@ from vil.layers.attention import set_progress
 from vil.optim.build import build_optimization
 from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
+from vil.workflows.execution import execution_of
 from vil.workflows.prepare import move_to_device
 
 OTHERS = ("full", "linformer", "performer", "srformer", "global")
@@ -42,7 +43,8 @@ class Step:
     def __init__(self, config: str):
         cfg = get_config(config)
         self.device = configure_device(cfg)
-        self.model = move_to_device(cfg, vil.build_model(cfg), self.device).train()
+        execution = execution_of(cfg, self.device)
+        self.model = move_to_device(vil.build_model(cfg), execution).train()
         self.optimizer = build_optimization(cfg, self.model, self.device).optimizer
         size = cfg.INPUT.IMAGE_SIZE
         self.images = torch.randn(cfg.DATALOADER.BSZ, 3, size, size, device=self.device)

@@ -50,7 +50,7 @@ from yacs.config import CfgNode
 from vil.cli.arguments import at_least, config_arguments, listed, run_arguments, with_weights
 from vil.config import override
 from vil.data.datasets.composed import Subset
-from vil.data.datasets.image_list import ImageSource
+from vil.data.datasets.image_list import ImageList, ImageSource
 from vil.engine.build import configure_device
 from vil.export import export_model, load_exported, quantize_linears
 from vil.integrations.optimize import optimize_for_inference
@@ -62,8 +62,9 @@ from vil.utils.interleaved_timer import Candidate, time_interleaved
 from vil.utils.lookup import lookup
 from vil.utils.text_table import align
 from vil.workflows.benchmark_results import ResultFolder
+from vil.workflows.execution import execution_of
 from vil.workflows.inference import load_model, open_test_sets, recorded_classes
-from vil.workflows.prepare import prepare_for_evaluation
+from vil.workflows.prepare import find_weights, prepare_for_evaluation
 from vil.workflows.quantization_images import (
     MOST,
     find_calibration_images,
@@ -380,10 +381,11 @@ def open_trained(
     tuning_cache.load("cpu")  # of every batch size
     task = inference.task
     if photos:
-        calibration = torch.cat(list(iter_calibration_batches(cfg, task, photos)))
+        images = ImageList(photos, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+        calibration = torch.cat(list(iter_calibration_batches(task, images)))
     else:
         calibration = training_images(task, MOST)
-    open_test_sets(task, cfg)
+    open_test_sets(task)
     images, targets = first_test_images(task, num_images)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
     return Subject(name, inference.model, size, calibration, folder, images, targets)
@@ -393,7 +395,8 @@ def open_untrained(cfg: CfgNode, name: str, folder: Path, published: float | Non
     """Build a model with random weights."""
     torch.manual_seed(cfg.SEED)
     device = configure_device(cfg)
-    model = prepare_for_evaluation(cfg, task_for(cfg, device).build_model(), device).eval()
+    model = task_for(cfg, device).build_model()
+    model = prepare_for_evaluation(model, execution_of(cfg, device)).eval()
     tuning_cache.load("cpu")
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
     calibration = torch.randn(16, cfg.INPUT.CHANNELS, *size)
@@ -462,7 +465,9 @@ def run(args: argparse.Namespace) -> None:
     cfg, class_names = with_weights(args, DEFAULT)
     refuse_without(cfg.TASK, "predicts_classes", "only classifiers are measured")
     has_weights = bool(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED)
-    class_names = list(class_names) or recorded_classes(cfg)
+    if cfg.MODEL.MODEL_PATH and not class_names:
+        path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+        class_names = recorded_classes(path, cfg.FINETUNE.HEAD)
     cfg = override(with_num_classes(cfg), PLAIN_CPU)
     photos = []
     if args.calibration is not None:

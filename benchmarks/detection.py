@@ -38,6 +38,7 @@ from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 from vil.workflows.attention_backend import select_attention_backends
+from vil.workflows.execution import execution_of
 
 THREADS, ROUNDS, SIDE = 2, 5, 4096
 CONFIG = "coco/mask_rcnn_vil_tiny_1x.yaml"
@@ -66,7 +67,7 @@ class TimmBody(nn.Module):
 def ours() -> nn.Module:
     cfg = get_config(CONFIG, ["DEVICE=cpu"])
     model = vil.build_model(cfg)
-    select_attention_backends(model, cfg, CPU, DistInfo(), training=True)
+    select_attention_backends(model, execution_of(cfg, CPU), DistInfo(), training=True)
     return model
 
 

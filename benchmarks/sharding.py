@@ -30,6 +30,7 @@ from vil.engine.fsdp import full_tensor, local
 from vil.optim.build import build_optimization
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
+from vil.workflows.execution import execution_of
 from vil.workflows.prepare import prepare_for_training
 
 STRATEGIES = ("ddp", "fsdp")
@@ -43,7 +44,9 @@ def one_rank(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     with process_group(cfg.DISTRIBUTED_BACKEND, CPU) as dist:
         model = vil.build_model(cfg, pretrained=False)
-        model = prepare_for_training(cfg, model, dist, CPU).model.train()
+        execution = execution_of(cfg, CPU, dist.world)
+        options = dict(strategy=args.strategy, optimizer=cfg.OPTIM.OPT)
+        model = prepare_for_training(model, execution, dist, **options).model.train()
         optimizer = build_optimization(cfg, model, CPU).optimizer
         trained = wrap(model, dist, CPU)
         for number in range(args.steps):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 import vil
@@ -30,7 +29,7 @@ from vil.config.removed import REMOVED
 from vil.engine.logger import SLOW_DATA
 from vil.tasks.image.build import build_train_transform, transform_settings
 from vil.tasks.image.task import MAX_EVAL_BATCH
-from vil.workflows.prepare import prepare_for_evaluation
+from vil.workflows.execution import execution_of
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
@@ -410,8 +409,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
         assert main(["train", *place, *settings, *splits, "OPTIM.EPOCHS=1"]) == 0
     augmented = get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"])
     build_train_transform(augmented, transform_settings(augmented))
-    compiled = get_config(opts=["MODEL.COMPILE=True"])
-    prepare_for_evaluation(compiled, nn.Identity(), torch.device("cpu"))
+    execution_of(get_config(opts=["MODEL.COMPILE=True"]), torch.device("cpu"))
     components = (entry for kind in HOMES for entry in registry(kind).values())
     theirs = {key for entry in components for key in entry.key_names.values()}
     unread = {key for key in KEYS if key not in asked} - {"VERSION", "IMPORTS"} - theirs

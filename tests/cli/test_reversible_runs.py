@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.common.small_runs import TINY, checkpoint, metrics, succeeds, torchrun
 from vil.config import get_config
-from vil.workflows.train import run_training
+from vil.workflows.train import train_config
 
 pytestmark = pytest.mark.long
 
@@ -41,7 +41,7 @@ def train(folder, *words):
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path):
     succeeds(*train(tmp_path / "whole", *DRAWS))
     words = [*REVERSIBLE, *DRAWS, f"OUTPUT_DIR={tmp_path / 'stopped'}"]
-    run_training(get_config(opts=words), max_steps=3)
+    train_config(get_config(opts=words), max_steps=3)
     succeeds(*train(tmp_path / "stopped", *DRAWS), "--resume")
     assert len(metrics(tmp_path / "stopped", "train")) == len(metrics(tmp_path / "whole", "train"))
     for file in FILES:

@@ -17,6 +17,7 @@ from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.workflows.attention_backend import backend_requests
+from vil.workflows.execution import execution_of
 from vil.workflows.linear_backend import linear_requests
 
 RESIDUAL = "linear layer and residual"
@@ -240,12 +241,13 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
 
 def linears(*words):
     cfg = get_config(None, words)
-    return linear_requests(package.build_model(cfg), cfg, torch.device("cpu"))
+    return linear_requests(package.build_model(cfg), execution_of(cfg, torch.device("cpu")))
 
 
-def asked(*words, **facts):
+def asked(*words, world=1, training=True):
     cfg = get_config(None, words)
-    return backend_requests(package.build_model(cfg), cfg, torch.device("cpu"), **facts)
+    execution = execution_of(cfg, torch.device("cpu"), world)
+    return backend_requests(package.build_model(cfg), execution, training=training)
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from vil.config import get_config
 from vil.data.batch import Batch
 from vil.engine.build import MEMORY_FORMATS
 from vil.ops import BACKENDS, Case, Window, local_attention
+from vil.workflows.execution import execution_of
 from vil.workflows.prepare import move_to_device
 
 pytestmark = pytest.mark.smoke
@@ -44,7 +45,7 @@ def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
     seen, losses = [], []
     for name in ("nchw", "nhwc"):
         cfg = configured(f"AMP.MEMORY_FORMAT={name}", "MODEL.VIT.DROP_PATH=0")
-        model = move_to_device(cfg, vil.build_model(cfg), CPU)
+        model = move_to_device(vil.build_model(cfg), execution_of(cfg, CPU))
         patches = model.stages[0].embed.proj
         patches.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
         task = task_of(cfg)

@@ -15,14 +15,14 @@ from vil.data.datasets.fake import Fake
 from vil.tasks import TASKS
 from vil.utils.json_text import to_json
 from vil.workflows.configure import make_config
-from vil.workflows.train import run_training
+from vil.workflows.train import train_config
 
 TASK_NAMES = list(SMALL_TASKS)
 
 
 def train(task, root, folder, **options):
     cfg = make_config(None, SMALL_TASKS[task], output_dir=root / folder, data=root)
-    return run_training(cfg, **options)
+    return train_config(cfg, **options)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_every_task_has_a_small_run():
 def test_a_resumed_run_is_bit_identical(trained, root):
     task, whole = trained
     train(task, root, f"{task}-parts", max_steps=whole.step // 2 + 1)
-    resumed = train(task, root, f"{task}-parts")
+    resumed = train(task, root, f"{task}-parts", resume=True)
     assert resumed.step == whole.step
     one, other = (load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)

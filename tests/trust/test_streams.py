@@ -123,7 +123,7 @@ def broken(monkeypatch, tmp_path):
     def fail(*args):
         raise KeyError("a\nb")
 
-    monkeypatch.setattr("vil.cli.config.annotated", fail)
+    monkeypatch.setattr("vil.cli.config.annotate", fail)
     monkeypatch.setenv("VIL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -11,15 +11,16 @@ from vil.engine.distributed import DistInfo
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.workflows.attention_backend import select_attention_backends
+from vil.workflows.execution import execution_of
 from vil.workflows.linear_backend import linear_requests
 
 
 def test_dropout_matters_only_in_training():
-    cpu, found = torch.device("cpu"), {}
+    found = {}
     for drop in (0.0, 0.1):
         cfg = get_config(None, [*TINY, f"MODEL.VIT.DROP={drop}"])
         model = vil.build_model(cfg).train()  # its mode does not matter
-        requests = linear_requests(model, cfg, cpu, training=True)
+        requests = linear_requests(model, execution_of(cfg, torch.device("cpu")), training=True)
         found[drop] = [
             {request for request in requests if request.case.needs_grad is training}
             for training in (True, False)
@@ -36,6 +37,7 @@ def test_no_rank_uses_compiled_code_that_another_rank_cannot_load(monkeypatch):
     monkeypatch.setattr(distributed, "all_reduce_max", lambda problem: 1)
     cfg = get_config(None, TINY)
     model = vil.build_model(cfg)
-    select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
+    execution = execution_of(cfg, torch.device("cpu"))
+    select_attention_backends(model, execution, DistInfo(), training=True)
     assert library.prepare() == ["it cannot be used on another rank"]
     assert "native" not in [name for bucket, name in CHOICES.items() if bucket != "default"]

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from yacs.config import CfgNode
 
 import vil
 from tests.common.data_files import png_bytes, write_tsv
 from tests.common.small_runs import SMALL
 from tests.common.small_runs import vil as command
-from vil.config import get_config
 from vil.utils.errors import ConfigError
 from vil.workflows.out_of_fold import check_fold_numbers
 
@@ -128,11 +126,6 @@ def test_wrong_runs(runs, words, message, monkeypatch):
     assert message in ended.err
 
 
-def fold(number, total):
-    cfg = get_config()
-    return CfgNode({**cfg, "DATA": CfgNode({**cfg.DATA, "FOLDS": total, "FOLD": number})})
-
-
 @pytest.mark.parametrize(
     ("folds", "message"),
     [
@@ -143,6 +136,6 @@ def fold(number, total):
 )
 def test_numbers_of_folds(folds, message):
     with pytest.raises(ConfigError, match=message):
-        check_fold_numbers({run: fold(*numbers) for run, numbers in folds.items()})
-    check_fold_numbers({"a": fold(0, 2), "b": fold(1, 2)})
-    check_fold_numbers({"a": fold(0, 0), "b": fold(0, 0)})
+        check_fold_numbers(folds)
+    check_fold_numbers({"a": (0, 2), "b": (1, 2)})
+    check_fold_numbers({"a": (0, 0), "b": (0, 0)})

@@ -8,7 +8,6 @@ vil analyze --config-file coco/mask_rcnn_vil_tiny_1x.yaml INPUT.IMAGE_SIZE 800
 import argparse
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.utils.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,12 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows import analyze
+    from vil.workflows.analyze import analyze_cost
 
-    cfg = resolve(args)
-    if not analyze.counts_cost(cfg):
-        raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model")
-    cost = analyze.analyze_cost(cfg)
+    cost = analyze_cost(resolve(args))
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")
     for name, attention, tokens, width, parameters, macs in cost.rows:
         print(f"{name:8} {attention:16} {tokens:>14} {width:>6} {parameters:>12,} {macs:>15,}")

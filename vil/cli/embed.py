@@ -73,16 +73,17 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
 
     words: paths of images or folders, or "-" for standard input.
     """
-    from vil.workflows import embed, predict
+    from vil.workflows import embed, inference, predict
 
     cfg, class_names = with_weights(args)
-    embed.check_embed(cfg)
+    embed.check_embed(cfg.TASK)
+    inference.refuse_random_weights(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED)
     options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
     images, _ = predict.find_images(words, sys.stdin.buffer.read, **options)
     inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
     file = output_file(args.output_file, "--output-file", (".npy",), inputs)
     table = output_file(Path(file).with_suffix(".csv"), "--output-file", (), inputs)
-    model = embed.load_encoder(cfg, class_names)
+    model = inference.load_model(cfg, class_names, needs_head=False)
     print(model.report, file=sys.stderr)
     (count, width), failed = embed.embed_files(model, images, file)
     print(f"wrote {width} features of each of {count} images to {file}, image names to {table}")

@@ -50,9 +50,7 @@ matching detection, or a detection without a matching object.
 
 import argparse
 import sys
-from collections.abc import Sequence
-
-from yacs.config import CfgNode
+from typing import TYPE_CHECKING
 
 from vil.cli.arguments import (
     at_least,
@@ -61,6 +59,9 @@ from vil.cli.arguments import (
     run_arguments,
     with_weights,
 )
+
+if TYPE_CHECKING:
+    from vil.workflows.evaluate import EvaluationResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,40 +80,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    cfg, class_names = with_weights(args)
-    return evaluate(cfg, class_names, args.pictures, part=args.part, calibrate=args.calibrate)
-
-
-def evaluate(
-    cfg: CfgNode,
-    class_names: Sequence[str] = (),
-    num_worst: int = 0,
-    *,
-    part: str = "test",
-    calibrate: bool = False,
-) -> int:
-    """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
-
-    class_names: names of the classes that the weights were trained on.
-    num_worst: number of images to draw of each test set, those with the most detection errors.
-    part: "test" for the sets in DATA.TEST, "val" for those in DATA.VAL.
-    calibrate: whether to calibrate the probabilities by temperature scaling first.
-    """
-    from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
-    result = evaluate_config(cfg, class_names, num_worst=num_worst, part=part, calibrate=calibrate)
-    label = part if cfg.DATA.VAL else "val"
+    options = dict(num_worst=args.pictures, part=args.part, calibrate=args.calibrate)
+    print_evaluation(evaluate_config(*with_weights(args), **options), calibrate=args.calibrate)
+    return 0
+
+
+def print_evaluation(result: "EvaluationResult", *, calibrate: bool = False) -> None:
+    """Print the result of an evaluation. calibrate: whether the command calibrated the
+    probabilities, rather than read a stored calibration."""
+    from vil.utils.metric_format import format_pairs
+
     if result.folder is None:  # only rank 0 prints
-        return 0
+        return
     print(result.report)
     for line in result.calibration:
         print(line, file=sys.stdout if calibrate else sys.stderr)
     for name, metrics in result.metrics.items():
         shown = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        print(f"{label} set {name} {format_pairs(shown)}")
+        print(f"{result.part} set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
         print(f"{len(images)} images with the most errors: see {result.folder / 'pictures'}")
-    return 0

@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
         from vil.utils.metric_format import format_pairs
 
         part = "test" if cfg.DATA.VAL else "val"
-        for test, name, metrics in export.compare_on_test_sets(
-            cfg, result, args.format, class_names
-        ):
+        for test, name, metrics in export.compare_on_test_sets(result, args.format):
             shown = {key: value for key, value in metrics.items() if key != "per_class"}
             print(f"{part} set {test} {name:18} {format_pairs(shown)}")
     return 0

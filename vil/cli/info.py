@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.backends import explain_backends
+    from vil.workflows.backends import explain_backends, find_calls
 
-    report = explain_backends(resolve(args))
+    report = explain_backends(find_calls(resolve(args)))
     print("\n".join(report.environment))
     for line in () if args.all else report.summary():
         print(line)

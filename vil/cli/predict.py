@@ -169,10 +169,11 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     found = [config_for_task(each) for each in one_run_each(args)]
     cfg = found[0].cfg
-    settings = predict.task_settings(cfg, args.format, args.top, args.threshold)
+    settings = predict.task_settings(cfg.TASK, args.format, args.top, args.threshold)
     for each, _ in found:
-        inference.refuse_random_weights(each)
-    ensemble.check_views(cfg, args.tta, len(found))
+        weights = each.MODEL.MODEL_PATH or each.MODEL.PRETRAINED
+        inference.refuse_random_weights(weights, each.FINETUNE.HEAD)
+    ensemble.check_views(cfg.TASK, args.tta, len(found))
     options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
     images, targets = predict.find_images(words, sys.stdin.buffer.read, **options)
     file = checked_output(args, [image.name for image in images])
@@ -195,7 +196,7 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
     use_shipped_weights(args)
     args.run = next(iter(args.run), None)
     found = config_for_task(args)
-    tasks = predict.task_settings(found.cfg, args.format, args.top, args.threshold)
+    tasks = predict.task_settings(found.cfg.TASK, args.format, args.top, args.threshold)
     file = checked_output(args, [image])
     cfg = override(found.cfg, ["EVAL.FAST=False"])
     model = inference.load_model(cfg, found.class_names)
@@ -234,12 +235,12 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
     members = one_run_each(args)
     found = {each.run: config_for_task(each) for each in members}
     cfg = next(iter(found.values())).cfg
-    settings = predict.task_settings(cfg, args.format, args.top, args.threshold)
+    settings = predict.task_settings(cfg.TASK, args.format, args.top, args.threshold)
     file = checked_output(args, ())
     folds = out_of_fold.open_folds(found, args.tta)
     predictions = out_of_fold.iter_out_of_fold(folds, args.tta, settings=settings)
     classes = list(folds[0].class_names)
-    write_predictions(args, predict.output_formats(cfg), predictions, classes, file)
+    write_predictions(args, folds[0].task.output_formats, predictions, classes, file)
     return 0
 
 

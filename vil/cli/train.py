@@ -21,9 +21,8 @@ import argparse
 import math
 import os
 import shlex
-from typing import TYPE_CHECKING
-
-from yacs.config import CfgNode
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from vil.cli.arguments import (
     config_arguments,
@@ -38,7 +37,7 @@ from vil.utils.errors import INTERRUPTED, ConfigError
 from vil.workflows.configure import saved_config
 
 if TYPE_CHECKING:
-    from vil.workflows.dry_run import DatasetSummary, DataSummary
+    from vil.workflows.dry_run import DatasetSummary, DataSummary, DryRun
 
 WIDTH = 100  # columns of the list of changed keys
 
@@ -63,46 +62,44 @@ def run(args: argparse.Namespace) -> int:
     if args.preset and os.environ.get("RANK", "0") == "0":
         print("\n".join(describe_preset(args.preset, cfg, sources)))
     if args.dry_run:
-        return print_dry_run(cfg, args)
+        from vil.workflows.dry_run import dry_run
+
+        is_main = os.environ.get("RANK", "0") == "0"
+        done = dry_run(cfg, example=args.example, show=print_data if is_main else None)
+        if is_main:
+            settings = [dump(cfg)] if args.all else changed_keys(diff(cfg, defaults.tree()))
+            print_dry_run(done, settings, full_log=args.all)
+        return 0
     for flag in ("all", "example"):
         if getattr(args, flag):
             raise ConfigError(f"--{flag} needs --dry-run")
     if cfg.EVALUATE:  # a key of the 2021 code
-        from vil.cli.evaluate import evaluate
+        from vil.cli.evaluate import print_evaluation
+        from vil.workflows.evaluate import evaluate_config
 
-        return evaluate(cfg)
+        print_evaluation(evaluate_config(cfg))
+        return 0
     from vil.workflows.train import train_config
 
     result = train_config(cfg, resume=args.resume)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def print_dry_run(cfg: CfgNode, args: argparse.Namespace) -> int:
-    """Describe the config's data, run one training step on synthetic images, and print the config
-    and the peak memory. Returns the exit code."""
-    from vil.workflows.dry_run import dry_run
-
-    is_main = os.environ.get("RANK", "0") == "0"
-
-    def show(data: "DataSummary") -> None:
-        if is_main:
-            print("\n".join(describe_data(data)), flush=True)
-
-    done = dry_run(cfg, example=args.example, show=show)
-    if is_main:
-        for line in done.log if args.all else (f"WARNING {text}" for text in done.warnings):
-            print(line)
-        print(dump(cfg) if args.all else "\n".join(changed_keys(cfg)))
-        loss = f"the first loss is {done.loss:.4g}"
-        if math.isnan(done.loss):
-            loss = "the first step is skipped, because its loss or gradient is not finite"
-        print(f"the model has {done.num_parameters:,} parameters; {loss}")
-        images = f"{done.num_images} synthetic images"
-        print(f"dry run: one step of {images} needed at most {done.memory_mb:.0f} MiB")
-    return 0
+def print_dry_run(done: "DryRun", settings: list[str], *, full_log: bool = False) -> None:
+    """Print the result of a dry run, after the description of its data. settings: lines that show
+    the config. full_log: print all lines that a run would log, not only warnings."""
+    for line in done.log if full_log else (f"WARNING {text}" for text in done.warnings):
+        print(line)
+    print(*settings, sep="\n")
+    loss = f"the first loss is {done.loss:.4g}"
+    if math.isnan(done.loss):
+        loss = "the first step is skipped, because its loss or gradient is not finite"
+    print(f"the model has {done.num_parameters:,} parameters; {loss}")
+    images = f"{done.num_images} synthetic images"
+    print(f"dry run: one step of {images} needed at most {done.memory_mb:.0f} MiB")
 
 
-def describe_data(data: "DataSummary") -> list[str]:
+def print_data(data: "DataSummary") -> None:
     """Describe each dataset of a config in a few lines: number of images, classes, image sizes, and
     images that cannot be read."""
     lines = []
@@ -127,7 +124,7 @@ def describe_data(data: "DataSummary") -> list[str]:
     lines.append(f"  ({data.note})" if data.note else f"an epoch has {data.steps_per_epoch} steps")
     if data.example:
         lines.append(f"the first training images, as the model gets them: {data.example}")
-    return lines
+    print("\n".join(lines), flush=True)
 
 
 def _classes(found: "DatasetSummary") -> str:
@@ -136,11 +133,12 @@ def _classes(found: "DatasetSummary") -> str:
     return f" of {found.num_classes} classes{without}" if found.class_counts else ""
 
 
-def changed_keys(cfg: CfgNode) -> list[str]:
+def changed_keys(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return a heading, and lines of KEY=VALUE words for the config keys that differ from the
-    defaults. Only a line with a single word may be longer than 100 columns."""
-    changed = {key: value for key, (value, _) in diff(cfg, defaults.tree()).items()}
-    texts = {key: "" if value == "" else dump_value(value) for key, value in changed.items()}
+    defaults. Only a line with a single word may be longer than 100 columns. changed: {config key:
+    (value, default)}."""
+    values = {key: value for key, (value, _) in changed.items()}
+    texts = {key: "" if value == "" else dump_value(value) for key, value in values.items()}
     words = [shlex.quote(f"{key}={text}") for key, text in texts.items()]
     lines = ["keys that differ from the defaults (--all prints all keys):"]
     for word in words:

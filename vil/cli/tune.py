@@ -34,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.backends import Tuning
+    from vil.workflows.backends import Tuning, find_calls
 
-    tuning = Tuning(resolve(args), args.backends, rounds=args.rounds, max_gib=args.max_gib)
+    options = dict(rounds=args.rounds, max_gib=args.max_gib)
+    tuning = Tuning(find_calls(resolve(args)), args.backends, **options)
     if not tuning.requests and not tuning.linears:
         print("no stage has longformer attention: nothing to tune")
         return 0

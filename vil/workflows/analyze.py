@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from vil.tasks import TASKS, task_for, with_num_classes
 from vil.tasks.cost import CostRow, num_params
+from vil.utils.errors import ConfigError
 
 
 class Cost(NamedTuple):
@@ -25,15 +26,12 @@ class Cost(NamedTuple):
         return sum(row.macs for row in self.rows)
 
 
-def counts_cost(cfg: CfgNode) -> bool:
-    """Return whether the config's task can count the cost of a model. The task of a plug-in may
-    lack the method `cost`."""
-    return TASKS.entry(cfg.TASK).load().supports("cost")
-
-
 def analyze_cost(cfg: CfgNode) -> Cost:
     """Count the parameters and the MACs of the config's model, for one image of INPUT.IMAGE_SIZE.
-    The model is built on the meta device, so no weights are allocated."""
+    The model is built on the meta device, so no weights are allocated. Raises ConfigError if the
+    task, such as that of a plug-in, does not count the cost of a model."""
+    if not TASKS.entry(cfg.TASK).load().supports("cost"):
+        raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model")
     cfg = with_num_classes(cfg)
     task = task_for(cfg, torch.device("cpu"))
     with torch.device("meta"):

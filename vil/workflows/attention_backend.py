@@ -11,12 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
-from yacs.config import CfgNode
 
 from vil.engine import distributed
-from vil.engine.build import amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
@@ -29,6 +26,7 @@ from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import as_config_error
+from vil.workflows.execution import Execution
 from vil.workflows.linear_backend import LinearRequest, describe_linears, linear_requests
 
 log = logging.getLogger(__name__)
@@ -75,23 +73,20 @@ def attention_network(model: nn.Module) -> nn.Module:
 
 
 def backend_requests(
-    model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
+    model: nn.Module, execution: Execution, *, training: bool = True
 ) -> list[BackendRequest]:
     """List a model's local attention calls in evaluation and, if `training` is set, in training.
-
-    The list is empty for a timm or torchvision model. world: number of processes, among which a
-    batch of DATALOADER.BSZ images is divided.
-    """
+    The list is empty for a timm or torchvision model."""
     network = attention_network(model)
     if not isinstance(network, MsViT):
         return []
     spec = dict(
-        batch=max(1, cfg.DATALOADER.BSZ // world),
-        dtype=amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED) or torch.float32,
-        device=device.type,
+        batch=execution.batch_size,
+        dtype=execution.dtype,
+        device=execution.device.type,
         padded=network is not model,
     )
-    requests, grids = [], network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
+    requests, grids = [], network.grids((execution.image_size,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
         modules: dict[tuple[Case, str], list[Attention]] = {}
         for block in stage.blocks:
@@ -104,11 +99,11 @@ def backend_requests(
 @as_config_error
 def select_attention_backends(
     model: nn.Module,
-    cfg: CfgNode,
-    device: torch.device,
+    execution: Execution,
     dist: DistInfo,
     *,
     training: bool,
+    tune: bool = False,
     folder: Path | None = None,
     resuming: bool = False,
     copies: Sequence[nn.Module] = (),
@@ -118,22 +113,20 @@ def select_attention_backends(
 
     All ranks get the same selection. A resumed run uses the backends stored in `folder`, the run's
     folder. Another run uses those in the user's tuning cache (see `vil tune`) and, for other calls,
-    the default backends. If MODEL.VIT.MSVIT.TUNE and `training` are set, the backends of other
-    calls are timed instead, and the fastest is used.
+    the default backends.
 
-    training: whether to select backends for training too, not only for evaluation. copies: copies
-    of the model, such as its average, that get the same backends.
+    training: whether to select backends for training too, not only for evaluation. tune: whether to
+    time the backends of other calls instead, and to use the fastest (MODEL.VIT.MSVIT.TUNE). copies:
+    copies of the model, such as its average, that get the same backends.
 
     Raises ConfigError if the config names a backend that cannot run.
     """
-    requests = backend_requests(model, cfg, device, training=training, world=dist.world)
+    requests, device = backend_requests(model, execution, training=training), execution.device
     automatic = [r for r in requests if r.backend == "auto"]
     network = attention_network(model)
     padded = network is not model  # a detector
-    options = dict(training=training, padded=padded, world=dist.world)
-    linears = linear_requests(network, cfg, device, **options)
-    tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
-    if tune_all and requests and not automatic:
+    linears = linear_requests(network, execution, training=training, padded=padded)
+    if tune and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
         log.warning(text, requests[0].backend)
     CHOICES.clear()
@@ -148,7 +141,7 @@ def select_attention_backends(
             for bucket in CHOICES.keys() - buckets:
                 del CHOICES[bucket]
         CHOICES.update({DEFAULT: NATIVE} if stored is None else {DEFAULT: "", **stored})
-        if tune_all:
+        if tune:
             _tune_missing(automatic, tuner.tune, say)
             if stored is None:  # a resumed run keeps its linear layers
                 _tune_missing([r for r in linears if not r.case.unsupported()], tune_linear, say)

@@ -18,11 +18,8 @@ from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import version
-from vil.workflows.attention_backend import (
-    BackendRequest,
-    attention_network,
-    backend_requests,
-)
+from vil.workflows.attention_backend import BackendRequest, attention_network, backend_requests
+from vil.workflows.execution import execution_of
 from vil.workflows.linear_backend import LinearRequest, describe_linears, linear_requests
 
 
@@ -65,30 +62,36 @@ class BackendReport(NamedTuple):
         return lines + self.linears
 
 
-def requests_of(
-    cfg: CfgNode, device: torch.device
-) -> tuple[list[BackendRequest], list[LinearRequest]]:
-    """List the calls of the config's model that backends can run, in training and in evaluation.
+class ModelCalls(NamedTuple):
+    """The calls of a model that backends can run, in training and in evaluation.
 
-    Returns (calls of local attention, calls of linear layers and MLPs). Unless `device` is a CPU,
-    the second list is empty.
+    attention: calls of local attention. linears: calls of linear layers and MLPs; empty unless
+    `device` is a CPU.
     """
-    cfg = with_num_classes(cfg)
-    with torch.device("meta"):
-        model = task_for(cfg, device).build_model()
-    network = attention_network(model)
-    padded = network is not model
-    linears = linear_requests(network, cfg, device, padded=padded)
-    return backend_requests(model, cfg, device), linears
+
+    device: torch.device
+    attention: list[BackendRequest]
+    linears: list[LinearRequest]
 
 
 @as_config_error
-def explain_backends(cfg: CfgNode) -> BackendReport:
-    """Report which attention backend runs each local attention call of the config's model, and
-    which other backends could run it, or why they cannot."""
+def find_calls(cfg: CfgNode) -> ModelCalls:
+    """List the calls of the config's model that backends can run."""
     device = configure_device(cfg)
+    cfg = with_num_classes(cfg)
+    with torch.device("meta"):
+        model = task_for(cfg, device).build_model()
+    network, execution = attention_network(model), execution_of(cfg, device)
+    linears = linear_requests(network, execution, padded=network is not model)
+    return ModelCalls(device, backend_requests(model, execution), linears)
+
+
+@as_config_error
+def explain_backends(calls: ModelCalls) -> BackendReport:
+    """Report which attention backend runs each local attention call of a model, and which other
+    backends could run it, or why they cannot."""
+    device, requests, linears = calls
     environment = _environment(device)  # first, because it loads the native library
-    requests, linears = requests_of(cfg, device)
     tuning_cache.load(device.type)
     verdicts = [
         (r, [(name, why, BACKENDS[name].about) for name, why in explain(r.case, r.backend).items()])
@@ -118,8 +121,8 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Tuner that finds the fastest backend for each local attention call of a config's model and,
-    on a CPU, for each linear layer and MLP.
+    """Tuner that finds the fastest backend for each local attention call of a model and, on a CPU,
+    for each linear layer and MLP.
 
     Call `run` for each item of `requests` (attention calls), `run_linear` for each item of
     `linears`, then `save`.
@@ -132,7 +135,7 @@ class Tuning:
     @as_config_error
     def __init__(
         self,
-        cfg: CfgNode,
+        calls: ModelCalls,
         backends: Sequence[str] | None = None,
         *,
         rounds: int = 7,
@@ -143,8 +146,7 @@ class Tuning:
             raise ConfigError(f"--rounds and --max-gib must be positive, got {given}")
         for name in backends or ():
             lookup(BACKENDS, name, "backend")
-        self.device = configure_device(cfg)
-        self.requests, linears = requests_of(cfg, self.device)
+        self.device, self.requests, linears = calls
         timed = backends is None or "native" in backends
         self.linears = [each for each in linears if timed and not each.case.unsupported()]
         self.backends, self.rounds = backends, rounds

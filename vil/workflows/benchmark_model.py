@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.engine.build import MEMORY_FORMATS, amp_dtype, configure_device
+from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
@@ -38,6 +38,7 @@ from vil.utils.timing import peak_tensor_bytes, synchronize
 from vil.utils.train_step import TrainStep
 from vil.workflows.attention_backend import backend_requests
 from vil.workflows.benchmark_results import ResultFolder
+from vil.workflows.execution import execution_of
 from vil.workflows.prepare import prepare_for_training
 
 MIB = 2**20
@@ -88,7 +89,8 @@ class ModelBenchmark:
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
         cfg, self.rounds = with_num_classes(cfg), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
-        self.trials = list_trials(cfg, self.name, ways, backends, beside)
+        words = list_trials(self.name, ways, backends, beside)
+        self.trials = [(model, way, override(cfg, keys)) for model, way, keys in words]
         device = configure_device(cfg)
         tuning_cache.load(device.type)
         self.results = ResultFolder(out, "model", device)
@@ -119,23 +121,18 @@ class ModelBenchmark:
 
 
 def list_trials(
-    cfg: CfgNode,
-    name: str,
-    ways: Sequence[str],
-    backends: Sequence[str] | None,
-    beside: Sequence[str],
-) -> list[tuple[str, str, CfgNode]]:
-    """List the measurements of a `ModelBenchmark` as tuples (model name, way, config). Raises
-    ValueError for an unknown way or backend."""
+    name: str, ways: Sequence[str], backends: Sequence[str] | None, beside: Sequence[str]
+) -> list[tuple[str, str, list[str]]]:
+    """List the measurements of a `ModelBenchmark` as tuples (model name, way, changes to the
+    config). Raises ValueError for an unknown way or backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
-    trials = [(name, way, override(cfg, keys[way])) for way in ways]
+    trials = [(name, way, keys[way]) for way in ways]
     for backend in BACKENDS if backends is None else backends:
         lookup(BACKENDS, backend, "backend")
-        pinned = [*keys[ways[0]], f"MODEL.VIT.MSVIT.BACKEND={backend}"]
-        trials.append((name, ways[0], override(cfg, pinned)))
+        trials.append((name, ways[0], [*keys[ways[0]], f"MODEL.VIT.MSVIT.BACKEND={backend}"]))
     for other in beside:
         for way in (way for way in ways if way in PRECISIONS):
-            trials.append((other, way, override(cfg, [*keys[way], f"MODEL.ARCH={other}"])))
+            trials.append((other, way, [*keys[way], f"MODEL.ARCH={other}"]))
     return trials
 
 
@@ -148,9 +145,9 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:
         device = configure_device(cfg)
-        model = task_for(cfg, device).build_model()
-        model = prepare_for_training(cfg, model, DistInfo(), device).model
-        requests = [r for r in backend_requests(model, cfg, device) if r.case.needs_grad]
+        model, execution = task_for(cfg, device).build_model(), execution_of(cfg, device)
+        model = prepare_for_training(model, execution, DistInfo()).model
+        requests = [r for r in backend_requests(model, execution) if r.case.needs_grad]
         taken = ", ".join(dict.fromkeys(choose(r.case, r.backend) for r in requests))
         optim = build_optimization(cfg, model, device)
     except ConfigError as error:
@@ -163,9 +160,9 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
         model,
         optim.optimizer,
         optim.scaler,
-        images.contiguous(memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]),
+        images.contiguous(memory_format=execution.memory_format),
         torch.randint(cfg.DATA.NUM_CLASSES, (count,), device=device),
-        amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED),
+        execution.amp_dtype,
         lambda: configure_device(cfg),
     )
     return Row(name, way, taken if backend == "auto" else f"{backend}, pinned"), contender

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
-from yacs.config import CfgNode
 
 from vil.engine.checkpoint.save_load import is_name
 from vil.engine.distributed import DistInfo, compute_on_main
 from vil.pretrained.state_dict_io import find_weights
-from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import CheckpointError, ConfigError, RunFolderError, os_error_as
+from vil.utils.errors import CheckpointError, RunFolderError, os_error_as
 from vil.utils.json_text import to_json
 from vil.utils.metric_format import format_pair
 
@@ -43,30 +41,29 @@ class RunCheckpoint(NamedTuple):
         return self.run / FILE
 
 
-def find_checkpoint(cfg: CfgNode) -> RunCheckpoint | None:
-    """Return the checkpoint of a run that MODEL.MODEL_PATH points to.
+def find_checkpoint(weights: str, data_dir: str, head: str) -> RunCheckpoint | None:
+    """Return the checkpoint of a run that a path points to.
 
-    The path may be the folder of a run (for its best checkpoint), the folder of a checkpoint, or a
-    file in one. Returns None for any other path, or if FINETUNE.HEAD changes the head.
+    weights: the path, which may be relative to `data_dir`: the folder of a run (for its best
+    checkpoint), the folder of a checkpoint, or a file in one. Returns None for any other path, and
+    if `head`, the value of FINETUNE.HEAD, changes the head.
     """
-    if not cfg.MODEL.MODEL_PATH:
+    if not weights or head != "keep":
         return None
-    given = Path(cfg.MODEL.MODEL_PATH)
-    path = find_weights(given if given.exists() else Path(cfg.DATA.DATA_DIR, given))
+    path = find_weights(Path(weights) if Path(weights).exists() else Path(data_dir, weights))
     path = Path(os.path.abspath(path))
-    for folder in [path, path.parent] if cfg.FINETUNE.HEAD == "keep" else []:
+    for folder in (path, path.parent):
         if is_name(folder.name) and folder.parent.name == "checkpoints":
             return RunCheckpoint(folder.parent.parent, folder.name)
     return None
 
 
-def apply_stored(cfg: CfgNode, task: Task) -> str:
-    """Apply the stored calibration of the config's checkpoint to the task, if there is one.
+def apply_stored(checkpoint: RunCheckpoint | None, task: Task) -> str:
+    """Apply the stored calibration of a checkpoint to the task, if there is one.
 
     Returns a text for the log: that the calibration is applied, or that it belongs to another
     checkpoint. Returns "" if none is stored. Raises CheckpointError if calibration.json is invalid.
     """
-    checkpoint = find_checkpoint(cfg)
     if checkpoint is None or not checkpoint.file.is_file():
         return ""
     stored = read(checkpoint.file)
@@ -107,31 +104,20 @@ def _remedy(reason: object) -> str:
     return f"({reason!s:.80}): delete the file, or write a new one with vil {COMMAND}"
 
 
-def check(cfg: CfgNode) -> RunCheckpoint:
-    """Return the checkpoint to calibrate. Raises ConfigError if MODEL.MODEL_PATH is not a
-    checkpoint of a run, or if the config's task does not support calibration."""
-    refuse_without(cfg.TASK, "calibrate", "--calibrate supports only classifiers")
-    checkpoint = find_checkpoint(cfg)
-    if checkpoint is None:
-        raise ConfigError("--calibrate needs the checkpoint of a run: give --run DIR")
-    return checkpoint
-
-
-def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> list[str]:
+def calibrate(checkpoint: RunCheckpoint, task: Task, model: nn.Module, dist: DistInfo) -> list[str]:
     """Calibrate the model on the first set in DATA.VAL or, if DATA.VAL is empty, in DATA.TEST.
 
-    Applies the calibration to the task, and stores it in the run's folder. Returns lines of text
-    with the metrics before and after. Raises ConfigError if the weights are not a run's checkpoint,
-    or if the task does not support calibration.
+    Applies the calibration to the task, and stores it in the folder of the checkpoint's run.
+    Returns lines of text with the metrics before and after. Returns [] if the task does not support
+    calibration.
     """
-    checkpoint = check(cfg)
     loaders = task.test_loaders(dist)
     name = next(iter(loaders))
     task.test_sets = {name: loaders[name]}
     before = task.evaluate(model)[name]
     calibration = task.calibrate(model)
     if not calibration:
-        raise ConfigError(f"TASK {cfg.TASK} does not support calibration: remove --calibrate")
+        return []
     task.apply_calibration(calibration)
     after = task.evaluate(model)[name]
     stored = {**calibration, "checkpoint": checkpoint.name}

@@ -190,9 +190,11 @@ def check_data(
     if DATA.PATH does not exist.
     """
     cfg = make_config(config, overrides, data=data, imports=imports)
-    task = task_for(with_any_classes(cfg), torch.device("cpu"))
+    # the number does not matter, because `Task.open_split` ignores it
+    counted = override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
+    task = task_for(counted, torch.device("cpu"))
     splits, problems, missing = {}, [], []
-    for label, name, part in list_splits(cfg):
+    for label, name, part in list_splits(cfg.DATA.VAL, cfg.DATA.TEST):
         try:
             dataset = task.open_split(name, part)
             if splits and not cfg.DATA.TARGETMAP:
@@ -212,7 +214,7 @@ def check_data(
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
     duplicates = find_duplicates({name: split.images for name, split in splits.items()})
     for name, split in splits.items():
-        problems += find_problems(cfg, name, split)
+        problems += find_problems(name, split, cfg.DATA.MAX_BAD_FRACTION)
     warnings = find_warnings(splits, duplicates)
     suggestions = suggest(cfg, task, splits, missing)
     return DataCheck(
@@ -225,38 +227,29 @@ def check_data(
     )
 
 
-def with_any_classes(cfg: CfgNode) -> CfgNode:
-    """Return the config with a number for DATA.NUM_CLASSES, so that the task can be built before
-    the data are read.
-
-    The value "auto" is replaced by 1. The number does not matter, because `Task.open_split` ignores
-    it.
-    """
-    return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
-
-
-def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
+def list_splits(val: Sequence[str], test: Sequence[str]) -> list[tuple[str, str | None, str]]:
     """List the splits of a config as (label, name, part), such as ("val/pets", "pets", "val").
 
-    label: name of the split in the report. name: a name from DATA.VAL or DATA.TEST. part: "val" or
-    "test". If DATA.VAL is empty, names from DATA.TEST have the part "val" instead of "test". The
-    training split comes first, as ("train", None, "").
+    val, test: the names in DATA.VAL and DATA.TEST. label: name of the split in the report. part:
+    "val" or "test". If `val` is empty, the names in `test` have the part "val" instead of "test".
+    The training split comes first, as ("train", None, "").
     """
-    parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
+    parts = {"val": val, "test": test} if val else {"val": test}
     held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
     return [(TRAIN, None, ""), *held_out]
 
 
-def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
+def find_problems(name: str, split: SplitCheck, max_bad_fraction: float) -> list[str]:
     """Return the reasons why training or evaluation on a split would fail, one line per reason.
-    name: name of the split, such as "train" or "val/pets"."""
+    name: name of the split, such as "train" or "val/pets". max_bad_fraction: the value of
+    DATA.MAX_BAD_FRACTION."""
     images, problems = split.images, []
     if not len(images.indices):
         return [f"{name}: none of the {images.num_opened} images can be read"]
-    if images.unreadable > cfg.DATA.MAX_BAD_FRACTION * images.num_opened:
+    if images.unreadable > max_bad_fraction * images.num_opened:
         problems.append(
             f"{name}: {images.unreadable} of {images.num_opened} images cannot be read, more than "
-            f"the allowed fraction of {cfg.DATA.MAX_BAD_FRACTION}: remove them, or raise "
+            f"the allowed fraction of {max_bad_fraction}: remove them, or raise "
             "DATA.MAX_BAD_FRACTION"
         )
     return problems
@@ -323,6 +316,10 @@ def suggest(
 
     splits: {name of a split, such as "val/pets": result of checking it}. missing: names of the
     splits that cannot be opened. Returns {config key: suggested value}.
+
+    INPUT.MEAN and INPUT.STD are suggested if they differ from those of the training images by more
+    than 0.02. The suggested INPUT.IMAGE_SIZE is the largest size in SIDES that is not above the
+    median of the images' shorter sides, unless the config's value is close to it.
     """
     found: dict[str, Any] = {}
     train = splits.get(TRAIN)
@@ -332,49 +329,28 @@ def suggest(
     cores = usable_cores()
     if cfg.DATALOADER.WORKERS == 0 and cores > 1:
         found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS)
-    if train and len(train.images.indices):
+    if train and len((images := train.images).indices):
         if cfg.DATA.NUM_CLASSES not in ("auto", len(train.dataset.classes)):
             found["DATA.NUM_CLASSES"] = len(train.dataset.classes)
         step = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-        if train.images.num_images < step:
-            found["DATALOADER.BSZ"] = max(train.images.num_images // 4, 1)
+        if images.num_images < step:
+            found["DATALOADER.BSZ"] = max(images.num_images // 4, 1)
             found["OPTIM.ACCUMULATE"] = 1
         if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
-            found |= suggest_normalization(cfg, train.images)
+            for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
+                given = np.broadcast_to(leaves(cfg)[key], (len(values),))
+                if np.abs(given - values).max() > 0.02:
+                    found[key] = [max(round(float(value), 3), 0.001) for value in values]
         if task.resizes_to_image_size:
-            found |= suggest_size(cfg, train.images)
+            shorter = float(np.median(images.sizes.min(1)))
+            side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
+            if not 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3:
+                found["INPUT.IMAGE_SIZE"] = side
         is_plain = list(cfg.LOSS.CLASS_WEIGHTS) == ["none"] and cfg.DATALOADER.SAMPLER == "random"
         has_weights = getattr(task, "target_type", "") in ("class", "labels")
         if has_weights and is_plain and (imbalance(train.targets.counts) or 0) > IMBALANCE:
             found["LOSS.CLASS_WEIGHTS"] = "balanced"
     return {key: value for key, value in found.items() if key in KEYS and value != leaves(cfg)[key]}
-
-
-def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
-    """Suggest the mean and standard deviation of the images as INPUT.MEAN and INPUT.STD.
-
-    Returns {config key: value per channel}. A key is omitted if the config's value is within 0.02
-    of the measured value in every channel.
-    """
-    found = {}
-    for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
-        given = np.broadcast_to(leaves(cfg)[key], (len(values),))
-        if np.abs(given - values).max() > 0.02:
-            found[key] = [max(round(float(value), 3), 0.001) for value in values]
-    return found
-
-
-def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
-    """Suggest a value of INPUT.IMAGE_SIZE, as {config key: value}.
-
-    The value is the largest size in SIDES that is not above the median of the images' shorter
-    sides. If all sizes are above the median, it is the smallest size. Returns {} if the config's
-    value is close: the ratio of the two values is between 3/4 and 4/3.
-    """
-    shorter = float(np.median(images.sizes.min(1)))
-    side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
-    near = 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3
-    return {} if near else {"INPUT.IMAGE_SIZE": side}
 
 
 def imbalance(counts: dict[str, int]) -> float | None:

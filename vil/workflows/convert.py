@@ -63,7 +63,14 @@ def convert(
         refuse_run_files(target, "TARGET")
         refuse_inputs(target / "model.safetensors", "TARGET", [path])
     known, state = read_metadata(path) or {}, read_weights(path)
-    model, lines = _build(cfg, model_name, str(source), known, state)
+    if cfg is None:
+        model, lines = _build(model_name, str(source), known, state)
+    else:
+        model, lines = task_for(cfg, torch.device("cpu")).build_model(), []
+        if not hasattr(model, "specs"):
+            raise ConfigError(
+                f"MODEL.ARCH {cfg.MODEL.ARCH!r} cannot be converted: expected msvit, a model of vil"
+            )
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
         raise ConfigError(
@@ -87,22 +94,14 @@ def convert(
 
 
 def _build(
-    cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
+    model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
     """Build the model of a checkpoint. Returns (model, lines).
 
-    The model is defined by the first of these arguments that is set: the config `cfg`, the name
-    `model_name`, and the checkpoint's description `known`. Otherwise, it is inferred from the
-    tensor shapes in `state`, and `lines` state which model it is. source: the checkpoint's path,
-    for messages.
+    The model is defined by its name `model_name` or, without a name, by the checkpoint's
+    description `known`. Without both, it is inferred from the tensor shapes in `state`, and `lines`
+    state which model it is. source: the checkpoint's path, for messages.
     """
-    if cfg is not None:
-        model = task_for(cfg, torch.device("cpu")).build_model()
-        if not hasattr(model, "specs"):
-            raise ConfigError(
-                f"MODEL.ARCH {cfg.MODEL.ARCH!r} cannot be converted: expected msvit, a model of vil"
-            )
-        return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
             f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "

@@ -26,7 +26,7 @@ from vil.tasks.cost import num_params
 from vil.utils.contact_sheet import draw_images
 from vil.utils.output_paths import make_folder, output_file, replacing
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
-from vil.workflows.train import run_training
+from vil.workflows.train import train_config
 
 EXAMPLES = 16  # images on the example sheet
 SIZES = 32  # images per dataset whose size is read
@@ -100,7 +100,7 @@ def dry_run(
     cfg: CfgNode,
     *,
     example: str | Path | None = None,
-    show: Callable[[DataSummary], Any] = lambda summary: None,
+    show: Callable[[DataSummary], Any] | None = None,
 ) -> DryRun:
     """Describe the config's data, then run one training step on synthetic images. OUTPUT_DIR is not
     created.
@@ -113,8 +113,10 @@ def dry_run(
     """
     with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)
-        summary = summarize_data(cfg, example)
-        show(summary)
+        task = task_for(cfg, torch.device("cpu"))
+        summary = summarize_data(task, ", ".join(cfg.DATA.TRAIN), cfg.OUTPUT_DIR, example)
+        if show:
+            show(summary)
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # a skipped step is no error
@@ -123,7 +125,7 @@ def dry_run(
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
             with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):
-                result = run_training(trial, max_steps=1, synthetic=synthetic)
+                result = train_config(trial, max_steps=1, synthetic=synthetic)
             if result.status == "interrupted":
                 raise KeyboardInterrupt
             log_file = Path(folder, "log.txt")
@@ -155,23 +157,24 @@ def _collect_warnings(distinct: DistinctWarnings) -> Iterator[list[str]]:
         logging.getLogger("vil").removeHandler(handler)
 
 
-def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSummary:
-    """Open the config's datasets and describe them.
+def summarize_data(
+    task: Task, name: str, output_dir: str, example: str | Path | None = None
+) -> DataSummary:
+    """Open the datasets of a task and describe them.
 
-    example: image file to write, which shows the first augmented training images; None for the
-    default of `dry_run`. Only rank 0 writes this file.
+    name: name of the training set. output_dir, example: image file to write, which shows the first
+    augmented training images, see `dry_run`. Only rank 0 writes this file.
     """
-    task = task_for(cfg, torch.device("cpu"))
     with task.open_data() as data:
         train = data.train.samples.dataset
-        sets = [_summarize(task, ", ".join(cfg.DATA.TRAIN), "train", train, data.note)]
+        sets = [_summarize(task, name, "train", train, data.note)]
         for part, tests in data.tests.items():
-            for name, test in tests.items():
-                sets.append(_summarize(task, name, part, test.dataset, data.note))
+            for test_name, test in tests.items():
+                sets.append(_summarize(task, test_name, part, test.dataset, data.note))
         drawn = task.draw_batch(task.prepare(data.train.load_example(EXAMPLES)))
         file = None
         if drawn and os.environ.get("RANK", "0") == "0":
-            file = _example_file(cfg, example)
+            file = _example_file(output_dir, example)
             with replacing(file, "--example") as aside:
                 draw_images(drawn).save(aside, file.suffix.lstrip(".") or "png")
         return DataSummary(
@@ -184,12 +187,12 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
         )
 
 
-def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
+def _example_file(output_dir: str, given: str | Path | None) -> Path:
     """Return the path of the file for the example images: `given` or, if it is None, a path next to
-    OUTPUT_DIR."""
+    `output_dir`."""
     if given is not None:
         return output_file(given, "--example", (".png",))
-    file = Path(f"{Path(cfg.OUTPUT_DIR)}.dry-run.png")
+    file = Path(f"{Path(output_dir)}.dry-run.png")
     make_folder(file.parent, "OUTPUT_DIR")
     return output_file(file, "OUTPUT_DIR", (".png",))
 

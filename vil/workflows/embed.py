@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
+from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
-from vil.data.datasets.image_list import ImageSource, iter_image_batches
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.streaming.map_files import create_map
@@ -30,9 +30,8 @@ from vil.workflows.inference import (
     as_inference_model,
     load_model,
     open_test_sets,
-    refuse_random_weights,
 )
-from vil.workflows.predict import Images, check_batch_size, image_list, open_images
+from vil.workflows.predict import Images, check_batch_size, open_images
 
 COLUMNS = ("row", "file", "error")
 
@@ -68,23 +67,15 @@ def embed(
     """
     check_batch_size(batch_size)
     model = as_inference_model(source, overrides)
-    check_embed(model.cfg)
-    collection = image_list(model.cfg, open_images(images, model.cfg.INPUT.CHANNELS))
+    check_embed(model.cfg.TASK)
+    cfg = model.cfg
+    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     return collect_features(model, collection, batch_size, num_workers)[0]
 
 
-def check_embed(cfg: CfgNode) -> None:
-    """Raise ConfigError if the config's task does not compute a feature vector per image. Raise
-    CheckpointError if the config sets no weights."""
-    refuse_without(cfg.TASK, "embed", "vil embed needs a model with one feature vector per image")
-    refuse_random_weights(cfg, needs_head=False)
-
-
-def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
-    """Load the model of a config to compute features. The head is not used, so its weights may be
-    random."""
-    check_embed(cfg)
-    return load_model(cfg, class_names, needs_head=False)
+def check_embed(task: str) -> None:
+    """Raise ConfigError if a task does not compute a feature vector per image. task: its name."""
+    refuse_without(task, "embed", "vil embed needs a model with one feature vector per image")
 
 
 def collect_features(
@@ -140,7 +131,8 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
     The .csv file has the columns row, file and error. Returns (shape of the features, number of
     images that cannot be read).
     """
-    collection = image_list(model.cfg, images)
+    cfg = model.cfg
+    collection = ImageList(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     table = file.with_suffix(".csv")
     with (
         replacing(table, "--output-file") as names_aside,
@@ -166,8 +158,9 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
     and evaluated on each test set. class_names: names of the classes that the weights were trained
     on. Raises ConfigError if the targets are not classes.
     """
+    check_embed(cfg.TASK)
     with preserve_global_state():
-        model = load_encoder(cfg, class_names)
+        model = load_model(cfg, class_names, needs_head=False)
         task: Any = model.task
         if getattr(task, "target_type", "") != "class" or cfg.DATA.TARGETMAP:
             raise ConfigError(
@@ -176,7 +169,7 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
             )
         train = task.open_train_set()
         task.class_names = train.classes  # of the data, not of the model's head
-        sets = {"train": train, **open_test_sets(task, cfg)}
+        sets = {"train": train, **open_test_sets(task)}
         labeled = {name: _label(model, dataset) for name, dataset in sets.items()}
         counts = {name: len(part.classes) for name, part in labeled.items()}
         first = labeled.pop("train")

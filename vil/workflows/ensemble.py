@@ -82,11 +82,12 @@ class Ensemble:
 
 
 @as_config_error
-def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
+def check_views(task: str, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
     """Return the views (crops and flips) that a setting of test-time augmentation selects.
 
-    tta: the setting, see `parse_views`. num_models: number of models to average. Raises ConfigError
-    if there are several views or models, but the config's task cannot average outputs.
+    task: name of the task. tta: the setting, see `parse_views`. num_models: number of models to
+    average. Raises ConfigError if there are several views or models, but the task cannot average
+    outputs.
     """
     views = parse_views(tta)
     if views or num_models > 1:
@@ -94,7 +95,7 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
             "the predictions of several views or models cannot be averaged, so leave out --tta and "
             "give one run"
         )
-        refuse_without(cfg.TASK, "average_outputs", why)
+        refuse_without(task, "average_outputs", why)
     return views
 
 
@@ -102,7 +103,7 @@ def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None
     """Combine loaded models into an ensemble. tta: setting of test-time augmentation, see
     `parse_views`. Raises ConfigError if the models differ in the task, in the classes, or in the
     value range or number of channels of their images."""
-    views = check_views(models[0].cfg, tta, len(models))
+    views = check_views(models[0].cfg.TASK, tta, len(models))
     check_same([model.cfg for model in models], [model.classes for model in models])
     return Ensemble(list(models), views)
 

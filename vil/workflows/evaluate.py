@@ -18,7 +18,8 @@ from vil.utils.global_state import preserve_global_state
 from vil.utils.json_text import to_json
 from vil.utils.lookup import lookup
 from vil.utils.output_paths import make_folder
-from vil.workflows import calibration as calibration_of_run
+from vil.workflows.calibration import calibrate as calibrate_checkpoint
+from vil.workflows.calibration import find_checkpoint
 from vil.workflows.configure import Options, Overrides, as_options, source_config
 from vil.workflows.inference import load_for_evaluation, open_test_sets, refuse_random_weights
 
@@ -35,6 +36,7 @@ class EvaluationResult:
     folder: the folder of results.json; None on ranks other than 0.
     images: {test set: files with the worst images, on which the errors are drawn}.
     calibration: lines that state how the probabilities are calibrated, if they are.
+    part: the evaluated part, "test" or "val"; "val" if the config has no separate one.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -43,6 +45,7 @@ class EvaluationResult:
     folder: Path | None = None
     images: dict[str, list[Path]] = field(default_factory=dict)
     calibration: list[str] = field(default_factory=list)
+    part: str = "test"
 
 
 def evaluate(
@@ -93,12 +96,16 @@ def evaluate_config(
     Raises CheckpointError if the config sets no weights, or if FINETUNE.HEAD is "new", which makes
     the head random.
     """
-    refuse_random_weights(cfg)
+    weights, head = cfg.MODEL.MODEL_PATH, cfg.FINETUNE.HEAD
+    refuse_random_weights(weights or cfg.MODEL.PRETRAINED, head)
     lookup(dict.fromkeys(PARTS), part, "part")
     check_extras([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST])
     cfg = with_num_classes(cfg)
     if calibrate:
-        calibration_of_run.check(cfg)
+        refuse_without(cfg.TASK, "calibrate", "--calibrate supports only classifiers")
+        checkpoint = find_checkpoint(weights, cfg.DATA.DATA_DIR, head)
+        if checkpoint is None:
+            raise ConfigError("--calibrate needs the checkpoint of a run: give --run DIR")
     if num_worst:
         refuse_without(cfg.TASK, "draw_worst", "--pictures supports only detectors; use vil report")
     with preserve_global_state():
@@ -108,14 +115,23 @@ def evaluate_config(
             task, model = loaded.task, loaded.model
             calibration = [loaded.calibration] if loaded.calibration else []
             if calibrate:
-                calibration = calibration_of_run.calibrate(cfg, task, model, dist)
-            open_test_sets(task, cfg, dist, part)
+                calibration = calibrate_checkpoint(checkpoint, task, model, dist)
+                if not calibration:
+                    text = f"TASK {cfg.TASK} does not support calibration: remove --calibrate"
+                    raise ConfigError(text)
+            open_test_sets(task, dist, part)
             folder = compute_on_main(
                 lambda: make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
             )
             folder = task.results_folder = folder if dist.is_main else None
             metrics = task.evaluate(model)
-        result = EvaluationResult(metrics, loaded.report, folder=folder, calibration=calibration)
+        result = EvaluationResult(
+            metrics,
+            loaded.report,
+            folder=folder,
+            calibration=calibration,
+            part=part if cfg.DATA.VAL else "val",
+        )
         if folder is None:
             return result
         result.lines = {name: task.format_metrics(name, m) for name, m in metrics.items()}

@@ -6,48 +6,45 @@ The test sets had no influence on the run.
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from yacs.config import CfgNode
-
-from vil.config import override
 from vil.engine.checkpoint.save_load import TrainState, resolve_link, step_of
 from vil.engine.distributed import broadcast_object
 from vil.engine.run_dir import RunDir
 from vil.utils.json_text import read_dict, to_json
-from vil.workflows.inference import load_for_evaluation, open_test_sets
+from vil.workflows.inference import Loaded, open_test_sets
 
 RESULTS = "test_results.json"
 
 
 def evaluate_best(
-    cfg: CfgNode,
-    class_names: Sequence[str],
     run: RunDir,
     state: TrainState,
+    names: Sequence[str],
+    load: Callable[[Path], Loaded],
     *,
     between: Callable[[], None],
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
+    """Evaluate the best checkpoint of a run on its test sets, and return {test set: metrics}.
 
     If the run averages its weights, the averaged weights are evaluated. The metrics are logged and
     written to test_results.json. If this file already has results of the same checkpoint and sets,
     these are returned instead. Returns {} if the run has no best checkpoint. All ranks must call
     this function, and all get the same metrics.
 
-    state: the run's final state. between: function that is called before each batch.
+    state: the run's final state. names: names of the test sets. load: function that loads a
+    checkpoint. between: function that is called before each batch.
     """
     best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
     if best is None:
         return {}
-    names = cfg.DATA.TEST
     known = broadcast_object(read_results(run, best.name, names) if run.dist.is_main else None)
     if known is not None:
         return known
-    cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"])
-    loaded = load_for_evaluation(cfg, run.device, run.dist, class_names)
+    loaded = load(best)
     task, model = loaded.task, loaded.model
-    open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
+    open_test_sets(task, run.dist, bad_file=run.folder / "bad_samples.txt")
     results = task.evaluate(model, between)
     if not run.begun:  # the run was stopped after its last step
         sizes = dict(steps_per_epoch=state.steps_per_epoch, batch_size=state.batch_size)

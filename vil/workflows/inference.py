@@ -25,7 +25,7 @@ from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.attention_backend import select_attention_backends
-from vil.workflows.calibration import apply_stored
+from vil.workflows.calibration import apply_stored, find_checkpoint
 from vil.workflows.configure import (
     Options,
     Overrides,
@@ -34,6 +34,7 @@ from vil.workflows.configure import (
     source_config,
     weights_config,
 )
+from vil.workflows.execution import execution_of
 from vil.workflows.prepare import find_weights, prepare_for_evaluation
 
 
@@ -116,7 +117,8 @@ def load_model(
     whether the caller uses the head. Raises CheckpointError if the config sets no weights. With
     `needs_head`, also raises it if the config sets a new random head (FINETUNE.HEAD new).
     """
-    refuse_random_weights(cfg, needs_head=needs_head)
+    head = cfg.FINETUNE.HEAD if needs_head else "keep"
+    refuse_random_weights(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED, head)
     cfg = with_num_classes(cfg)
     device = configure_device(cfg)
     task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
@@ -152,75 +154,83 @@ def load_for_evaluation(
     class_names: by default the names recorded with the weights. calibrated: for a checkpoint of a
     run, whether to apply the stored calibration of its probabilities.
     """
+    path, head = cfg.MODEL.MODEL_PATH, cfg.FINETUNE.HEAD
+    weights = find_weights(path, cfg.DATA.DATA_DIR) if path else cfg.MODEL.ARCH
     task = task_for(cfg, device)
-    task.class_names = list(class_names) or recorded_classes(cfg)
-    model, report = build_with_weights(cfg, task)
-    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
+    model, report = build_with_weights(task, weights, head, class_names)
+    execution = execution_of(cfg, device, dist.world)
+    model = prepare_for_evaluation(task.inference_model(model), execution)
     fast = cfg.EVAL.FAST
     if fast:
         why = "--fast (EVAL.FAST) does not support detectors"
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
-    select_attention_backends(model, cfg, device, dist, training=False)
+    select_attention_backends(model, execution, dist, training=False)
     if fast:
         dtype, task.amp_dtype = task.amp_dtype or torch.float32, None
         model = optimize_for_inference(model, dtype=dtype, compile=cfg.MODEL.COMPILE)
         report = f"{report}; optimized for inference in {str(dtype).removeprefix('torch.')}"
-    return Loaded(task, model, report, apply_stored(cfg, task) if calibrated else "")
+    calibration = ""
+    if calibrated:
+        calibration = apply_stored(find_checkpoint(path, cfg.DATA.DATA_DIR, head), task)
+    return Loaded(task, model, report, calibration)
 
 
-def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
-    """Build the model on the CPU and load its weights. Returns (model, report), where the report
-    states which weights were loaded."""
-    model = task.build_model(load_pretrained=not cfg.MODEL.MODEL_PATH)
-    if not cfg.MODEL.MODEL_PATH:
-        return model, f"published weights of {cfg.MODEL.ARCH}"
-    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
-    return model, f"weights of {path}: {task.load_weights(model, path, strict=True)}"
+def build_with_weights(
+    task: Task, weights: Path | str, head: str, class_names: Sequence[str] = ()
+) -> tuple[nn.Module, str]:
+    """Build the model on the CPU, load its weights, and set the class names of the task. Returns
+    (model, report), where the report states which weights were loaded.
 
-
-def recorded_classes(cfg: CfgNode) -> list[str]:
-    """Return the class names recorded in the weights MODEL.MODEL_PATH or in the run that saved
-    them.
-
-    If FINETUNE.HEAD loads only some rows of the head, returns the names of these rows. Returns []
-    if no names are recorded, or if FINETUNE.HEAD is "new".
+    weights: a weight file or checkpoint, or the name of an architecture with published weights.
+    head: value of FINETUNE.HEAD. class_names: by default the names recorded with the weights.
     """
-    if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD == "new":
-        return []
-    path = Path(os.path.abspath(find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)))
+    task.class_names = list(class_names)
+    if isinstance(weights, str):
+        return task.build_model(load_pretrained=True), f"published weights of {weights}"
+    task.class_names = task.class_names or recorded_classes(weights, head)
+    model = task.build_model()
+    return model, f"weights of {weights}: {task.load_weights(model, weights, strict=True)}"
+
+
+def recorded_classes(weights: Path, head: str) -> list[str]:
+    """Return the class names recorded in a weight file or checkpoint, or in the run that saved it.
+
+    head: value of FINETUNE.HEAD. If it loads only some rows of the head, returns the names of these
+    rows. Returns [] if no names are recorded, or if `head` is "new".
+    """
+    path = Path(os.path.abspath(weights))
     card = read_metadata(path) or {}
     folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
     runs = [folder.parent for folder in folders if folder.name == "checkpoints"]
     names = card.get("classes") or (read_class_names(runs[0] / "classes.txt") if runs else [])
-    return select_classes(cfg.FINETUNE.HEAD, names) or []
+    return select_classes(head, names) or []
 
 
 def open_test_sets(
-    task: Task, cfg: CfgNode, dist: DistInfo | None = None, part: str = "test", **options: Any
+    task: Task, dist: DistInfo | None = None, part: str = "test", **options: Any
 ) -> dict[str, Dataset]:
-    """Open the test sets of a config, and build the task's data loaders for them.
+    """Open the test sets of a task, and build its data loaders for them.
 
     part: "test" for the sets in DATA.TEST; "val" for those in DATA.VAL or, if DATA.VAL is empty, in
     DATA.TEST. options: more arguments of `Task.test_loaders`. Returns {name: dataset}.
     """
-    # Without DATA.VAL, the default part "val" is DATA.TEST too. `part` is then not passed, because
-    # the task of a plug-in may not have this argument.
-    own = {"part": part} if cfg.DATA.VAL else {}
+    # A task without DATA.VAL may be that of a plug-in, whose `test_loaders` may not have `part`.
+    own = {"part": part} if task.has_splits else {}
     loaders = task.test_loaders(dist or DistInfo(), **own, **options)
     return {name: loader.dataset for name, loader in loaders.items()}
 
 
-def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
-    """Raise CheckpointError if the config sets no weights.
+def refuse_random_weights(weights: str | bool, head: str = "keep") -> None:
+    """Raise CheckpointError if there are no trained weights, or if the head is random.
 
-    needs_head: whether the caller uses the head. If True, CheckpointError is also raised if the
-    config sets a new random head (FINETUNE.HEAD new).
+    weights: the value of MODEL.MODEL_PATH or, if it is empty, of MODEL.PRETRAINED. head: the value
+    of FINETUNE.HEAD; "keep" if the head is not used.
     """
-    if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
+    if not weights:
         raise CheckpointError(
             "the model has no trained weights: set MODEL.MODEL_PATH or give --run DIR"
         )
-    if needs_head and cfg.FINETUNE.HEAD == "new":
+    if head == "new":
         raise CheckpointError(
             "FINETUNE.HEAD is 'new', which uses a random head: set FINETUNE.HEAD to 'keep' or "
             "'rows:FILE'"

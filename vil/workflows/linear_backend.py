@@ -1,4 +1,4 @@
-"""Select the backends that compute the linear layers and MLPs of a config's model on a CPU.
+"""Select the backends that compute the linear layers and MLPs of a model on a CPU.
 
 `vil.ops.linear` and `vil.ops.mlp` implement the backends. The selected backends are stored together
 with those of attention.
@@ -7,11 +7,8 @@ with those of attention.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import nn
-from yacs.config import CfgNode
 
-from vil.engine.build import amp_dtype
 from vil.layers.block import Block, mlp_weights
 from vil.layers.fused_attention import can_fuse
 from vil.layers.linear import is_plain
@@ -25,6 +22,7 @@ from vil.ops.linear_case import (
     LinearCase,
     choose,
 )
+from vil.workflows.execution import Execution
 
 
 class LinearRequest(NamedTuple):
@@ -43,38 +41,31 @@ class LinearRequest(NamedTuple):
 
 
 def linear_requests(
-    network: nn.Module,
-    cfg: CfgNode,
-    device: torch.device,
-    *,
-    training: bool = True,
-    padded: bool = False,
-    world: int = 1,
+    network: nn.Module, execution: Execution, *, training: bool = True, padded: bool = False
 ) -> list[LinearRequest]:
     """Return the calls of linear layers and MLPs that an MsViT makes on a CPU.
 
     Calls in evaluation are always included. training: include the calls in training. padded:
-    whether the images have padding. world: number of processes that share a batch of DATALOADER.BSZ
-    images.
-    Returns [] for other networks and devices, and with MODEL.COMPILE, where torch.compile computes
-    them.
+    whether the images have padding.
+    Returns [] for other networks and devices, and for a compiled model, where torch.compile
+    computes them.
     """
-    if not isinstance(network, MsViT) or device.type != "cpu" or cfg.MODEL.COMPILE:
+    on_cpu = execution.device.type == "cpu"
+    if not isinstance(network, MsViT) or not on_cpu or execution.compile_mode is not None:
         return []
-    batch = max(1, cfg.DATALOADER.BSZ // world)
-    dtype = amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED) or torch.float32
     found = {}
-    grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
+    grids = network.grids((execution.image_size,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
         for block in stage.blocks:
-            tokens = batch * (block.attn.num_global + grid[0] * grid[1])
+            tokens = execution.batch_size * (block.attn.num_global + grid[0] * grid[1])
             for needs_grad in (True, False) if training else (False,):
                 branches = stage.reversible or (
                     needs_grad and not isinstance(block.drop_path, nn.Identity)
                 )
                 own = dict(training=needs_grad, branches=branches, padded=padded)
                 for kind, dim, features in _operations(block, **own):
-                    case = LinearCase(kind, tokens, dim, features, dtype, device.type, needs_grad)
+                    sizes = tokens, dim, features
+                    case = LinearCase(kind, *sizes, execution.dtype, "cpu", needs_grad)
                     found[LinearRequest(number, case)] = None
     return list(found)
 

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.tasks import refuse_without, task_for
+from vil.tasks.base import Task
 from vil.tasks.image.task import describe_target
 from vil.utils.errors import ConfigError
 from vil.utils.global_state import preserve_global_state
@@ -21,12 +22,13 @@ from vil.workflows.predict import iter_predictions
 class Fold(NamedTuple):
     """Fold of a cross-validation: one run, its training images and its test images.
 
-    run: folder of the run. held_out: {name of a test set: dataset}. trained_on: names of the
-    training images, see `sample_names`.
+    run: folder of the run. task: of the run's config. held_out: {name of a test set: dataset}.
+    trained_on: names of the training images, see `sample_names`.
     """
 
     run: str
     cfg: CfgNode
+    task: Task
     class_names: Sequence[str]
     held_out: dict[str, Dataset]
     trained_on: set[str]
@@ -64,37 +66,32 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     """Open the training and test sets of each run, and check that each training image is in exactly
     one test set. runs: {folder of a run: its config and class names}. tta: see `vil.predict`."""
     configs = [found.cfg for found in runs.values()]
-    check_views(configs[0], tta)
+    check_views(configs[0].TASK, tta)
     why = "out-of-fold prediction is not supported for this task"
     refuse_without(configs[0].TASK, "add_target", why)
     check_same(configs, [found.class_names for found in runs.values()])
-    check_fold_numbers({run: found.cfg for run, found in runs.items()})
-    names = {name for cfg in configs for name in cfg.DATA.TRAIN}
-    folds = [_open_fold(run, *found, names) for run, found in runs.items()]
+    check_fold_numbers({run: (cfg.DATA.FOLD, cfg.DATA.FOLDS) for run, (cfg, _) in runs.items()})
+    names, folds = {name for cfg in configs for name in cfg.DATA.TRAIN}, []
+    for run, (cfg, class_names) in runs.items():
+        if cfg.DATA.TARGETMAP:
+            raise ConfigError(
+                f"{run} sets DATA.TARGETMAP, so the classes of its test set differ from those of "
+                "its model: use runs without DATA.TARGETMAP"
+            )
+        task = task_for(cfg, torch.device("cpu"))
+        task.class_names = list(class_names)
+        held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
+        if not held_out:
+            raise ConfigError(
+                f"the test sets of {run} ({', '.join(cfg.DATA.TEST)}) are not in DATA.TRAIN of any "
+                f"run, so {run} is not a fold of the cross-validation: leave out this run"
+            )
+        several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
+        trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
+        classes = list(class_names) or next(iter(held_out.values())).classes
+        folds.append(Fold(run, cfg, task, classes, held_out, set(trained_on)))
     check_coverage(folds)
     return folds
-
-
-def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[str]) -> Fold:
-    """Open the datasets of a run. names: names of the training datasets of all runs. Test sets with
-    other names are left out."""
-    if cfg.DATA.TARGETMAP:
-        raise ConfigError(
-            f"{run} sets DATA.TARGETMAP, so the classes of its test set differ from those of its "
-            "model: use runs without DATA.TARGETMAP"
-        )
-    task = task_for(cfg, torch.device("cpu"))
-    task.class_names = list(class_names)
-    held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
-    if not held_out:
-        raise ConfigError(
-            f"the test sets of {run} ({', '.join(cfg.DATA.TEST)}) are not in DATA.TRAIN of any "
-            f"run, so {run} is not a fold of the cross-validation: leave out this run"
-        )
-    several = len(cfg.DATA.TRAIN) > 1  # sample names then begin with the name of the dataset
-    trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
-    classes = list(class_names) or next(iter(held_out.values())).classes
-    return Fold(run, cfg, classes, held_out, set(trained_on))
 
 
 def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
@@ -104,21 +101,20 @@ def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
     return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
 
 
-def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
+def check_fold_numbers(runs: Mapping[str, tuple[int, int]]) -> None:
     """Check the fold numbers of the runs, if any run sets DATA.FOLDS.
 
-    Raises ConfigError unless all runs have the same number of folds (DATA.FOLDS), and there is
-    exactly one run for each fold number (DATA.FOLD). configs: {folder of a run: its config}.
+    Raises ConfigError unless all runs have the same number of folds, and there is exactly one run
+    for each fold number. runs: {folder of a run: (DATA.FOLD, DATA.FOLDS)}.
     """
-    counts = {run: cfg.DATA.get("FOLDS", 0) for run, cfg in configs.items()}
+    counts = {run: count for run, (_, count) in runs.items()}
     if not any(counts.values()):
         return
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{run} {count}" for run, count in counts.items())
         raise ConfigError(f"the runs have different numbers of folds (DATA.FOLDS): {listed}")
     total, run_of = max(counts.values()), {}
-    for run, cfg in configs.items():
-        number = cfg.DATA.FOLD
+    for run, (number, _) in runs.items():
         if number in run_of:
             raise ConfigError(
                 f"{run_of[number]} and {run} are both fold {number} (DATA.FOLD): give one run for "

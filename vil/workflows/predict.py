@@ -3,7 +3,7 @@
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torchvision.models import WeightsEnum
-from yacs.config import CfgNode
 
 from vil.data.bands import PIL_CHANNELS, to_display
 from vil.data.datasets.digits import read_demo_digits
@@ -23,7 +22,7 @@ from vil.data.datasets.image_list import find_images as list_images
 from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import count_workers, worker_errors
 from vil.tasks import TASKS, refuse_without
-from vil.tasks.base import ImageMeta, OutputFormat
+from vil.tasks.base import ImageMeta
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
@@ -71,7 +70,8 @@ def predict(
     """
     check_batch_size(batch_size)
     ensemble = make_ensemble(load_models(source, overrides), tta)
-    collection = image_list(ensemble.cfg, open_images(images, ensemble.cfg.INPUT.CHANNELS))
+    cfg = ensemble.cfg
+    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     return iter_predictions(ensemble, collection, batch_size, num_workers)
 
 
@@ -95,24 +95,18 @@ def load_models(
     return models
 
 
-def image_list(cfg: CfgNode, images: Sequence[ImageSource]) -> ImageList:
-    """Wrap image sources in an `ImageList`, which reads them with the value range and the number of
-    channels that the config sets."""
-    return ImageList(list(images), cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+def open_images(images: Images, value_range: Sequence[float], channels: int) -> ImageList:
+    """Convert files, folders, PIL images or arrays to an `ImageList`.
 
-
-def open_images(images: Images, channels: int = 3) -> list[ImageSource]:
-    """Convert files, folders, PIL images or arrays to a list with an `ImageSource` per image.
-
-    images: see `predict`. channels: value of INPUT.CHANNELS. Raises DataError if there are no
-    images.
+    images: see `predict`. value_range, channels: values of DATA.VALUE_RANGE and INPUT.CHANNELS.
+    Raises DataError if there are no images.
     """
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
     sources = [picture for each in images for picture in _open(each, channels)]
     if not sources:
         raise DataError("there are no images to predict")
-    return sources
+    return ImageList(sources, value_range, channels)
 
 
 def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
@@ -166,30 +160,27 @@ def find_images(
     return images, []
 
 
-def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
-    """Return the output formats of a config's task, see `Task.output_formats`."""
-    return TASKS.entry(cfg.TASK).load().output_formats
-
-
 def task_settings(
-    cfg: CfgNode, output_format: str | None, top: int | None, threshold: float | None
+    task: str, output_format: str | None, top: int | None, threshold: float | None
 ) -> dict[str, Any]:
     """Return the arguments of `Task.limit_classes` for predictions in an output format.
 
-    top: number of most probable classes per image, by default TOP. threshold: smallest probability
-    of a predicted class; None for no threshold. Raises ConfigError if `threshold` is given and
-    the task does not support it, or if either is given for a format that includes all classes.
+    task: name of the task. top: number of most probable classes per image, by default TOP.
+    threshold: smallest probability of a predicted class; None for no threshold. Raises ConfigError
+    if `threshold` is given and the task does not support it, or if either is given for a format
+    that includes all classes.
     """
-    if not output_formats(cfg):  # the task of a plug-in
-        raise ConfigError(f"TASK {cfg.TASK} has no output formats, so it cannot write predictions")
-    complete = output_format in TASKS.entry(cfg.TASK).load().complete_formats
+    task_class = TASKS.entry(task).load()
+    if not task_class.output_formats:  # the task of a plug-in
+        raise ConfigError(f"TASK {task} has no output formats, so it cannot write predictions")
+    complete = output_format in task_class.complete_formats
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):
         raise ConfigError(f"--format {output_format} includes every class: remove --{names[0]}")
     if threshold is None:
         return {"top": None if complete else top or TOP}
     why = "--threshold is for classes: leave it out (detectors: set DETECTION.TEST.SCORE)"
-    refuse_without(cfg.TASK, "limit_classes", why)
+    refuse_without(task, "limit_classes", why)
     return {"top": top or TOP, "threshold": threshold}
 
 
@@ -245,7 +236,7 @@ def predict_files(
     """Yield a prediction for each image, in order. drawing: folder for copies of the images on
     which the predictions are drawn. targets: true class of each image, if known."""
     cfg, task = ensemble.cfg, ensemble.task
-    originals = image_list(cfg, images)
+    originals = ImageList(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if targets:

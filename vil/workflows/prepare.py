@@ -1,4 +1,4 @@
-"""Find the weights of a model, and move, shard and compile it as the config says."""
+"""Find the weights of a model, and move it to its device, shard it and compile it."""
 
 import logging
 import re
@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from yacs.config import CfgNode
 
-from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo
@@ -19,13 +17,13 @@ from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import OPTIMIZERS
-from vil.optim.build import optimizer_name
 from vil.optim.ema import Ema
 from vil.pretrained import state_dict_io
 from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
 from vil.workflows.attention_backend import attention_network, backend_requests
+from vil.workflows.execution import Execution
 
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 log = logging.getLogger(__name__)
@@ -75,60 +73,65 @@ class TrainedModel(NamedTuple):
 
 @as_config_error
 def prepare_for_training(
-    cfg: CfgNode, model: nn.Module, dist: DistInfo, device: torch.device
+    model: nn.Module,
+    execution: Execution,
+    dist: DistInfo,
+    *,
+    strategy: str = "ddp",
+    optimizer: str = "",
+    ema_decay: float = 0.0,
 ) -> TrainedModel:
-    """Move the model to the device, then shard and compile it if the config says so.
+    """Move the model to the device, shard it if `strategy` is "fsdp", and compile it.
 
-    Also creates a moving average of the weights if OPTIM.EMA is above 0. Call this function before
-    building the optimizer, because sharding replaces the parameters.
+    Also creates a moving average of the weights if `ema_decay` is above 0. Call this function
+    before building the optimizer, because sharding replaces the parameters. optimizer: its name.
     """
-    model = move_to_device(cfg, model, device)
-    ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
+    model = move_to_device(model, execution)
+    ema = Ema(model, ema_decay) if ema_decay else None
     models = [model, *([ema.model] if ema else [])]
-    if cfg.MODEL.COMPILE and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
+    is_compiled = execution.compile_mode is not None
+    if is_compiled and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
         log.warning("MODEL.COMPILE compiles reversible blocks for evaluation, but not for training")
-    if cfg.DISTRIBUTED.STRATEGY == "fsdp" and dist.world > 1:
-        dtype = amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED)
-        _check_sharding(optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC), dtype)
+    if strategy == "fsdp" and dist.world > 1:
+        _check_sharding(optimizer, execution.amp_dtype)
         for each in models:
-            _shard(each, dist, device, dtype)
-    if cfg.MODEL.COMPILE:
-        _compile(models, cfg.MODEL.COMPILE_MODE, device)
+            _shard(each, dist, execution.device, execution.amp_dtype)
+    _compile(models, execution)
     return TrainedModel(model, ema)
 
 
-def prepare_for_evaluation(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
-    """Move the model to the device, and compile it if MODEL.COMPILE is set."""
-    model = move_to_device(cfg, model, device, training=False)
-    if cfg.MODEL.COMPILE:
-        _compile([model], cfg.MODEL.COMPILE_MODE, device)
+def prepare_for_evaluation(model: nn.Module, execution: Execution) -> nn.Module:
+    """Move the model to the device, and compile it."""
+    model = move_to_device(model, execution, training=False)
+    _compile([model], execution)
     return model
 
 
 @as_config_error
-def move_to_device(
-    cfg: CfgNode, model: nn.Module, device: torch.device, *, training: bool = True
-) -> nn.Module:
-    """Move the model to the device, and convert it to the memory format of the config.
+def move_to_device(model: nn.Module, execution: Execution, *, training: bool = True) -> nn.Module:
+    """Move the model to the device, and convert its memory format.
 
-    Raises ConfigError if the config names an attention backend that cannot run evaluation or, if
+    Raises ConfigError if the model names an attention backend that cannot run evaluation or, if
     `training`, the backward pass on this device.
     """
-    for request in backend_requests(model, cfg, device, training=training):
+    for request in backend_requests(model, execution, training=training):
         choose(request.case, request.backend)
-    return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
+    return model.to(execution.device, memory_format=execution.memory_format)
 
 
-def _compile(models: list[nn.Module], mode: str, device: torch.device) -> None:
-    """Set each model up to be compiled on its first call. mode: of `torch.compile`."""
-    if not has_compiler(device.type):
-        what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
+def _compile(models: list[nn.Module], execution: Execution) -> None:
+    """Set each model up to be compiled on its first call, if `execution` says so."""
+    if execution.compile_mode is None:
+        return
+    kind = execution.device.type
+    if not has_compiler(kind):
+        what = "Triton" if kind == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(
             f"MODEL.COMPILE needs {what}, which was not found: install it, or set MODEL.COMPILE to "
             "False"
         )
     for model in models:
-        model.compile(mode=mode)
+        model.compile(mode=execution.compile_mode)
 
 
 def _check_sharding(optimizer: str, amp_dtype: torch.dtype | None) -> None:

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from yacs.config import CfgNode
 
 from vil.data.datasets.image_list import Images, ImageSource, images_at, iter_image_batches
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
-from vil.workflows.predict import image_list
 
 LEAST, MOST = 16, 256  # images
 BATCH = 16
@@ -57,13 +55,11 @@ def iter_inputs(task: Task, images: Images) -> Iterator[Tensor]:
             yield torch.stack([sample[0] for sample in batch.samples])
 
 
-def iter_calibration_batches(
-    cfg: CfgNode, task: Task, images: Sequence[ImageSource]
-) -> Iterator[Tensor]:
+def iter_calibration_batches(task: Task, images: Images) -> Iterator[Tensor]:
     """Yield the preprocessed images in batches (B, channels, H, W). Raises DataError if fewer than
     `LEAST` images can be read."""
     count = 0
-    for inputs in iter_inputs(task, image_list(cfg, images)):
+    for inputs in iter_inputs(task, images):
         count += len(inputs)
         yield inputs
     if count < LEAST:

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import torch
-from yacs.config import CfgNode
 
 import vil
 from vil.config import diff, get_config
@@ -21,7 +20,7 @@ from vil.utils.atomic_write import TEXT
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.machine import now
 from vil.utils.output_paths import replacing
-from vil.workflows.analyze import analyze_cost, counts_cost
+from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Options, run_config
 from vil.workflows.inference import load_model
 
@@ -48,11 +47,25 @@ def write_report(
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
     record = RunRecord.read(folder)
+    if task.cost_remark:
+        cost = task.cost_remark
+    elif not task.supports("cost"):
+        cost = f"TASK {cfg.TASK} does not count the cost of a model."
+    else:
+        try:
+            cost = analyze_cost(cfg)
+            cost = ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])
+        except ConfigError as error:
+            cost = f"The model cannot be built here: {error}"
+    changed = diff(cfg, get_config())
     page = Page(
         title=folder.resolve().name,
         record=record,
-        settings=settings(cfg),
-        model=task.cost_remark or model_cost(cfg),
+        settings=[
+            Setting(key, dump_value(value), dump_value(changed[key][1]) if key in changed else None)
+            for key, value in leaves(cfg).items()
+        ],
+        model=cost,
         epochs=cfg.OPTIM.EPOCHS,
         made=f"Made by vil {vil.__version__}, {now()}.",
         metric=task.metric.name,
@@ -81,25 +94,3 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
         inference.task.test_loaders(DistInfo())
         name = f"{checkpoint} checkpoint, step {step:,}"
         return inference.task.report(inference.model, inference.classes, name)
-
-
-def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values as YAML text. For a value that is not the default, the
-    default value is also given."""
-    changed = diff(cfg, get_config())
-    return [
-        Setting(key, dump_value(value), dump_value(changed[key][1]) if key in changed else None)
-        for key, value in leaves(cfg).items()
-    ]
-
-
-def model_cost(cfg: CfgNode) -> ModelCost | str:
-    """Return the number of parameters and MACs of the config's model, or a sentence that gives the
-    reason why they are unknown."""
-    if not counts_cost(cfg):
-        return f"TASK {cfg.TASK} does not count the cost of a model."
-    try:
-        cost = analyze_cost(cfg)
-    except ConfigError as error:
-        return f"The model cannot be built here: {error}"
-    return ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])

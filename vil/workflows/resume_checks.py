@@ -53,26 +53,20 @@ FREE = (
 )
 
 
-def adopt_rules(cfg: CfgNode, saved: CfgNode) -> CfgNode:
-    """Replace unresolved values of the config by the values in `saved`, the config that a run
-    saved. Returns the new config.
+def adopt_saved(cfg: CfgNode, saved: CfgNode) -> tuple[CfgNode, list[str]]:
+    """Replace unresolved values of the config by those in `saved`, the config that the run in
+    OUTPUT_DIR saved, and compare the two. Returns the new config, and a line of text per changed
+    key.
 
     Unresolved values are "auto" for the keys in RULES, and () for keys that the task derives from
-    the training set.
+    the training set. Raises CheckpointError if a key that must not change differs and
+    RUN.ALLOW_CHANGES is not set.
     """
     now, before = leaves(cfg), leaves(saved)
     open_keys = [key for key in RULES if now[key] == "auto"]
     learned = TASKS.entry(cfg.TASK).load().learned_keys
     open_keys += [key for key in learned if not now[key]]
-    return override(cfg, list(from_mapping({key: before[key] for key in open_keys})))
-
-
-def check_changes(cfg: CfgNode, saved: CfgNode) -> list[str]:
-    """Compare the config with `saved`, the config that the run in OUTPUT_DIR saved. Returns a line
-    of text per changed key.
-
-    Raises CheckpointError if a key that must not change differs and RUN.ALLOW_CHANGES is not set.
-    """
+    cfg = override(cfg, list(from_mapping({key: before[key] for key in open_keys})))
     changed = diff(config_to_keep(cfg), saved)
     fixed = [key for key in changed if within(key, FIXED) and not within(key, FREE)]
     if fixed and not cfg.RUN.ALLOW_CHANGES:
@@ -82,7 +76,7 @@ def check_changes(cfg: CfgNode, saved: CfgNode) -> list[str]:
             "start a new run with MODEL.MODEL_PATH set to a checkpoint of the old run, or set "
             "RUN.ALLOW_CHANGES to True to try to resume with the new values"
         )
-    return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
+    return cfg, [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:

@@ -53,11 +53,12 @@ from vil.workflows.configure import (
     read_class_names,
     saved_config,
 )
+from vil.workflows.execution import execution_of
 from vil.workflows.final_test import evaluate_best
-from vil.workflows.inference import open_test_sets
+from vil.workflows.inference import Loaded, load_for_evaluation, open_test_sets
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.prepare import find_weights, prepare_for_training
-from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
+from vil.workflows.resume_checks import adopt_saved, config_to_keep
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
@@ -143,44 +144,30 @@ def train(
     return train_config(cfg, resume=resume)
 
 
-def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
-    """Train from a frozen config; see `train`. Raises ConfigError if OUTPUT_DIR holds a run and
-    `resume` is not set."""
-    refuse_other_bytes(cfg)
-    folder = Path(cfg.OUTPUT_DIR)
-    has_checkpoints = any(folder.glob("checkpoints/step-*"))
-    if not has_checkpoints and RunRecord.read(folder).status.get("checkpoint"):
-        raise CheckpointError(
-            f"{folder} has the log of a run, but its checkpoints are gone: restore "
-            f"{folder / 'checkpoints'}, or choose another --output_dir"
-        )
-    has_log = next(metrics(folder / "metrics.jsonl"), None) is not None
-    if not resume and (has_checkpoints or has_log):
-        raise ConfigError(
-            f"{folder} already holds a run: add --resume to continue it, "
-            "or choose another --output_dir"
-        )
-    return run_training(cfg)
-
-
-def run_training(
-    cfg: CfgNode, *, max_steps: int | None = None, synthetic: Mapping[str, Dataset] | None = None
+def train_config(
+    cfg: CfgNode,
+    *,
+    resume: bool = False,
+    max_steps: int | None = None,
+    synthetic: Mapping[str, Dataset] | None = None,
 ) -> TrainResult:
-    """Train from a config, and resume if OUTPUT_DIR has checkpoints.
+    """Train from a frozen config, and resume if OUTPUT_DIR has checkpoints.
 
-    OUTPUT_DIR is created only after all objects are built. max_steps: step at which to stop; None
-    for no limit. synthetic: datasets to use instead of the config's, as {"train": dataset, "val":
-    dataset}.
+    OUTPUT_DIR is created only after all objects are built. resume: see `train`. max_steps: step at
+    which to stop; None for no limit. synthetic: datasets to use instead of the config's, as
+    {"train": dataset, "val": dataset}. Raises ConfigError if OUTPUT_DIR holds a run and `resume` is
+    not set.
     """
-    as_config_error(check_usable)(optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC))
+    # what can be checked without building anything
+    check_encoding(leaves(cfg))
     folder, bad_file = Path(cfg.OUTPUT_DIR), Path(cfg.OUTPUT_DIR, "bad_samples.txt")
-    resuming = bool(checkpoints(folder / "checkpoints"))
+    resuming = check_folder(folder, resume)
+    optimizer = optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC)
+    as_config_error(check_usable)(optimizer)
     cfg, changes = with_num_classes(cfg), []
     batch_size = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE  # images per step over all ranks
     if resuming and (folder / "config.yaml").is_file():
-        saved = get_config(folder / "config.yaml")
-        cfg = adopt_rules(cfg, saved)
-        changes = check_changes(cfg, saved)
+        cfg, changes = adopt_saved(cfg, get_config(folder / "config.yaml"))
     with ExitStack() as stack:
         enter = stack.enter_context
         # the process
@@ -203,7 +190,7 @@ def run_training(
         check_class_names(loader.classes, ", ".join(cfg.DATA.TRAIN))
         task.class_names = loader.classes
         if cfg.DATA.VAL and not synthetic:
-            open_test_sets(task, cfg, dist, "test")  # used after the last step: fail now if missing
+            open_test_sets(task, dist)  # used after the last step: fail now if missing
         test_sets = {"synthetic": synthetic["val"]} if synthetic else None
         task.test_loaders(dist, bad_file=bad_file, datasets=test_sets)
         if cfg.MODEL.MODEL_PATH and not resuming:
@@ -216,14 +203,22 @@ def run_training(
         cfg = override(cfg, list(from_mapping(task.learned_settings)))
 
         # the optimization
-        model, ema = prepare_for_training(cfg, model, dist, device)
+        execution = execution_of(cfg, device, dist.world)
+        model, ema = prepare_for_training(
+            model,
+            execution,
+            dist,
+            strategy=cfg.DISTRIBUTED.STRATEGY,
+            optimizer=optimizer,
+            ema_decay=cfg.OPTIM.EMA,
+        )
         optim = build_optimization(cfg, model, device)
         schedule = build_schedule(cfg, optim.name, optim.lr, loader.steps_per_epoch)
 
         # the folder of the run, and its last checkpoint
         run = enter(RunDir(folder, dist, device))
         enter(worker_errors())
-        _check_folder(run, resuming)
+        recheck_folder(run, resuming)
         # say_once: the final test builds the model again, and would repeat log lines, such as the
         # selected backends
         logs.open(run.log.say_once if dist.is_main else echo_error)
@@ -250,10 +245,10 @@ def run_training(
             log.warning(line)
         select_attention_backends(
             model,
-            cfg,
-            device,
+            execution,
             dist,
             training=True,
+            tune=cfg.MODEL.VIT.MSVIT.TUNE,
             folder=folder,
             resuming=resuming,
             copies=[ema.model] if ema else [],
@@ -262,6 +257,10 @@ def run_training(
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
+
+        def load_best(path: Path) -> Loaded:
+            words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"]
+            return load_for_evaluation(override(kept_cfg, words), device, dist, loader.classes)
 
         # the steps
         status, tests = "finished", {}
@@ -296,7 +295,7 @@ def run_training(
             )
             if cfg.DATA.VAL and max_steps is None:
                 between = guard.check_all_ranks
-                tests = evaluate_best(kept_cfg, loader.classes, run, state, between=between)
+                tests = evaluate_best(run, state, cfg.DATA.TEST, load_best, between=between)
             if run.begun and max_steps is None:
                 if task.hint:
                     run.log.say(f"hint: {task.hint}")
@@ -319,7 +318,28 @@ def run_training(
         )
 
 
-def _check_folder(run: RunDir, resuming: bool) -> None:
+def check_folder(folder: Path, resume: bool) -> bool:
+    """Return whether the folder of a run has checkpoints to resume from.
+
+    Raises ConfigError if the folder holds a run and `resume` is not set, and CheckpointError if it
+    had checkpoints that are gone.
+    """
+    has_checkpoints = any(folder.glob("checkpoints/step-*"))
+    if not has_checkpoints and RunRecord.read(folder).status.get("checkpoint"):
+        raise CheckpointError(
+            f"{folder} has the log of a run, but its checkpoints are gone: restore "
+            f"{folder / 'checkpoints'}, or choose another --output_dir"
+        )
+    has_log = next(metrics(folder / "metrics.jsonl"), None) is not None
+    if not resume and (has_checkpoints or has_log):
+        raise ConfigError(
+            f"{folder} already holds a run: add --resume to continue it, "
+            "or choose another --output_dir"
+        )
+    return bool(checkpoints(folder / "checkpoints"))
+
+
+def recheck_folder(run: RunDir, resuming: bool) -> None:
     """Raise RunInUseError on all ranks if another run has written checkpoints to this run's folder
     since this run started. Log a warning if the folder has the log of an earlier run that ended
     without a checkpoint."""
@@ -372,10 +392,10 @@ def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
     )
 
 
-def refuse_other_bytes(cfg: CfgNode) -> None:
+def check_encoding(settings: Mapping[str, Any]) -> None:
     """Raise ConfigError if a config value cannot be encoded as UTF-8. The config file that the run
-    saves would otherwise be unreadable."""
-    for key, value in leaves(cfg).items():
+    saves would otherwise be unreadable. settings: {config key: value}."""
+    for key, value in settings.items():
         try:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
         except UnicodeEncodeError:

@@ -75,7 +75,14 @@ def visualize_attention(
     refuse_without(cfg.TASK, "predicts_classes", why)
     inference = load_model(override(cfg, ["EVAL.FAST=False"]), class_names)
     task = inference.task
-    original = _read(task, cfg, image, stdin)
+    try:
+        if numbered := None if os.path.exists(image) else re.fullmatch(TEST, image):
+            original = _read_test_image(task, int(numbered[1]))
+        else:
+            source = image if stdin is None else io.BytesIO(stdin)
+            original = read_image(source, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    except UnreadableImage as error:
+        raise DataError(f"{image} cannot be read: {error}") from error
     tensor = inference.transform(original)
     size = tuple(tensor.shape[-2:])
     pixel = (size[0] // 2, size[1] // 2)
@@ -100,23 +107,12 @@ def visualize_attention(
     return inference.report, left_out
 
 
-def _read(task: Task, cfg: CfgNode, word: str, stdin: bytes | None) -> Image.Image | BandImage:
-    """Read an image. Raises DataError if it cannot be read.
-
-    word: a file, or "test:N" for image N of the first test set. stdin: content of an image file, to
-    read instead of the file `word`; None to read `word`.
-    """
-    numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
-    try:
-        if not numbered:
-            source = word if stdin is None else io.BytesIO(stdin)
-            return read_image(source, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
-        name, dataset = next(iter(open_test_sets(task, cfg).items()))
-        if int(numbered[1]) >= len(dataset):
-            raise DataError(f"{word}: the set {name} has images 0 to {len(dataset) - 1}")
-        return dataset.image(int(numbered[1]))
-    except UnreadableImage as error:
-        raise DataError(f"{word} cannot be read: {error}") from error
+def _read_test_image(task: Task, index: int) -> Image.Image | BandImage:
+    """Read an image of the first test set. Raises DataError if the set has too few images."""
+    name, dataset = next(iter(open_test_sets(task).items()))
+    if index >= len(dataset):
+        raise DataError(f"test:{index}: the set {name} has images 0 to {len(dataset) - 1}")
+    return dataset.image(index)
 
 
 def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:

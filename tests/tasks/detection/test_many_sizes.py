@@ -15,6 +15,7 @@ from vil.workflows.attention_backend import (
     backend_requests,
     select_attention_backends,
 )
+from vil.workflows.execution import execution_of
 
 SIZES = ((64, 96), (131, 70), (90, 120), (128, 128), (100, 60))
 SMALL = (
@@ -34,18 +35,19 @@ def test_one_backend_for_all_sizes(training, without_native):
     """That of small maps, which has a limit, is not taken although the usual size is small."""
     cfg = get_config(None, SMALL)
     model = vil.build_model(cfg)
-    cpu = torch.device("cpu")
-    asked = backend_requests(model, cfg, cpu, training=training)
+    execution = execution_of(cfg, torch.device("cpu"))
+    asked = backend_requests(model, execution, training=training)
     assert all(a.case.valid for a in asked)
     copy = deepcopy(model)
-    select_attention_backends(model, cfg, cpu, DistInfo(), training=training, copies=[copy])
+    select_attention_backends(model, execution, DistInfo(), training=training, copies=[copy])
     assert set(backends(model)) == set(backends(copy)) == {"blocked"}
 
 
 def test_a_pinned_backend_stays():
     cfg = get_config(None, [*SMALL, "MODEL.VIT.MSVIT.BACKEND=gathered"])
     model = vil.build_model(cfg)
-    select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
+    execution = execution_of(cfg, torch.device("cpu"))
+    select_attention_backends(model, execution, DistInfo(), training=True)
     assert set(backends(attention_network(model))) == {"gathered"}
 
 

@@ -154,15 +154,15 @@ def test_a_resumed_run_is_bit_identical(tmp_path, option):
     from safetensors.torch import load_file
 
     from vil.workflows.configure import make_config
-    from vil.workflows.train import run_training
+    from vil.workflows.train import train_config
 
     def run(folder, **options):
         words = [*TINY, option, "RUN.SAVE_STEPS=3"]
-        return run_training(make_config(None, words, output_dir=folder), **options)
+        return train_config(make_config(None, words, output_dir=folder), **options)
 
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", max_steps=3)
-    resumed = run(tmp_path / "parts")
+    resumed = run(tmp_path / "parts", resume=True)
     assert (whole.step, resumed.step) == (8, 8)
     weights = [load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
