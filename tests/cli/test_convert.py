@@ -14,7 +14,7 @@ from vil.engine.checkpoint.save_load import AVERAGE
 from vil.models.arch import format_arch
 from vil.pretrained.catalog import image_transform
 from vil.pretrained.convert_2021 import get_2021_names
-from vil.pretrained.state_dict_io import find_run, read_metadata, read_weights
+from vil.pretrained.state_dict_io import read_metadata, read_weights
 
 USAGE, CHECKPOINT = 2, 4
 
@@ -195,14 +195,3 @@ def test_what_cannot_be(words, code, pattern):
     assert re.search(pattern, ended.err), ended.err
     assert ended.err.count("\n") <= 5 + 12  # of keys at most twelve lines; the rest is counted
     assert not Path("out.safetensors").exists()
-
-
-def test_a_folder_checkpoints_of_another_program_is_no_run(tmp_path):
-    for name in ("w.safetensors", "step-3/model.safetensors"):
-        file = tmp_path / "project/checkpoints" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    assert find_run(file) is None
-    (tmp_path / "project/config.yaml").touch()
-    assert find_run(tmp_path / "project/checkpoints/w.safetensors") is None
-    assert find_run(file) == find_run(file.parent) == tmp_path / "project"

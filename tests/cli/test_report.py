@@ -8,16 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
-from tests.common.class_task import ClassificationTask
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
-from vil.data.batch import Batch
-from vil.tasks.image.class_metrics import ClassificationMetrics
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
-HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b\u202e $x^{ {{}}"]
+HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b $x^{ {{}}"]
 
 
 class Page(HTMLParser):
@@ -177,32 +173,6 @@ def test_what_cannot_be_reported(run, words, code, message):
 
 
 # Answers
-
-
-def task_of(class_mapping=None):
-    torch.manual_seed(0)
-    batches = [
-        Batch(torch.randn(n, 3, 4, 4), torch.randint(3, (n,)), torch.arange(n) + 10 * n)
-        for n in (5, 1, 7)
-    ]
-    facts = dict(device=torch.device("cpu"), test_sets={"val": batches}, num_classes=6)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
-    return ClassificationTask(**facts, class_mapping=class_mapping), model
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_answers_are_judged_as_evaluation_judges_them(linked):
-    """With a test set of other classes too, one of which no class of the model stands for."""
-    links = torch.zeros(6, 3, dtype=torch.bool)
-    links[[0, 3, 5], [0, 1, 1]] = True
-    task, model = task_of({"val": links} if linked else None)
-    with torch.no_grad():
-        found, wanted = task.collect(model, "val"), task.evaluate(model)["val"]
-    assert ClassificationMetrics(found, 6, is_mapped=linked).averages() == wanted
-    assert found.indices.tolist() == [10, *range(50, 55), *range(70, 77)]
-    if linked:
-        assert set(found.predicted.tolist()) <= {0, 3, 5}
-        assert not found.has_loss.all()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 import vil as package
 from tests.common.backends import restored_backends
 from tests.common.native_cache import cache_with_library
-from tests.common.small_runs import TINY, succeeds, torchrun, vil
+from tests.common.small_runs import TINY, torchrun, vil
 from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
@@ -114,23 +114,15 @@ def test_a_wrong_backend_of_ones_own_is_named(tmp_path):
         (("--rounds", "0"), "--rounds and --max-gib must be positive"),
         (("--max-gib", "-1"), "--rounds and --max-gib must be positive"),
         (("--import", "nowhere.py"), "--import nowhere.py: no such Python file"),
+        (("--import", "mine.py"), "--import mine.py, line 1: ModuleNotFoundError: No module named"),
     ],
 )
 def test_mistakes_are_one_line(words, message):
+    Path("mine.py").write_text("import nothing_of_this_name\n")
     code, _, err = vil("tune", *words, *TINY)
     assert code == 2
     assert message in err
     assert err.strip().count("\n") == 0
-
-
-def test_an_import_that_fails_is_one_line(tmp_path):
-    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
-    code, _, err = vil("info", "--import", "mine.py", *TINY)
-    assert (code, err.strip()) == (
-        2,
-        "vil info: --import mine.py, line 1: ModuleNotFoundError: No module named "
-        "'nothing_of_this_name'",
-    )
 
 
 def test_a_model_without_windows_has_nothing_to_tune():
@@ -218,16 +210,6 @@ def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(run, table, message)
     assert message in outcome.out + outcome.err
 
 
-def test_a_process_is_asked_for_its_share_of_the_batch():
-    assert {a.case.batch for a in asked(*TINY)} == {16}
-    assert {a.case.batch for a in asked(*TINY, world=4)} == {4}
-
-
-def test_evaluation_asks_for_evaluation_only():
-    assert {a.case.needs_grad for a in asked(*TINY)} == {True, False}
-    assert {a.case.needs_grad for a in asked(*TINY, training=False)} == {False}
-
-
 def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
     pinned = ("MODEL.VIT.MSVIT.TUNE=True", "MODEL.VIT.MSVIT.BACKEND=gathered")
     outcome = vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1", *pinned)
@@ -257,16 +239,3 @@ def test_all_ranks_take_what_rank_0_chose(tmp_path):
     assert taken[0] == taken[1]
     assert "training" in taken[0]
     assert not (tmp_path / "cache1/attention.json").exists(), "rank 1 measures nothing"
-
-
-def test_only_the_native_library_may_report_what_it_does(tmp_path, caplog):
-    """Its compilation takes ten seconds. The commands print no other messages of level INFO."""
-    lines = [
-        "import logging",
-        "from vil.ops.native.library import log",
-        "log.info('compiling')",
-        "logging.getLogger('vil.ops').info('details')",
-    ]
-    (tmp_path / "mine.py").write_text("\n".join(lines))
-    succeeds("config", "--import", "mine.py", "--diff")
-    assert caplog.messages == ["compiling"]

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.common.small_runs import TINY, vil
 from vil import predict
 
-USAGE, DATA, CHECKPOINT = 2, 3, 4
+USAGE, DATA = 2, 3
 ARCH = "MODEL.VIT.MSVIT.ARCH="
 FEW = (*TINY, "DATA.KWARGS.n=16")
 
@@ -126,16 +126,10 @@ def test_what_cannot_be_drawn(run, photo, words, code, message):
     refused(vil("visualize", "attention", *words.split(), "--run", run), code, message)
 
 
-def test_runs_that_are_none_and_models_of_others(photo):
-    Path("empty").mkdir()
-    show = ("visualize", "attention", photo)
-    refused(vil(*show, "--run", "empty"), USAGE, "is not the folder of a run")
-    Path("empty/config.yaml").write_text("VERSION: 1\n")
-    refused(vil(*show, "--run", "empty"), CHECKPOINT, "no best checkpoint yet")
-    refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH or give --run DIR")
+def test_models_of_others_are_refused(photo):
     foreign = [*FEW, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
     assert vil("train", *foreign, "--output_dir", "foreign").code == 0
-    refused(vil(*show, "--run", "foreign"), USAGE, "not for other models")
+    refused(vil("visualize", "attention", photo, "--run", "foreign"), USAGE, "not for other models")
 
 
 def refused(ended, code, message):
@@ -150,25 +144,14 @@ def refused(ended, code, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--grid 7x", "--grid 7x: expected rows and columns, such as 12x17, or the side of"),
-        ("--token 7,3", "--token 7,3: outside of 7 x 5 tokens"),
+        ("--window 4 --grid 7x", "--grid 7x: expected rows and columns, such as 12x17, or the"),
+        ("--window 4 --token 7,3", "--token 7,3: outside of 7 x 5 tokens"),
         ("--window 1000", "--window 1000: expected at most 256"),
-        ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
-        ("--out no/where.png", "--out no/where.png: there is no folder no"),
-    ],
-)
-def test_patterns_that_cannot_be(words, message):
-    ended = vil("visualize", "pattern", "--grid", "7x5", "--window", "4", *words.split())
-    refused(ended, USAGE, message)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+        ("--window 4 --sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
         ("--pattern axail", "unknown pattern 'axail'; did you mean 'axial'"),
         ("--pattern axial --window 3", "not allowed with argument"),
         ("--token 1,1", "one of the arguments --window --pattern is required"),
     ],
 )
-def test_a_bad_pattern_is_refused(words, message):
+def test_patterns_that_cannot_be(words, message):
     refused(vil("visualize", "pattern", "--grid", "7x5", *words.split()), USAGE, message)
