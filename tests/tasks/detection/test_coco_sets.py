@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from PIL import Image
 from pycocotools import mask as oracle
 
-from tests.common.data_files import describe_arguments
 from tests.common.detection.coco_files import (
     BROKEN,
     CATEGORIES,
@@ -25,12 +23,10 @@ from tests.common.detection.coco_files import (
 )
 from vil.data.image import UnreadableImage
 from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
-from vil.tasks.detection.data.coco_json import REASONS, read_annotations
+from vil.tasks.detection.data.coco_json import REASONS
 from vil.tasks.detection.data.datasets import (
-    DETECTION_SETS,
     CocoDataset,
     build_detection_set,
-    own_arguments,
 )
 from vil.utils.errors import DataError
 
@@ -267,9 +263,6 @@ def test_own_layouts(tmp_path):
         build_detection_set("coco", tmp_path, "val", masks=False)
     with pytest.raises(ValueError, match="unknown detection set 'cocoo'; did you mean 'coco'"):
         build_detection_set("cocoo", tmp_path, "val", masks=False)
-    assert own_arguments("coco") == ["images", "annotations", "extra_roots"]
-    assert own_arguments("scenes") == ["seed", "train", "val", "low", "high", "extra_roots"]
-    assert all(own_arguments(name) for name in DETECTION_SETS)
 
 
 def test_a_dataset_is_small_in_memory_and_can_be_sent(tmp_path):
@@ -282,15 +275,3 @@ def test_a_dataset_is_small_in_memory_and_can_be_sent(tmp_path):
     assert torch.equal(again[1][1]["masks"], found[1][1]["masks"])
     objects = sum(len(v) for v in vars(found).values() if isinstance(v, list))
     assert objects == 2 * len(CATEGORIES)
-
-
-def test_columns_have_the_files_sizes(tmp_path):
-    table = read_annotations(write(tmp_path, [box(1) | {"area": "big"}, box(2)])[1])
-    assert table.sizes.tolist() == [list(size) for _, *size in IMAGES]
-    assert table.areas.tolist() == [100, 100]
-
-
-def test_the_table_of_the_docs_has_every_dataset_and_its_own_arguments():
-    page = (Path(__file__).parents[3] / "docs/guides/detection_data.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", page, flags=re.MULTILINE))
-    assert rows == {name: describe_arguments(files) for name, files in DETECTION_SETS.items()}
