@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
-from vil.tasks.image.predictions import ClassPrediction
 
 pytestmark = pytest.mark.smoke
 
@@ -77,10 +75,3 @@ def test_links_that_do_not_fit_are_refused():
         task_on(class_mapping=LINKS.T)
     with pytest.raises(ValueError, match="0 True"):
         task_on(class_mapping=LINKS & False)
-
-
-def test_classes_without_names_are_drawn_by_their_numbers():
-    unnamed = task_on().visualize(
-        Image.new("RGB", (512, 512)), ClassPrediction("a.png", classes=[(5, 0.9)])
-    )
-    assert unnamed.getbbox()  # not black everywhere

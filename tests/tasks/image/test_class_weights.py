@@ -139,30 +139,3 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, option, text):
     assert ended.code == 2
     assert re.search(text, ended.err), ended.err
     assert len(ended.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        pytest.param("DATALOADER.SAMPLER=balanced", marks=pytest.mark.long),
-        pytest.param("LOSS.CLASS_WEIGHTS=balanced", marks=pytest.mark.long),
-        pytest.param("LOSS.LOGIT_ADJUSTMENT=1", marks=pytest.mark.long),
-    ],
-)
-def test_a_resumed_run_is_bit_identical(tmp_path, option):
-    """After 3 of 8 steps and from the file, the weights are those of an uninterrupted run."""
-    from safetensors.torch import load_file
-
-    from vil.workflows.configure import make_config
-    from vil.workflows.train import run_training
-
-    def run(folder, **options):
-        words = [*TINY, option, "RUN.SAVE_STEPS=3"]
-        return run_training(make_config(None, words, output_dir=folder), **options)
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", max_steps=3)
-    resumed = run(tmp_path / "parts")
-    assert (whole.step, resumed.step) == (8, 8)
-    weights = [load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -65,12 +65,6 @@ def test_multilabel_metrics_of_nan_outputs_are_nan():
         choose_thresholds(outputs.targets > 0.5, outputs.values)
 
 
-def test_thresholds_of_unnamed_labels_can_be_reset():
-    labels = Labels(3, thresholds=[0.1, 0.2, 0.3])
-    labels.apply_calibration({})
-    assert labels.thresholds.tolist() == [0.5] * 3
-
-
 def test_a_threshold_is_above_0_for_probabilities_of_0():
     assert choose_thresholds(np.ones((2, 1), bool), np.zeros((2, 1), np.float32))[0] > 0
 
