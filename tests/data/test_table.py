@@ -170,13 +170,6 @@ def test_an_extra_root_that_is_a_text_is_one_folder(root):
     assert len(open_table(root, text, extra_roots=str(root.parent))) == 4
 
 
-def test_parquet_without_pyarrow_names_the_extra(root, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    write(root, "x", "x.parquet")
-    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'vil\[tables\]'"):
-        build_dataset("x.parquet", root, "train")
-
-
 def test_parquet_has_the_same_samples(root):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
