@@ -161,16 +161,6 @@ def test_evaluation_by_the_original_s_switch(run):
     assert [entry.name for entry in Path("out").iterdir()] == ["eval"]
 
 
-def test_the_table_of_classes(run):
-    shown = succeeds("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
-    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)  precision ", shown, re.MULTILINE)
-    assert [row[0] for row in table] == ["hue 0", "hue 90", "hue 180", "hue 270"]
-    assert [int(row[2]) for row in table] == [16] * 4
-    right = sum(int(row[1]) for row in table)
-    assert numbers(shown, "top1", "count") == {"top1": f"{100 * right / 64:.2f}", "count": "64"}
-    assert results(run)["fake"]["per_class"]["count"] == [16] * 4
-
-
 # Fine-tuning
 
 
@@ -189,16 +179,6 @@ def test_a_head_of_another_size_needs_a_decision(run):
     assert evaluated_again("tuned") in shown  # with the head it trained, not with another new one
     for name in theirs.keys() - {"head.weight", "head.bias"}:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
-
-
-def test_rows_of_the_old_head_are_kept(run):
-    Path("rows.txt").write_text("2\n0\n")
-    two = ["DATA.NUM_CLASSES=2", "DATA.KWARGS.num_classes=2", "OPTIM.EPOCHS=1", "OPTIM.LR=1e-9"]
-    start = [*two, f"MODEL.MODEL_PATH={checkpoint(run)}", "FINETUNE.HEAD=rows:rows.txt"]
-    succeeds("train", *TINY, *start, "--output_dir", "tuned")
-    wanted = weights(run)["head.weight"][[2, 0]]
-    torch.testing.assert_close(weights("tuned")["head.weight"], wanted, rtol=0, atol=1e-6)
-    assert evaluated_again("tuned") in Path("tuned/log.txt").read_text()  # rows are not taken twice
 
 
 def test_a_random_head_is_never_evaluated(run):

@@ -76,13 +76,9 @@ def test_stages_can_be_frozen(run, tmp_path):
     ("words", "code", "says"),
     [
         (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake_boxes has 3 classes"),
-        (["DATA.TRAIN=[cocoo]"], 2, "did you mean 'coco'"),
         (["DATA.TRAIN=[fake_boxes,scenes]"], 2, "a detector trains on one set"),
         (["DATA.TRAIN=[digits]"], 2, "digits"),
-        (["DATA.KWARGS.sise=3"], 2, "did you mean 'size'"),
         (["DETECTION.MODEL=mask_rnn"], 2, "did you mean mask_rcnn"),
-        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3, but must end with"),
-        (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 anchor sizes for 3 levels"),
         (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL needs MODEL.ARCH msvit"),
         (["DATA.TARGETMAP=map.json"], 2, "DATA.TARGETMAP is for classifiers"),
         (
@@ -95,7 +91,6 @@ def test_stages_can_be_frozen(run, tmp_path):
             "INPUT.IMAGE_SIZE 95 is too small: for images of DETECTION.INPUT.MAX_SIZE 96 pixels",
         ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
-        (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -112,11 +107,7 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
     ("words", "told"),
     [
         (["AUG.MIXUP_PROB=0.5", "AUG.MIXUP=0.8"], ["AUG.MIXUP_PROB", "AUG.MIXUP"]),
-        (["AUG.TIMM_AUG.HFLIP=0.1"], ["AUG.TIMM_AUG.HFLIP"]),
         (["LOSS.LOSS=focal", "LOSS.FOCAL.GAMMA=2.0"], ["LOSS.LOSS", "LOSS.FOCAL.GAMMA"]),
-        (["INPUT.CROP_PCT=1.0"], ["INPUT.CROP_PCT"]),
-        (["INPUT.INTERPOLATION=3"], ["INPUT.INTERPOLATION"]),
-        (["FINETUNE.FINETUNE=True"], ["FINETUNE.FINETUNE"]),
         (["DETECTION.MODEL=faster_rcnn"], ["DETECTION.MASK.CHANNELS", "DETECTION.MASK.LAYERS"]),
         (["DETECTION.INPUT.JITTER=[0.5,2.0]"], ["DETECTION.INPUT.TRAIN_SIZES"]),
         (["AUG.REPEATED_AUG=True"], []),

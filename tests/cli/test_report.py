@@ -155,12 +155,9 @@ def test_a_report_with_moved_data(run, photos):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("nowhere", USAGE, "there is no folder nowhere: expected the folder of a run"),
         (".", USAGE, ". is not the folder of a run: it has no config.yaml"),
-        ("RUN --out no/where.html", USAGE, "--out no/where.html: there is no folder no"),
         ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
         ("RUN bare", USAGE, "unexpected argument bare: expected one run (to compare the runs of"),
-        ("RUN --config-file x.yaml", USAGE, "the run's config is used: remove --config-file"),
         ("bare", CHECKPOINT, "bare has no best checkpoint yet: use --no-eval"),
     ],
 )

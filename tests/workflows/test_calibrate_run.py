@@ -62,9 +62,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     assert package.load_for_inference(run).task.target.temperature is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"temperature": -1, "checkpoint": "step-1"}', '{"temperature": "x"}']
-)
+@pytest.mark.parametrize("text", ["", '{"temperature": -1, "checkpoint": "step-1"}'])
 def test_a_file_that_is_no_calibration_is_refused(run, text):
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)
