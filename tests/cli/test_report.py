@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
+from tests.common.small_runs import FOLDER, SMALL, draw_pictures, results, vil
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b $x^{ {{}}"]
@@ -172,19 +172,11 @@ def test_what_cannot_be_reported(run, words, code, message):
 # Answers
 
 
-@pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory):
-    """A run of four classes, to be copied."""
-    folder = tmp_path_factory.mktemp("tiny") / "run"
-    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", folder).code == 0
-    return folder
-
-
-def test_a_test_set_of_other_classes(tiny_run):
+def test_a_test_set_of_other_classes(trained):
     """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
     draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})
     Path("pets/map.json").write_text(json.dumps({"0": "cat(n1)", "2": "dog(n2)"}))
-    shutil.copytree(tiny_run, "run", symlinks=True)
+    shutil.copytree(trained, "run", symlinks=True)
     words = ["DATA.TEST=[folder]", "DATA.TARGETMAP=map.json", "DATA.KWARGS={}"]
     ended = vil("report", "run", "--data", "pets", *words)
     assert ended.code == 0, ended.err

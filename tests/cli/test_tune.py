@@ -171,17 +171,9 @@ def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
     assert kept["default"] == "native"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of one epoch, to be copied."""
-    folder = tmp_path_factory.mktemp("tune") / "run"
-    assert vil("train", "--output_dir", folder, *TINY, "OPTIM.EPOCHS=1").code == 0
-    return folder
-
-
-def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(run):
+def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(trained):
     """Then `native` was used only where it was tuned, and only such calls were recorded."""
-    shutil.copytree(run, "run", symlinks=True)
+    shutil.copytree(trained, "run", symlinks=True)
     file = Path("run/autotune.json")
     began = json.loads(file.read_text())
     first = asked(*TINY)[0].case.bucket()
@@ -201,8 +193,8 @@ def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(run):
     ],
     ids=["gone", "damaged"],
 )
-def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(run, table, message):
-    shutil.copytree(run, "run", symlinks=True)
+def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(trained, table, message):
+    shutil.copytree(trained, "run", symlinks=True)
     kept = json.dumps({a.case.bucket(): "mine" for a in asked(*TINY)})
     Path("run/autotune.json").write_text(table or kept)
     outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")

@@ -16,14 +16,6 @@ ARCH = "MODEL.VIT.MSVIT.ARCH="
 FEW = (*TINY, "DATA.KWARGS.n=16")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("visualize") / "run"
-    ended = vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", folder)
-    assert ended.code == 0, ended.err
-    return folder
-
-
 @pytest.fixture
 def photo():
     Image.linear_gradient("L").resize((40, 36)).save("photo.png")
@@ -59,18 +51,18 @@ def shown(monkeypatch):
     return seen
 
 
-def test_a_numbered_image_is_of_the_test_set(run, shown):
+def test_a_numbered_image_is_of_the_test_set(trained, shown):
     for split, value in (("train", 128), ("val", 0), ("test", 255)):
         for name in ("hue 0", "hue 90", "hue 180", "hue 270"):
             Path("data", split, name).mkdir(parents=True)
             Image.new("RGB", (32, 32), (value,) * 3).save(f"data/{split}/{name}/0.png")
     sets = [f"DATA.{key}=[folder]" for key in ("TRAIN", "VAL", "TEST")]
-    said_of("attention", "test:0", "--run", run, "--data", "data", "DATA.KWARGS={}", *sets)
+    said_of("attention", "test:0", "--run", trained, "--data", "data", "DATA.KWARGS={}", *sets)
     assert shown[0][0].min() > 0.9
 
 
-def test_the_probability_is_that_of_vil_predict(run, photo, shown):
-    shutil.copytree(run, "calibrated", symlinks=True)
+def test_the_probability_is_that_of_vil_predict(trained, photo, shown):
+    shutil.copytree(trained, "calibrated", symlinks=True)
     said_of("attention", photo, "--run", "calibrated")
     assert vil("evaluate", "--run", "calibrated", "--calibrate").code == 0
     (expected,) = predict("calibrated", photo)
@@ -79,17 +71,17 @@ def test_the_probability_is_that_of_vil_predict(run, photo, shown):
     assert shown[0][1] != shown[1][1]
 
 
-def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
+def test_rows_are_tokens_and_global_tokens_of_the_stages(trained, photo):
     """Two stages with a global token each: four rows, two, one."""
     heights = [
-        drawn("attention", photo, "--run", run, *words)[0].shape[0]
+        drawn("attention", photo, "--run", trained, *words)[0].shape[0]
         for words in ([], ["--only", "token"], ["--stage=2", "--block=1", "--only", "global"])
     ]
     assert heights[0] - heights[1] == 2 * (heights[1] - heights[2]) > 0
 
 
-def test_another_token_sees_something_else(run, photo):
-    words = ("attention", photo, "--run", run, "--stage", 1, "--only", "token")
+def test_another_token_sees_something_else(trained, photo):
+    words = ("attention", photo, "--run", trained, "--stage", 1, "--only", "token")
     first, _ = drawn(*words, "--token", "3,3", "--out", "1.png", out="1.png")
     same, _ = drawn(*words, "--token", "0,0", "--out", "2.png", out="2.png")
     other, _ = drawn(*words, "--token", "0,4", "--out", "3.png", out="3.png")
@@ -118,9 +110,9 @@ def test_an_attention_without_maps_is_left_out(photo):
         ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
     ],
 )
-def test_what_cannot_be_drawn(run, photo, words, code, message):
+def test_what_cannot_be_drawn(trained, photo, words, code, message):
     Path("text.png").write_text("no picture")
-    refused(vil("visualize", "attention", *words.split(), "--run", run), code, message)
+    refused(vil("visualize", "attention", *words.split(), "--run", trained), code, message)
 
 
 def test_models_of_others_are_refused(photo):

@@ -6,15 +6,8 @@ import shutil
 import pytest
 
 import vil as package
-from tests.common.small_runs import TINY, results, succeeds, vil
+from tests.common.small_runs import results, succeeds, vil
 from vil.workflows.calibration import read
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calibrated") / "run"
-    succeeds("train", *TINY, "OPTIM.EPOCHS=2", "--output_dir", folder)
-    return folder
 
 
 @pytest.fixture

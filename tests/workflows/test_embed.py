@@ -8,17 +8,10 @@ import torch
 
 import vil
 from tests.common.doc_pages import blocks
-from tests.common.small_runs import TINY, draw_pictures
+from tests.common.small_runs import draw_pictures
 from tests.common.small_runs import vil as command
 from vil.tasks.image.probe import Labeled, probe_features
 from vil.workflows.inference import shipped_weights
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embed") / "run"
-    vil.train(None, [*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1"], output_dir=folder)
-    return folder
 
 
 @pytest.fixture
@@ -27,8 +20,8 @@ def photos(tmp_path, monkeypatch):
     return draw_pictures("photos", {"a": 2, "b": 3})
 
 
-def test_the_head_of_the_model_maps_features_to_predictions(run, photos):
-    model = vil.load_for_inference(run)
+def test_the_head_of_the_model_maps_features_to_predictions(trained, photos):
+    model = vil.load_for_inference(trained)
     features = vil.embed(model, photos, batch_size=2)
     assert (features.shape, features.dtype) == ((5, 32), np.float32)
     with torch.no_grad():
@@ -38,17 +31,17 @@ def test_the_head_of_the_model_maps_features_to_predictions(run, photos):
         assert row.tolist() == pytest.approx(shares, abs=1e-5)
 
 
-def test_a_file_of_features_and_a_table_of_names(run, photos):
+def test_a_file_of_features_and_a_table_of_names(trained, photos):
     for name in ("a/0.png", "a/1.png", "b/1.png"):  # a batch without any image, and one more
         (photos / name).write_bytes(b"")
-    words = ["embed", "--run", run, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
+    words = ["embed", "--run", trained, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
     ended = command(*words)
     assert ended.code == 0, ended.err
     written = "wrote 32 features of each of 5 images to features.npy, image names to features.csv"
     assert ended.out == f"{written}\n"
     assert "3 of 5 images could not be read: their rows are NaN" in ended.err
     features = np.load("features.npy")
-    assert np.array_equal(features, vil.embed(run, photos, batch_size=2), equal_nan=True)
+    assert np.array_equal(features, vil.embed(trained, photos, batch_size=2), equal_nan=True)
     with open("features.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -65,15 +58,15 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
         ("--probe DATA.TEST=[nothing_such]", 2, "nothing_such"),
     ],
 )
-def test_bad_words(run, photos, words, code, message):
-    ended = command("embed", "--run", run, *words.split())
+def test_bad_words(trained, photos, words, code, message):
+    ended = command("embed", "--run", trained, *words.split())
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
 
 
-def test_a_probe_of_a_run(run, tmp_path, monkeypatch):
+def test_a_probe_of_a_run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = command("embed", "--run", run, "--probe")
+    ended = command("embed", "--run", trained, "--probe")
     assert ended.code == 0, ended.err
     first, header, *rows = ended.out.splitlines()
     assert first == "32 features; train 64 images, fake 64 images"
