@@ -2,12 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import vil as package
@@ -76,21 +78,83 @@ def test_settings_that_cannot_be(name):
     refused(vil("train", *TINY, *words.split(), "--output_dir", "out"), USAGE, pattern)
 
 
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        ("trian", r"unknown command 'trian'; did you mean train\?"),
-        ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
-        ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
-        ("train --cfg run.py", r"run\.py: the name of a config must end in \.yaml"),
-        ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
-        ("evaluate --run .", r"--run \. is not the folder of a run: it has no config\.yaml"),
-        ("evaluate --run . --cfg digits/vil_nano.yaml", r"leave --config-file out"),
-        ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
-    ],
-)
-def test_command_lines_that_cannot_be(words, pattern):
-    refused(vil(*words.split()), USAGE, pattern)
+LINES = [  # RUN is the folder of a run, TINY its settings, photos and photo.png images
+    ("trian", r"unknown command 'trian'; did you mean train\?"),
+    ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
+    ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
+    ("train --cfg run.py", r"run\.py: the name of a config must end in \.yaml"),
+    ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
+    ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
+    ("evaluate --run photos", r"--run photos is not the folder of a run: it has no config\.yaml"),
+    ("evaluate --run RUN --cfg digits/vil_nano.yaml", r"leave --config-file out"),
+    (
+        "predict --run RUN",
+        r"give either images \(files, folders, or - for standard input\) or --sam",
+    ),
+    ("predict --run RUN --images photos --top 0", r'--top: expected an integer .* 1, or "all"'),
+    ("predict --run RUN --images photos DEVICE cpu", r"--images DEVICE: write KEY VALUE pairs be"),
+    ("predict --run RUN photos --classes two.txt", r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
+    ("predict --run RUN photos --output-file no/where", r"--output-file no/where: there is no"),
+    ("predict --run RUN photos --tta hflop", r"did you mean 'hflip'"),
+    ("predict --run RUN photos --threshold 1.5", r"a probability from 0 to 1, got '1\.5'"),
+    ("predict --run RUN photos --format probabilities --threshold 0.5", r"remove --threshold"),
+    ("predict --run RUN RUN", r"run is the folder of a run, not of images: write --run"),
+    ("embed --run RUN photos", r"a file for the features: add --output-file features\.npy"),
+    ("embed --run RUN --output-file f.npy", r"expected images \(files, folders, or - for stan"),
+    ("embed --run RUN --probe --output-file f.npy", r"--probe uses the config's data"),
+    ("embed --run RUN --probe DATA.TEST=[nothing_such]", r"nothing_such"),
+    ("report RUN --out page.png", r"--out page\.png: expected a name that ends in \.html, \.htm"),
+    ("report RUN bare", r"bare"),
+    ("export --run RUN --out m.onnx --format yaml", r"--to: invalid choice: 'yaml'"),
+    ("export --run RUN --out m.bin", r"--out m\.bin: expected a name that ends in \.onnx"),
+    ("export --run RUN --out m.pt2 --format onnx", r"\.pt2 does not match --format onnx"),
+    ("export --run RUN --out m.onnx --calibration .", r"has no effect without --int8"),
+    ("export --run RUN --out m.pt2 --int8", r"--int8 needs --format onnx, got torch"),
+    ("export --run RUN --out m.onnx --opset 5", r"opset 5 is not supported: choose from 18 to"),
+    ("export --run RUN --out m.pt2 --size 8", r"images of 8x8 are too small .* 16 pixels"),
+    (
+        "export --run RUN --out m.pt2 --dynamic batch --size 40 --check",
+        r"--check: .* 32 pixels .* 40x40",
+    ),
+    ("visualize attention photo.png --run RUN --token 40,0", r"outside of 32 x 32 pixels"),
+    ("visualize attention photo.png --run RUN --stage 1 --block 2", r"--block 2 does not exist"),
+    ("visualize attention photo.png --run RUN --out a.gif", r"--out a\.gif: .* ends in \.png"),
+    ("visualize pattern --window 4 --grid 7x", r"--grid 7x: expected rows and columns, such as"),
+    ("visualize pattern --grid 7x5 --window 4 --token 7,3", r"outside of 7 x 5 tokens"),
+    ("visualize pattern --grid 7x5 --window 1000", r"--window 1000: expected at most 256"),
+    ("visualize pattern --grid 7x5 --window 4 --sw-exact 1 --mode 3", r"needs all nine chunks"),
+    ("visualize pattern --grid 7x5 --pattern axail", r"did you mean 'axial'"),
+    ("visualize pattern --grid 7x5 --pattern axial --window 3", r"not allowed with argument"),
+    ("visualize pattern --grid 7x5", r"one of the arguments --window --pattern is required"),
+    ("benchmark attention --backends bloked", r"did you mean 'blocked'\?.*sdpa"),
+    ("benchmark attention --dtype float33", r"unknown dtype 'float33'; did you mean 'float32'\?"),
+    ("benchmark attention --modes 9", r"mode must be -1 .* or 1\.\.8 .*, got 9"),
+    ("benchmark attention --grids 0", r"--grids: .* at least 1, got '0'"),
+    ("benchmark attention --device tpu", r"--device: expected auto, cpu or cuda, got 'tpu'"),
+    ("benchmark attention --out two.txt/below", r"--out two\.txt/below: "),
+    ("benchmark model --cfg digits/vil_nano.yaml --ways fp32+nhvc", r"did you mean 'nhwc'\?"),
+    ("benchmark model --cfg digits/vil_nano.yaml --backends blockd", r"did you mean 'blocked'\?"),
+    ("benchmark model TINY --rounds 0", r"--rounds: expected an integer of at least 1"),
+    ("tune TINY --backends blokked", r"unknown backend 'blokked'; did you mean 'blocked'\?"),
+    ("tune TINY --rounds 0", r"--rounds and --max-gib must be positive"),
+    ("tune TINY --import nowhere.py", r"--import nowhere\.py: no such Python file"),
+    ("tune TINY --import mine.py", r"--import mine\.py, line 1: ModuleNotFoundError: No module"),
+]
+
+
+@pytest.mark.parametrize(("line", "pattern"), LINES, ids=[line for line, _ in LINES])
+def test_command_lines_that_cannot_be(line, pattern, trained, tmp_path):
+    draw_pictures(".", {"photos": 1})
+    Image.new("RGB", (32, 32)).save("photo.png")
+    Path("two.txt").write_text("one\ntwo\n")
+    Path("mine.py").write_text("import nothing_of_this_name\n")
+    before = set(tmp_path.rglob("*"))
+    line = line.replace("RUN", str(trained)).replace("TINY", shlex.join(TINY))
+    ended = vil(*shlex.split(line))
+    assert (ended.code, ended.out) == (USAGE, ""), ended.err
+    (said,) = [each for each in ended.err.splitlines() if each.startswith("vil")]
+    assert re.search(pattern, said), ended.err
+    assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
@@ -220,7 +284,9 @@ def test_files_that_are_not_a_state_dict(command):
     assert not Path("canary").exists()
 
 
-def test_a_run_without_a_checkpoint():
+@pytest.mark.parametrize("command", ["evaluate --run", "report"])
+def test_a_run_without_a_checkpoint(command):
     Path("started").mkdir()
     Path("started/config.yaml").write_text("VERSION: 1\n")
-    refused(vil("evaluate", "--run", "started"), CHECKPOINT, r"started has no best checkpoint yet")
+    ended = vil(*command.split(), "started")
+    refused(ended, CHECKPOINT, r"started has no best checkpoint yet", lines=None)

@@ -74,27 +74,3 @@ def test_a_backend_of_ones_own_takes_part(tmp_path):
     assert len(re.findall(r"^  mine +\d", ended.out, re.MULTILINE)) == 3
     assert ", mode -1," in ended.out
     assert ", mode 3," in ended.out
-
-
-REFUSED = {
-    "backend": ("--backends bloked", r"unknown backend 'bloked'; did you mean 'blocked'\?.*sdpa"),
-    "dtype": ("--dtype float33", r"unknown dtype 'float33'; did you mean 'float32'\?"),
-    "mode": ("--modes 9", r"mode must be -1 .* or 1\.\.8 .*, got 9"),
-    "grid": ("--grids 0", r"--grids: .* at least 1, got '0'"),
-    "rounds": ("--rounds 0", r"--rounds: "),
-    "device": ("--device tpu", r"--device: expected auto, cpu or cuda, got 'tpu'"),
-    "folder": ("--out file/below", r"--out file/below: "),
-    "import": ("--import none.py", r"--import none\.py: no such Python file"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_one_line_before_anything_is_measured(name, tmp_path):
-    words, pattern = REFUSED[name]
-    (tmp_path / "file").touch()
-    ended = vil("benchmark", "attention", *words.split())
-    assert ended.code == 2, ended
-    assert re.search(pattern, ended.err), ended.err
-    assert ended.err.count("\n") == 1
-    assert ended.out == ""
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]

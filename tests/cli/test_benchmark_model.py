@@ -75,22 +75,6 @@ def test_a_profile_without_times_is_refused(tmp_path, monkeypatch):
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--ways", "fp32+nhvc"), "unknown way 'nhvc'; did you mean 'nhwc'?"),
-        (("--backends", "blockd"), "unknown backend 'blockd'; did you mean 'blocked'?"),
-        (("--rounds", "0"), "--rounds: expected an integer of at least 1"),
-        (("--ways", ","), "--ways: expected names"),
-    ],
-)
-def test_wrong_words_are_refused(words, says):
-    ended = vil("benchmark", "model", *WORDS, *words)
-    assert ended.code == 2
-    assert says in ended.err
-    assert ended.err.count("\n") == 1
-
-
 def test_the_removed_command_says_what_replaced_it():
     ended = vil("benchmark", "deploy", "--run", "runs/nano")
     assert (ended.code, ended.out) == (2, "")

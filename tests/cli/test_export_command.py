@@ -88,26 +88,6 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ("--out m.onnx --format yaml", USAGE, r"--to: invalid choice: 'yaml'"),
-        ("--out m.bin", USAGE, r"--out m\.bin: expected a name that ends in \.onnx"),
-        ("--out m.pt2 --format onnx", USAGE, r"--out m\.pt2: \.pt2 does not match --format onnx"),
-        ("--out m.onnx --calibration .", USAGE, "--calibration has no effect without --int8"),
-        ("--out m.pt2 --int8", USAGE, r"--int8 needs --format onnx, got torch"),
-        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported: choose from 18 to \d+"),
-        ("--out m.pt2 --size 8", USAGE, r"images of 8x8 are too small .* at least 16 pixels"),
-        ("--out m.pt2 --dynamic batch --size 40 --check", USAGE, r"--check: .* 32 pixels .* 40x40"),
-    ],
-)  # fmt: skip
-def test_command_lines_that_cannot_be(run, words, code, said):
-    ended = vil("export", "--run", run, *words.split())
-    assert ended.code == code
-    assert re.search(said, ended.err.splitlines()[-1]), ended.err
-    assert not any(Path().iterdir())
-
-
-@pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"": 15}, "--calibration images: expected a folder with at least 16 images, got 15"),

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.common.small_runs import FOLDER, SMALL, draw_pictures, results, vil
 
-USAGE, DATA, CHECKPOINT = 2, 3, 4
+DATA = 3
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b $x^{ {{}}"]
 
 
@@ -150,23 +150,6 @@ def test_a_report_with_moved_data(run, photos):
     assert vil("report", run, *words).code == 0
     assert "last checkpoint, step " in Page("x.html").said
     assert str(photos) in Page("x.html").said  # the run's own config
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (".", USAGE, ". is not the folder of a run: it has no config.yaml"),
-        ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
-        ("RUN bare", USAGE, "unexpected argument bare: expected one run (to compare the runs of"),
-        ("bare", CHECKPOINT, "bare has no best checkpoint yet: use --no-eval"),
-    ],
-)
-def test_what_cannot_be_reported(run, words, code, message):
-    Path("bare").mkdir()
-    Path("bare/config.yaml").write_text("VERSION: 1\n")
-    ended = vil("report", *words.replace("RUN", str(run)).split())
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err.splitlines()[-1]
 
 
 # Answers

@@ -107,24 +107,6 @@ def test_a_wrong_backend_of_ones_own_is_named(tmp_path):
     assert "<- chosen" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--backends", "blokked"), "unknown backend 'blokked'; did you mean 'blocked'?"),
-        (("--rounds", "0"), "--rounds and --max-gib must be positive"),
-        (("--max-gib", "-1"), "--rounds and --max-gib must be positive"),
-        (("--import", "nowhere.py"), "--import nowhere.py: no such Python file"),
-        (("--import", "mine.py"), "--import mine.py, line 1: ModuleNotFoundError: No module named"),
-    ],
-)
-def test_mistakes_are_one_line(words, message):
-    Path("mine.py").write_text("import nothing_of_this_name\n")
-    code, _, err = vil("tune", *words, *TINY)
-    assert code == 2
-    assert message in err
-    assert err.strip().count("\n") == 0
-
-
 def test_a_model_without_windows_has_nothing_to_tune():
     words = (*TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
     code, out, _ = vil("tune", *words, "--backends", "blocked")

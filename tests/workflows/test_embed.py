@@ -49,21 +49,6 @@ def test_a_file_of_features_and_a_table_of_names(trained, photos):
     assert [bool(row["error"]) for row in rows] == np.isnan(features).all(axis=1).tolist()
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("photos", 2, "expected a file for the features: add --output-file features.npy"),
-        ("--output-file f.npy", 2, "expected images (files, folders, or - for standard input), "),
-        ("--probe --output-file f.npy", 2, "--probe uses the config's data"),
-        ("--probe DATA.TEST=[nothing_such]", 2, "nothing_such"),
-    ],
-)
-def test_bad_words(trained, photos, words, code, message):
-    ended = command("embed", "--run", trained, *words.split())
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
-
-
 def test_a_probe_of_a_run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = command("embed", "--run", trained, "--probe")

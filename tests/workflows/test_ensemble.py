@@ -119,22 +119,6 @@ def test_models_that_read_images_differently_are_refused(runs):
         vil.predict(models[:1], [])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--tta hflop", "did you mean 'hflip'"),
-        ("--threshold 1.5", "expected a probability from 0 to 1, got '1.5'"),
-        ("--format probabilities --threshold 0.5", "includes every class: remove --threshold"),
-        ("{runs}/run1", "run1 is the folder of a run, not of images: write --run"),
-    ],
-)
-def test_bad_words(runs, photos, words, message):
-    words = words.format(runs=runs).split()
-    ended = command("predict", "--run", runs / "run0", photos, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
-
-
 @pytest.mark.detection
 @pytest.mark.parametrize(
     ("words", "message"),
