@@ -5,12 +5,10 @@ python docs/model_zoo.py --check    compare with the file instead; exit code 1 i
 
 vil/pretrained/published.csv has the published numbers that cannot be computed. zoo_counts counts
 the configs' models on the meta device, zoo_reasons explains differences, and zoo_detectors has the
-detectors. Measured results come from benchmarks/results.
+detectors.
 """
 
 import argparse
-import json
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,7 +29,7 @@ from zoo_reasons import REASONS
 
 from vil.pretrained.catalog import read_rows
 
-PAGE, RESULTS = ROOT / "MODEL_ZOO.md", ROOT / "benchmarks/results"
+PAGE = ROOT / "MODEL_ZOO.md"
 
 HEAD = """\
 # Model zoo
@@ -39,19 +37,17 @@ HEAD = """\
 Every published ViL classifier and detector as a config. `python docs/model_zoo.py` writes this
 page; do not edit it by hand.
 
-- **published**: numbers published by the authors, which were not measured again here.
-- **counted**: parameters and multiply-accumulates (MACs) of one image, computed from the model that
-  the config builds. The authors call MACs FLOPs. Biases, norms and softmax are not included.
-- **measured**: the result of a run of this code, with the command that prints it.
-
-`vil.get_model(NAME, weights=MEMBER)` loads the weights in the column `weights`, also through timm:
-see [weights](docs/guides/weights.md). The only weights that ship with the package are those of
-`vil_nano`, trained on the digits (`ViL_Nano_Weights.DIGITS`).
-
-The published weights are no longer online. `folder` is their folder in the authors' storage:
-`msvit/<folder>/model_best.pth`, with a `config.yaml` beside it. "22K" means pre-trained on
-ImageNet-22K. A star means that a count
+Accuracies and the first number of each pair are those **published** by the authors, and were not
+measured again here. The second one is **counted**: parameters and multiply-accumulates (MACs) of
+one image, computed from the model that the config builds, without biases, norms and softmax. The
+authors call MACs FLOPs. "22K" means pre-trained on ImageNet-22K. A star means that a count
 [differs from the published number](#where-counts-and-published-numbers-differ).
+
+`vil.get_model(NAME, weights=MEMBER)` loads the weights in the last column, also through timm: see
+[weights](docs/guides/weights.md). The published weights are no longer online;
+`vil/pretrained/published.csv` has the folder of each in the authors' storage, and its top-5
+accuracy. The only weights that ship with the package are those of `vil_nano`, trained on the digits
+(`ViL_Nano_Weights.DIGITS`).
 """
 SECTIONS = {
     "absolute": "ImageNet-1K, absolute position",
@@ -73,17 +69,15 @@ differ from it by more than {TOLERANCE:.1%}.
 USE = """\
 ## Using the published weights
 
-The configs here load the published weights, and so does the `config.yaml` beside them. Loading
-renames the parameters, resizes position tables to the config's image size and windows, and logs how
-each key was used. `vil evaluate` requires `MODEL.MODEL_PATH`.
+The configs here load the published weights, and so does the `config.yaml` beside them:
 
 ```bash
 vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH model_best.pth
 vil evaluate --config-file their/config.yaml --data DIR MODEL.MODEL_PATH their/model_best.pth
 ```
 
-The head of ImageNet-22K weights has other classes. Initialize a new head (`FINETUNE.HEAD new`), or
-keep the rows of the 1000 classes; the original code kept the first thousand:
+The head of ImageNet-22K weights has other classes. Start a new head (`FINETUNE.HEAD new`), or keep
+the rows of the 1000 classes. The original code kept the first thousand:
 
 ```bash
 seq 0 999 > rows.txt
@@ -91,10 +85,6 @@ scripts/finetune_384.sh imagenet/vil_medium_deep_384.yaml model_best.pth DIR run
     FINETUNE.HEAD rows:rows.txt
 ```
 """
-MEASURED = {
-    "attentions": "Attentions on the digits in 42 epochs",
-    "finetune": "Fine-tuning on the digits",
-}
 
 
 def page() -> str:
@@ -109,82 +99,41 @@ def page() -> str:
     parts += [PRETRAINED, pretrained(named["22K"])]
     parts += [detectors()]
     parts += [DIFFERENCES, *[reason(rows) for reason in REASONS.values()]]
-    parts += [USE, *measured(RESULTS)]
-    return "\n".join(parts)
+    return "\n".join([*parts, USE])
 
 
-def results(rows: Iterable[Row]) -> str:
-    header = (
-        "model", "config", "px", "pre-trained", "top-1 published", "top-5 published",
-        "parameters published", "counted", "MACs published", "counted", "weights", "folder",
-    )  # fmt: skip
+def results(rows: Sequence[Row]) -> str:
+    header = ["config", "px", "pre-trained", "top-1", "parameters", "MACs", "weights"]
     lines = []
     for row in rows:
         ours = count(row.config)
         lines.append(
-            (
-                f"{row.model} \\*" if row.why else row.model,
-                link(row.config),
+            [
+                link(row.config) + " \\*" * bool(row.why),
                 str(ours.side),
                 "22K" if row.pretraining == "22K" else "",
                 row.top1,
-                row.top5,
-                f"{row.parameters}M",
-                mega(ours.parameters),
-                f"{row.macs}G",
-                giga(ours.macs),
+                f"{row.parameters}M, {mega(ours.parameters)}",
+                f"{row.macs}G, {giga(ours.macs)}",
                 f"`{row.weights}`" if row.weights else "",
-                f"`{row.folder}`",
-            )
+            ]
         )
+    filled = [at for at in range(len(header)) if any(line[at] for line in lines)]
+    header, *lines = [[line[at] for at in filled] for line in (header, *lines)]
     return table(header, lines)
 
 
 def pretrained(rows: Iterable[Row]) -> str:
     lines = []
     for row in rows:
-        ours, folder = count(row.config), f"`{row.folder}`"
+        ours = count(row.config)
         counts = mega(ours.parameters), giga(ours.macs)
-        lines.append((row.model, link(row.config), *counts, f"`{row.weights}`", folder))
-    header = ("model", "config", "parameters counted", "MACs counted", "weights", "folder")
-    return table(header, lines)
+        lines.append((link(row.config), *counts, f"`{row.weights}`"))
+    return table(("config", "parameters", "MACs", "weights"), lines)
 
 
 def link(config: str) -> str:
-    return f"[`{Path(config).name}`](configs/{config})"
-
-
-def measured(folder: Path) -> list[str]:
-    """Return a section per result file, which has the machine, the command and the rows."""
-    parts = []
-    for kind, title in MEASURED.items():
-        for path in sorted(folder.glob(f"{kind}-*.json")):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            sources = (f"`{found['command']}`", found.get("machine"), f"`{path.name}`")
-            source = "; ".join(filter(None, sources))
-            parts.append(f"## {title}, measured\n\n{source}\n\n{measured_table(found['rows'])}")
-    return parts
-
-
-def measured_table(rows: dict[str, dict | list]) -> str:
-    """Format rows: {name: metrics}, or {name: top-1 curves, one per seed}, of which only the last
-    values are shown."""
-    metrics = {name: row if isinstance(row, dict) else ends(row) for name, row in rows.items()}
-    names = list(dict.fromkeys(key for row in metrics.values() for key in row))
-    lines = [(name, *(shown(row.get(key, "")) for key in names)) for name, row in metrics.items()]
-    return table(("", *names), lines)
-
-
-def ends(curves: Sequence[Sequence[float]]) -> dict[str, float | str]:
-    last = [curve[-1] for curve in curves]
-    each = ", ".join(f"{value:.2f}" for value in last)
-    return {"top1, median": statistics.median(last), "each seed": each}
-
-
-def shown(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+    return f"[`{Path(config).stem}`](configs/{config})"
 
 
 def main() -> int:

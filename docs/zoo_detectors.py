@@ -2,7 +2,6 @@
 
 import csv
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,21 +15,17 @@ from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 
 FILE = Path(__file__).with_name("published_detectors.csv")
-FOLDERS = {"ViL-Tiny": "viltiny", "ViL-Small": "vilsmall", "ViL-Medium-Deep": "vilmedium",
-           "ViL-Base-Deep": "vilbase"}  # fmt: skip
 INTRODUCTION = """\
 These are torchvision's detectors on ViL with relative bias and local attention in all stages. Train
 them with `vil train --config-file coco/CONFIG.yaml --data DIR MODEL.MODEL_PATH WEIGHTS`. The
-published AP is on val2017, and was not measured again here. `folder` is the folder of the 2021
-weights, `msvit_det/visionlongformer/<folder>/model_final.pth`. Their backbone can be loaded; their
-heads cannot, because they are detectron2's.
-"""
-SUM = """\
-### How their parameters add up
+published AP is on val2017. Of the 2021 weights, such as
+`msvit_det/visionlongformer/viltiny/maskrcnn1x/model_final.pth`, the backbone can be loaded, but not
+the heads, because they are detectron2's.
 
-The published counts are those of models with absolute position embeddings for 1344 px. They include
-the last norm and the head for 1000 classes, which the reference builds but does not use. Some heads
-of torchvision have a row for the background that those of detectron2 do not have.
+The published parameters are those of models with absolute position embeddings for 1344 px. They
+include the last norm and the head for 1000 classes, which the reference builds but does not use,
+and no rows for the background, which some heads of torchvision have. With these, our counts add up
+to the published ones (`tests/tasks/detection/test_detector_configs.py`).
 """
 
 
@@ -51,11 +46,6 @@ class Row(NamedTuple):
     def detector(self) -> str:
         """Return the name of the config without its schedule."""
         return self.config.rpartition("_")[0]
-
-    @property
-    def folder(self) -> str:
-        """Return the folder of the reference's weights, without the schedule."""
-        return f"{FOLDERS[self.backbone]}/{self.method.replace(' ', '').replace('-', '').lower()}"
 
 
 class Sum(NamedTuple):
@@ -109,41 +99,11 @@ def count(module: nn.Module) -> int:
 
 def section() -> str:
     """Return the section as Markdown."""
-    return "\n".join([f"## COCO detection\n\n{INTRODUCTION}", results(), SUM, sums()])
-
-
-def results() -> str:
-    header = (
-        "backbone", "config", "schedule", "pre-trained", "box AP published", "mask AP published",
-        "parameters published", "counted", "folder",
-    )  # fmt: skip
-    return table(header, (line(row) for row in read_rows()))
+    header = ("config", "pre-trained", "box AP", "mask AP", "parameters")
+    return f"## COCO detection\n\n{INTRODUCTION}\n{table(header, map(line, read_rows()))}"
 
 
 def line(row: Row) -> tuple[str, ...]:
-    folder = f"`{row.folder}{row.schedule}`"
-    link = f"[`{row.config}.yaml`](configs/coco/{row.config}.yaml)"
-    counted = mega(adds_up(row.detector).counted)
-    return (
-        row.backbone, link, row.schedule, row.pretraining, row.box_ap, row.mask_ap, row.parameters,
-        counted, folder,
-    )  # fmt: skip
-
-
-def sums() -> str:
-    header = (
-        "detector", "counted", "positions", "norm and head", "background", "sum", "published",
-    )  # fmt: skip
-    return table(header, lines_of_sums())
-
-
-def lines_of_sums() -> Iterator[tuple[str, ...]]:
-    for row in read_rows():
-        if row.schedule == "1x":
-            parts = adds_up(row.detector)
-            yield (
-                f"`{row.detector}`",
-                *(f"{part:,}" for part in parts),
-                f"{parts.total:,}",
-                row.parameters,
-            )
+    link = f"[`{row.config}`](configs/coco/{row.config}.yaml)"
+    parameters = f"{row.parameters}, {mega(adds_up(row.detector).counted)}"
+    return link, row.pretraining, row.box_ap, row.mask_ap, parameters

@@ -2,7 +2,7 @@
 
   python examples/make_photos.py
 
-Data of docs/tutorials/from_folder_to_model.md. One class is rare, one file is broken, and three
+Data of docs/tutorials/own_images.md. One class is rare, one file is broken, and three
 photographs are in both splits. 20 more, without labels, go to new/.
 """
 

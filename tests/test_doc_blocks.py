@@ -41,13 +41,12 @@ LANGUAGES = {"python", "bash", "yaml", "json", "text"}
 ELSEWHERE = {
     "docs/guides/patch_attention.md": "tests/integrations/test_patch_attention.py",
 }
-SLOW = {"docs/guides/other_tools.md"}  # tests/integrations/test_other_tools.py has its tools too
+SLOW = {"docs/guides/export.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/guides/export.md", "docs/tutorials/python.md",
-    "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backend.md",
+    "README.md", "docs/tutorials/python.md",
+    "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backends.md",
     "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
     "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",
-    "docs/tutorials/from_folder_to_model.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES

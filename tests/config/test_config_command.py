@@ -113,4 +113,3 @@ def test_manual_is_up_to_date(tmp_path, capsys):
     assert (tmp_path / "config.md").read_text() == DOCS.read_text(), (
         "run: vil config --docs docs/reference/config.md"
     )
-    assert "| `DATA.VAL` | tuple of str |" in DOCS.read_text()

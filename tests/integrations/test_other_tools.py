@@ -1,4 +1,4 @@
-"""Tracers and counters of other packages on our models, as docs/guides/other_tools.md says.
+"""Tracers and counters of other packages on our models, as docs/guides/export.md says.
 
 tests/test_doc_blocks.py runs that page, which loads its files in a process without this package.
 """

@@ -1,4 +1,4 @@
-"""docs/internals/backends.md has every backend, and the limits of the code."""
+"""docs/guides/backends.md has every backend, and the limits of the code."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from vil.ops import BACKENDS
 from vil.ops.backends.triton import fused
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/internals/backends.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/backends.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
 
 

@@ -78,15 +78,13 @@ HEAD = """# Every key of the config
 <!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
-`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line.
+`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints the config of a command line. Keys that
+cannot be combined are refused with the reason.
 """
 
 
 def manual() -> str:
-    """Return the text of docs/reference/config.md, the manual of all config keys.
-
-    It lists the keys of each section, and the combinations that are not allowed.
-    """
+    """Return the text of docs/reference/config.md, the manual of all config keys."""
     sections: dict[str, list[str]] = {}
     for name in defaults.KEYS:
         sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
@@ -96,23 +94,28 @@ def manual() -> str:
     meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
     parts.append(_section("Without a section", "The run.", top))
-    rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
-    parts.append("## Keys that cannot be combined\n\n" + _table(["Keys", "Why"], rows))
     return "\n".join(parts)
 
 
 def _section(name: str, meaning: str, keys: list[str]) -> str:
-    head = ["Key", "Type", "Default", "Allowed", "Meaning"]
+    head = ["Key", "Values", "Default", "Meaning"]
     return f"## {name}\n\n{meaning}\n\n" + _table(head, [_row(key) for key in keys])
 
 
 def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
-        return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
+        return [_code(key), "any", "", defaults.SECTIONS[node]]
     _, default, meaning, rule, *_ = declared = defaults.KEYS[key]
-    allowed = rule.sentence if rule else ""
-    return [_code(key), kind(default, declared.element), _code(repr(default)), allowed, meaning]
+    values = _values(kind(default, declared.element), rule.sentence if rule else "")
+    return [_code(key), values, _code(repr(default)), meaning]
+
+
+def _values(kind_of_value: str, allowed: str) -> str:
+    """Describe the values of a key: "int: at least 1". A text needs only the allowed ones."""
+    if not allowed or kind_of_value == "str" or allowed.startswith("one of "):
+        return allowed.removeprefix("one of ") or kind_of_value
+    return f"{kind_of_value}: {allowed}"
 
 
 def _code(text: str) -> str:

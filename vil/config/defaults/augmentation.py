@@ -20,8 +20,8 @@ DECLARED = (
     Key(
         "COLOR_JITTER",
         [0.4, 0.4, 0.4, 0.1, 0.0],
-        "Color jitter: strengths of brightness, contrast, saturation and hue, and its probability "
-        "(not with timm's transform).",
+        "Strengths of brightness, contrast, saturation and hue, and the probability (not with "
+        "timm's transform).",
         Rule(
             lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
             "five numbers of at least 0, with hue at most 0.5 and probability at most 1",
@@ -50,8 +50,8 @@ DECLARED = (
     Key(
         "MIXCUT_MINMAX",
         [],
-        "Range of the side of cutmix's box, as a fraction of the image side. If set, "
-        "AUG.MIXCUT is ignored. Empty: the side follows from AUG.MIXCUT.",
+        "Range of the side of cutmix's box, as a fraction of the image side. Empty: from "
+        "AUG.MIXCUT.",
         Rule(lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"),
     ),
     Key(
@@ -63,8 +63,7 @@ DECLARED = (
     Key(
         "MIXUP_MODE",
         "batch",
-        "How often the mixing ratio is sampled: once per batch (batch), per pair of images "
-        "(pair) or per image (elem).",
+        "Sample the mixing ratio per batch, per pair of images, or per image (elem).",
         one_of("batch", "pair", "elem"),
     ),
     Key(
@@ -74,8 +73,7 @@ DECLARED = (
     ),
     Section(
         "AUG.TIMM_AUG",
-        "timm's training transform. Keys with other names are accepted, but vil does not read "
-        "them.",
+        "timm's training transform. Other keys are accepted, but not read.",
         extensible=True,
     ),
     Key("USE_TRANSFORM", False, "Use timm's training transform instead of torchvision's."),

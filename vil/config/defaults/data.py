@@ -20,47 +20,43 @@ DECLARED = (
     Key(
         "TRAIN",
         ("imagenet",),
-        "Training sets, which are concatenated. Each is a registered name, the `x.yaml` of a "
-        "TSV dataset, a table `x.csv`, `x.tsv` or `x.parquet`, tar shards `x-{000..003}.tar`, "
-        "or a folder `x/` written by the library datasets.",
+        "Training sets, concatenated: names or paths (docs/guides/data.md).",
         not_empty,
     ),
     Key(
         "TEST",
         ("imagenet",),
-        "Test sets. Without DATA.VAL, they are also evaluated during training, and the first "
-        "one selects the best checkpoint.",
+        "Test sets. Without DATA.VAL, they are evaluated during training, and the first one "
+        "selects the best checkpoint.",
         not_empty,
     ),
     Key(
         "VAL",
         (),
-        "Validation sets, evaluated during training. The first one selects the best "
-        "checkpoint, and DATA.TEST is evaluated only once, after training. Empty: DATA.TEST "
-        "is used instead.",
+        "Validation sets, evaluated during training; the first one selects the best "
+        "checkpoint, and DATA.TEST is evaluated once, at the end. Empty: DATA.TEST takes their "
+        "place.",
         Rule(lambda names: "" not in names, "names that are not empty"),
         element="",
     ),
     Key(
         "VAL_FRACTION",
         0.0,
-        "Fraction of the training images to hold out as the validation split, after the test "
-        "split has been held out; 0: use the validation split of the dataset.",
+        "Fraction of the training images to hold out for validation, after the test split; 0: "
+        "the dataset's own split.",
         below_one,
     ),
     Key(
         "TEST_FRACTION",
         0.0,
-        "Fraction of the training images to hold out as the test split; 0: use the test split "
-        "of the dataset.",
+        "Fraction of the training images to hold out for the test; 0: the dataset's own split.",
         below_one,
     ),
     Key(
         "FOLDS",
         0,
-        "Number of folds for cross-validation on the training images. Fold DATA.FOLD is the "
-        "test split or, if DATA.VAL is empty, the validation split. 0: use the splits of the "
-        "dataset.",
+        "Folds of a cross-validation. Fold DATA.FOLD is the test split or, without DATA.VAL, "
+        "the validation split. 0: no folds.",
         Rule(lambda folds: folds == 0 or folds >= 2, "0, or at least 2"),
     ),
     Key("FOLD", 0, "The fold that is held out, from 0 to DATA.FOLDS - 1.", at_least(0)),
@@ -73,9 +69,8 @@ DECLARED = (
     Key(
         "GROUP_BY",
         "auto",
-        "Which images must stay in the same split or fold. column: those with the same value "
-        "in the group column of a table; content: identical images; none: no such groups; "
-        "auto: column, and content too for up to 50000 images.",
+        "Images that stay in the same split. column: those with the same group in a table; "
+        "content: identical ones; auto: column, and content up to 50000 images.",
         one_of("auto", "column", "content", "none"),
     ),
     Conflict(
@@ -110,35 +105,33 @@ DECLARED = (
     Key(
         "CLASSES",
         "by_name",
-        "How to match the classes of a dataset with those that the model was trained with, "
-        "for test sets and resumed runs.",
+        "How the classes of a test set or a resumed run are matched with the model's.",
         one_of("by_name", "by_position"),
     ),
     Key(
         "TARGETMAP",
         "",
         "JSON file, relative to DATA.PATH, that maps the model's classes to those of the test "
-        "sets; empty: the classes are the same.",
+        "sets; empty: the same classes.",
     ),
     Key("PATH", "./datasets", "Root folder of the datasets (--data).", not_empty),
     Key("DATA_DIR", "./data", "Additional folder to search for the file MODEL.MODEL_PATH."),
     Key(
         "VALUE_RANGE",
         (),
-        "For images with more than 8 bits: the pixel values [low, high] that become black and "
-        "white. auto: 0 to 65535 for 16 bits, 0 to 1 for floats.",
+        "Pixel values [low, high] that become black and white, for images with more than 8 "
+        "bits. auto: 0 to 65535 for 16 bits, 0 to 1 for floats.",
         Rule(lambda v: not v or is_interval(v), "auto, or [low, high] with low < high"),
     ),
     Key(
         "MAX_BAD_FRACTION",
         0.01,
-        "Allowed fraction of unreadable images; if there are more, the run stops.",
+        "Fraction of unreadable images above which the run stops.",
         probability,
     ),
     Section(
         "DATA.KWARGS",
-        "Keyword arguments of the datasets, under any key. Each is passed to the datasets "
-        "that accept it.",
+        "Keyword arguments of the datasets. Each dataset gets those that it accepts.",
         extensible=True,
     ),
     Section("LOSS", "The training loss."),
@@ -148,14 +141,14 @@ DECLARED = (
     Key(
         "LABEL_SMOOTHING",
         0.0,
-        "Label smoothing: fraction of the target probability that is distributed over all classes.",
+        "Fraction of the target probability that is distributed over all classes.",
         below_one,
     ),
     Key(
         "CLASS_WEIGHTS",
         ("none",),
-        "Weight of each class in the loss. none: 1 for all. balanced: number of training "
-        "images / (number of classes x images of the class).",
+        "Weight of each class in the loss. balanced: training images / (classes x images of "
+        "the class).",
         Rule(
             lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
             "none, balanced, or a list of numbers of at least 0, one per class",
@@ -165,8 +158,8 @@ DECLARED = (
     Key(
         "LOGIT_ADJUSTMENT",
         0.0,
-        "Logit adjustment (arXiv:2007.07314): in training, this factor times the log of the "
-        "class frequencies is added to the logits. 0: none; 1: optimizes balanced accuracy.",
+        "Logit adjustment (arXiv:2007.07314): in training, add this factor times the log of "
+        "the class frequencies to the logits. 1: optimizes balanced accuracy.",
         at_least(0),
     ),
     Section("LOSS.FOCAL", "The focal loss."),
@@ -180,15 +173,14 @@ DECLARED = (
     Key(
         "SAMPLER",
         "random",
-        "random: every image once per epoch. balanced: every class equally often, with images "
-        "of rare classes repeated.",
+        "random: every image once per epoch. balanced: every class equally often.",
         one_of("random", "balanced"),
     ),
     Key(
         "WORKERS",
         0,
-        "Worker processes per data loader, in each training process; 0: load in the training "
-        "process; -1: from the number of cores.",
+        "Worker processes per data loader of each training process; 0: none; -1: from the "
+        "number of cores.",
         between(-1, 4096),
     ),
     Conflict(

@@ -7,13 +7,12 @@ DECLARED = (
     Key(
         "METRIC",
         "",
-        "Metric that selects the best checkpoint, on the first set of DATA.VAL or, if that is "
-        "empty, of DATA.TEST. Empty: the default metric of the task (top1, box_ap, mask_ap).",
+        "Metric that selects the best checkpoint, on the first set of DATA.VAL, or else of "
+        "DATA.TEST. Empty: the task's default.",
     ),
     Key(
         "FAST",
         False,
-        "Optimize the model for inference in vil evaluate and vil predict, with "
-        "vil.optimize_for_inference, in AMP.DTYPE if AMP.ENABLED is set. Training ignores it.",
+        "Use vil.optimize_for_inference in vil evaluate and vil predict.",
     ),
 )

@@ -14,14 +14,13 @@ DECLARED = (
     Key(
         "MEAN",
         [0.485, 0.456, 0.406],
-        "Mean of each channel, for pixel values in 0..1; subtracted from the images.",
+        "Mean of each channel, for pixel values in 0..1.",
         Rule(lambda value: 1 <= len(value) <= 16, "one number, or one per channel"),
     ),
     Key(
         "STD",
         [0.229, 0.224, 0.225],
-        "Standard deviation of each channel, for pixel values in 0..1; the images are divided "
-        "by it after MEAN is subtracted.",
+        "Standard deviation of each channel, for pixel values in 0..1.",
         Rule(lambda v: 1 <= len(v) <= 16 and min(v) > 0, "one number above 0, or one per channel"),
     ),
     Key(
@@ -34,7 +33,7 @@ DECLARED = (
         "CROP_PCT",
         0.875,
         "Evaluation resizes the shorter side to int(IMAGE_SIZE / CROP_PCT), then crops the "
-        "center. Fine-tuning (FINETUNE.FINETUNE) resizes training images in the same way.",
+        "center; so does training with FINETUNE.FINETUNE.",
         fraction,
     ),
     Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),

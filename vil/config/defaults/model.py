@@ -20,34 +20,32 @@ DECLARED = (
     Key(
         "ARCH",
         "msvit",
-        "Architecture: msvit, the name of a torchvision model, or timm/<name>.",
+        "The network.",
         matches(r"[a-z][a-z0-9_]*|timm/\S+", "msvit, a torchvision name or timm/<name>"),
     ),
     Key(
         "MODEL_PATH",
         "",
-        "Weights to load: the path of a file (also searched for in DATA.DATA_DIR) or of a "
-        "run's folder, or a name such as ViL_Nano_Weights.DIGITS; empty: none.",
+        "Weights to load: a file (also searched for in DATA.DATA_DIR), a run's folder, or a "
+        "name such as ViL_Nano_Weights.DIGITS; empty: none.",
     ),
     Key("PRETRAINED", False, "Load the published weights of a torchvision or timm model."),
     Key(
         "COMPILE",
         False,
-        "Compile the network with torch.compile, which takes minutes at the start and for "
-        "each batch size. Needs Triton on CUDA, a C++ compiler on CPU.",
+        "Use torch.compile, which takes minutes at the start and for each batch size. Needs "
+        "Triton on CUDA, a C++ compiler on CPU.",
     ),
     Key(
         "COMPILE_MODE",
         "default",
-        "The mode of torch.compile: default, or reduce-overhead, which records CUDA graphs, for "
-        "small batches on a GPU.",
+        "reduce-overhead records CUDA graphs, for small batches on a GPU.",
         one_of("default", "reduce-overhead"),
     ),
     Key(
         "GRAD_CHECKPOINT",
         False,
-        "Activation checkpointing: recompute blocks in the backward pass, for less memory and "
-        "1/3 more time.",
+        "Recompute blocks in the backward pass, for less memory and 1/3 more time.",
     ),
     Section("MODEL.VIT", "Vision transformers."),
     Key(
@@ -59,24 +57,22 @@ DECLARED = (
     Key(
         "DROP_PATH",
         0.1,
-        "Stochastic depth: drop rate of the last block. The rate increases linearly from 0 at "
-        "the first block.",
+        "Stochastic depth: drop rate of the last block, increasing linearly from 0 at the first.",
         below_one,
     ),
     Key(
         "REVERSIBLE",
         False,
-        "Use reversible blocks, whose activations are recomputed in the backward pass: memory "
-        "hardly grows with the number of blocks, for 1/3 more time. They have the same "
-        "parameters as plain blocks, but compute another function.",
+        "Reversible blocks: memory hardly grows with their number, for 1/3 more time. Another "
+        "function than plain blocks (docs/guides/precision.md).",
     ),
     Key("NORM_EMBED", True, "Use LayerNorm in the patch embeddings."),
     Key("AVG_POOL", False, "Classify the mean of all tokens instead of the first global token."),
     Key(
         "POS_RESIZE",
         "interpolate",
-        "How absolute position embeddings are adapted to another image size: interpolate "
-        "them, or crop them to the first rows and columns.",
+        "Adapt absolute position embeddings to another image size: interpolate them, or crop "
+        "them to the first rows and columns.",
         one_of("interpolate", "crop"),
     ),
     Section("MODEL.VIT.MSVIT", "The multi-scale vision transformer."),
@@ -84,59 +80,50 @@ DECLARED = (
         "ARCH",
         "l1,h1,d48,n1,s1,g1,p4,f7,a0_l2,h3,d96,n1,s1,g1,p2,f7,a0"
         "_l3,h3,d192,n9,s0,g1,p2,f7,a0_l4,h6,d384,n1,s0,g0,p2,f7,a0",
-        "Stages joined by `_`. Each is a list of settings, a letter and a number: l stage, h "
-        "heads, d width, n blocks, s 1 sparse or 0 full attention, g global tokens, p patch "
-        "size, f the attention's parameter (window size, projected length, features or "
-        "reduction), a 1 absolute or 0 relative position. docs/reference/arch.md explains each "
-        "letter.",
+        "The stages (docs/reference/arch.md).",
     ),
     Key("SHARE_W", True, "Share the attention's projections between local and global tokens."),
     Key(
         "ATTN_TYPE",
         "longformer",
-        "Attention types of the stages with s1 in ARCH. Types joined by commas alternate over "
-        "the blocks of a stage. Lists joined by slashes are for stages 1, 2, ...; the last "
-        "list is also for all later stages. longformerhand, longformerauto and "
-        "longformer_cuda are names of the 2021 code, which also select a backend.",
+        "Attention of the stages with s1 in ARCH. Commas separate types that alternate over "
+        "the blocks of a stage, slashes the stages; the last list is also for all later ones. "
+        "longformerhand, longformerauto and longformer_cuda are names of 2021, which also "
+        "select a backend.",
         RegistryRule("attention", extra=tuple(LEGACY_ATTN_BACKENDS), several=True),
     ),
     Key(
         "BACKEND",
         "auto",
-        "Backend of longformer attention: auto, a name listed by `vil info`, or two names "
-        "joined by + for the forward and the backward pass. Does not change the result.",
+        "Backend of longformer attention, as listed by `vil info`. Does not change the result.",
         matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     ),
     Key(
         "TUNE",
         False,
-        "Before training, time the backends for shapes that `vil tune` has not timed, and use "
-        "the fastest.",
+        "Before training, time the backends for shapes that `vil tune` has not timed.",
     ),
     Key("SHARE_KV", True, "linformer: share one projection between keys and values."),
     Key(
         "PERFORMER_BATCH_MAX",
         "auto",
-        "performer: stabilize the keys by their maximum over the batch instead of each image, "
-        "so that the result of an image depends on the others. auto: true for weights of the "
-        "2021 code, else false.",
+        "performer: subtract the maximum of the keys over the batch instead of each image. "
+        "auto: true for weights of the 2021 code, else false.",
         one_of("auto", "true", "false", "True", "False"),
     ),
     Key(
         "SR_RAGGED",
         "auto",
-        "srformer, if the sides of a token grid are not multiples of the reduction f (see "
-        "ARCH): pad the grid, or drop its last rows and columns. auto: drop for weights of "
-        "the 2021 code, else pad.",
+        "srformer on grids that the reduction f does not divide: pad them, or drop the last "
+        "rows and columns. auto: drop for weights of the 2021 code, else pad.",
         one_of("auto", "pad", "drop"),
     ),
     Key("ONLY_GLOBAL", False, "longformer: local tokens attend to global tokens only."),
     Key(
         "SW_EXACT",
         0,
-        "Keys that longformer attends to. 1: those at most f tokens away in x and y (exact "
-        "window); 0: those in the 3 x 3 chunks around the query, within the image; -1: the "
-        "same chunks, wrapped around the image.",
+        "Window of longformer. 1: tokens at most f away in x and y (exact); 0: the 3 x 3 "
+        "chunks around the query; -1: these chunks, wrapped around the image.",
         one_of(-1, 0, 1),
     ),
     Key(
@@ -148,15 +135,14 @@ DECLARED = (
     Key(
         "MODE",
         0,
-        "Chunks that longformer attends to. 0: all nine; -1: only the query's chunk; above 0: "
-        "the query's chunk and, in training, one random neighbor (random shift).",
+        "Chunks of longformer's window. 0: all nine; -1: only the query's; above 0: the "
+        "query's and, in training, one random neighbor (random shift).",
         between(-1, 8),
     ),
     Key(
         "VIL_MODE_SWITCH",
         0.75,
-        "Stop random shift (MODE above 0) after this fraction of the epochs, and attend to "
-        "all nine chunks.",
+        "Fraction of the epochs after which random shift stops.",
         probability,
     ),
     Conflict(
@@ -181,20 +167,16 @@ DECLARED = (
     Key(
         "HEAD",
         "keep",
-        "What to do if the loaded weights have another number of classes. keep: raise an "
-        "error; new: use a new random head; rows:FILE: keep the classes of the loaded head "
-        "whose indices FILE lists.",
+        "For weights with another number of classes. keep: an error; new: a random head; "
+        "rows:FILE: keep the rows whose numbers FILE lists.",
         matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
     ),
     Key(
         "RESIZE",
         "linear",
-        "How to resize position embeddings of loaded weights. linear (as in 2021) and bicubic "
-        "interpolate. extend is for another window size: it keeps the relative position "
-        "embedding of each distance in tokens.",
+        "How to resize position embeddings of loaded weights. extend, for another window, "
+        "keeps the embedding of each distance in tokens; the others interpolate.",
         one_of("linear", "bicubic", "extend"),
     ),
-    Key(
-        "FREEZE_STAGES", 0, "Number of stages to freeze, starting with the first one.", at_least(0)
-    ),
+    Key("FREEZE_STAGES", 0, "Number of first stages to freeze.", at_least(0)),
 )

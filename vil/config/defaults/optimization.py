@@ -19,30 +19,28 @@ DECLARED = (
     Key(
         "OPT",
         "adamw",
-        "Name of the optimizer. apex_* need NVIDIA apex; timm/NAME is an optimizer of timm, "
-        "such as timm/lion.",
+        "The optimizer. apex_* need NVIDIA apex.",
         RegistryRule("optimizer"),
     ),
-    Key("LR", 1.0, "Peak learning rate. It is scaled if LR_REFERENCE_BATCH is set.", positive),
+    Key("LR", 1.0, "Peak learning rate; scaled if LR_REFERENCE_BATCH is set.", positive),
     Key(
         "LR_REFERENCE_BATCH",
         0,
-        "Images per step for which LR and SOLVER.MIN_LR were chosen. Both are scaled to the "
+        "Images per step for which LR and SOLVER.MIN_LR were chosen; both are scaled to the "
         "actual number, DATALOADER.BSZ * ACCUMULATE. 0: no scaling.",
         at_least(0),
     ),
     Key(
         "LR_SCALING",
         "auto",
-        "Scaling rule for LR_REFERENCE_BATCH. linear: multiply by the ratio of the images per "
-        "step; sqrt: by its square root; auto: sqrt for the Adam and LAMB families, else "
-        "linear.",
+        "Scale by the ratio of the images per step, or by its square root. auto: sqrt for the "
+        "Adam and LAMB families, else linear.",
         one_of("auto", "linear", "sqrt"),
     ),
     Key(
         "MOM",
         0.9,
-        "Momentum of sgd, lars, larc and qhm, and of those optimizers of timm that have momentum.",
+        "Momentum of sgd, lars, larc, qhm and timm's optimizers that have one.",
         below_one,
     ),
     Key("NU", 1.0, "qhm: weight nu of the momentum in the update.", probability),
@@ -50,8 +48,8 @@ DECLARED = (
     Key(
         "WD0",
         0.0,
-        "Weight decay of norms, global tokens, position embeddings, relative position biases "
-        "and the bias of the head.",
+        "Weight decay of norms, global tokens, positions, relative biases and the bias of the "
+        "head.",
         at_least(0),
     ),
     Key("EPOCHS", 150, "Length of the run in epochs.", at_least(1)),
@@ -59,31 +57,29 @@ DECLARED = (
     Key(
         "ACCUMULATE",
         1,
-        "Gradient accumulation: number of batches of DATALOADER.BSZ images per step. The "
-        "result is that of one larger batch, except for dropout, drop path and batch norms.",
+        "Batches of DATALOADER.BSZ images per step. The result is that of one larger batch, "
+        "except for dropout, drop path and batch norms.",
         at_least(1),
     ),
     Key(
         "LAYER_DECAY",
         1.0,
-        "Layer-wise learning-rate decay: learning rate of a layer divided by that of the next "
-        "one; 1: none.",
+        "Learning rate of a layer divided by that of the next one; 1: the same for all.",
         fraction,
     ),
     Key(
         "EMA",
         0.0,
-        "Decay of the moving average of the weights; 0: none. The average is evaluated "
-        "instead of the weights, selects the best checkpoint, and is saved as "
-        "ema.safetensors, which evaluate, predict and MODEL_PATH prefer.",
+        "Decay of the moving average of the weights; 0: none. The average is evaluated instead "
+        "of the weights, and preferred where a run is loaded.",
         below_one,
     ),
     Key("DROP_FREQ", 50, "multistep: epochs between drops of the learning rate.", at_least(1)),
     Key(
         "DROP_EPOCHS",
         [],
-        "multistep: epochs, or fractions of epochs, at which the learning rate drops; empty: "
-        "every DROP_FREQ epochs.",
+        "multistep: epochs, also fractions, at which the learning rate drops; empty: every "
+        "DROP_FREQ.",
         Rule(
             lambda v: list(v) == sorted(v) and all(n > 0 for n in v), "empty, or ascending epochs"
         ),
@@ -91,14 +87,14 @@ DECLARED = (
     Key(
         "DROP_FACTOR",
         10.0,
-        "multistep and OPTIM.VAL: divide the learning rate by this at each drop.",
+        "multistep and OPTIM.VAL: divisor of the learning rate at each drop.",
         positive,
     ),
     Key(
         "VAL",
         0,
-        "sgd and qhm without SOLVER.LR_POLICY: if non-zero, drop the learning rate after "
-        "every evaluation that is not the best so far.",
+        "sgd and qhm without SOLVER.LR_POLICY: if not 0, drop the learning rate after each "
+        "evaluation that is not the best so far.",
         at_least(0),
     ),
     Section(
@@ -112,7 +108,7 @@ DECLARED = (
     Key(
         "LR_POLICY",
         "",
-        "Name of the learning-rate schedule; empty: a constant learning rate without warm-up.",
+        "The schedule; empty: a constant learning rate without warm-up.",
         RegistryRule("schedule"),
     ),
     Key(
@@ -125,8 +121,7 @@ DECLARED = (
     Key(
         "WARMUP_METHOD",
         "linear",
-        "linear: increase the learning rate to OPTIM.LR; constant: keep it at WARMUP_FACTOR "
-        "until the end of the warm-up.",
+        "linear: increase to OPTIM.LR; constant: stay at WARMUP_FACTOR until the end.",
         one_of("linear", "constant"),
     ),
     Key("MIN_LR", 0.0, "Final learning rate of the schedules cosine and linear.", at_least(0)),

@@ -9,15 +9,14 @@ DECLARED = (
     Key(
         "PATIENCE",
         0,
-        "Early stopping: stop after this many consecutive evaluations without an improvement "
-        "of the metric that selects the best checkpoint; 0: never.",
+        "Stop after this many consecutive evaluations without an improvement; 0: never.",
         at_least(0),
     ),
     Key(
         "MIN_DELTA",
         0.0,
-        "Early stopping: an evaluation is an improvement only if its metric is better than at "
-        "the last improvement by more than this.",
+        "By how much an evaluation must be better than the last improvement to count as one "
+        "for PATIENCE.",
         at_least(0),
     ),
     Key("SAVE_EVERY", 1, "Epochs between checkpoints.", at_least(1)),
@@ -27,15 +26,14 @@ DECLARED = (
     Key(
         "ALLOW_CHANGES",
         False,
-        "Allow a resumed run to have another model, data or batches; applies only to this "
-        "start. Still an error: other weight shapes, another optimizer, and another number of "
-        "images per step or of steps per epoch.",
+        "Allow a resumed run to have another model, data or batches, for this start only "
+        "(docs/guides/reliability.md).",
     ),
     Key(
         "MAX_BAD_STEPS",
         10,
-        "Stop after more than this many consecutive skipped steps with a non-finite loss or "
-        "gradient. Except in float16, the limit is at most half an epoch.",
+        "Stop after more than this many consecutive non-finite steps (except in float16, at "
+        "most half an epoch).",
         at_least(0),
     ),
     Key(
@@ -47,15 +45,15 @@ DECLARED = (
     Key(
         "HANG_SECONDS",
         1800.0,
-        "Print stack traces and exit if no step, evaluation batch or checkpoint is completed "
-        "for this many seconds; 0: never.",
+        "Print stack traces and exit if no step, evaluation batch or checkpoint completes for "
+        "this long; 0: never.",
         at_least(0),
     ),
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Like HANG_SECONDS, but after SIGTERM, SIGUSR1 or Ctrl-C. While a checkpoint is being "
-        "written, HANG_SECONDS still applies.",
+        "Like HANG_SECONDS, after SIGTERM, SIGUSR1 or Ctrl-C. A checkpoint that is being "
+        "written still has HANG_SECONDS.",
         positive,
     ),
     Section("", "The run as a whole."),
@@ -63,8 +61,7 @@ DECLARED = (
     Key(
         "LOG_FREQ",
         10,
-        "Steps between log lines. If the steps of an epoch are not a multiple of it, the last "
-        "line of the epoch includes the remaining steps.",
+        "Steps between log lines; an epoch also ends with one.",
         at_least(1),
     ),
     Key("EVALUATE", False, "Evaluate only, without training."),
@@ -73,8 +70,7 @@ DECLARED = (
     Key(
         "STRATEGY",
         "ddp",
-        "ddp: replicate the model; fsdp: shard weights, gradients and optimizer state, and "
-        "gather the weights of each block while it is computed.",
+        "ddp: replicate the model; fsdp: shard weights, gradients and optimizer state.",
         one_of("ddp", "fsdp"),
     ),
     Section("", "The run as a whole."),
@@ -100,7 +96,7 @@ DECLARED = (
     Key(
         "TASK",
         "classification",
-        "Name of the task. Some keys of a task, such as DETECTION.MODEL, imply it.",
+        "The task. Some keys, such as DETECTION.MODEL, imply it.",
         RegistryRule("task"),
     ),
     Key(

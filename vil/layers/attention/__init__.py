@@ -60,17 +60,15 @@ ATTENTIONS.add(
         "pattern": Key(
             f"{_MSVIT}.PATTERN",
             DEFAULT_PATTERN,
-            "pattern: which keys a token attends to, such as axial | local:5. Use / to separate "
-            "the patterns of stages 1, 2, ...: later stages use the last pattern. Use ; to "
-            "separate patterns that alternate over the blocks of a stage. "
-            "docs/guides/patterns.md lists the patterns.",
+            "pattern: which keys a token attends to (docs/guides/patterns.md). / separates "
+            "stages, ; patterns that alternate over the blocks of a stage.",
         ),
         "max_reach": Key(
             f"{_MSVIT}.PATTERN_REACH",
             0,
-            "pattern: the largest displacement that has an entry in the relative bias table. Pairs "
-            "farther apart share the outermost entries. 0: the largest displacement of the "
-            "pattern, or of the image if the pattern grows with the image.",
+            "pattern: largest displacement with an entry in the relative bias table; pairs "
+            "farther apart share the outermost ones. 0: the pattern's, or the image's if the "
+            "pattern has none.",
             lambda value: value >= 0,
             "at least 0",
         ),

@@ -16,9 +16,8 @@ from vil.utils.registry import Key, Section
 DECLARED = (
     Section(
         "DETECTION",
-        "torchvision detectors with a feature pyramid on the outputs of the stages. "
-        "DATA.NUM_CLASSES is the number of categories, without the background. Absolute position "
-        "embeddings are made for images of INPUT.IMAGE_SIZE pixels.",
+        "torchvision's detectors. DATA.NUM_CLASSES is the number of categories without the "
+        "background, and INPUT.IMAGE_SIZE the size for which absolute positions are made.",
     ),
     Key(
         "MODEL",
@@ -29,15 +28,15 @@ DECLARED = (
     Key(
         "HEADS",
         "v1",
-        "Version of torchvision's heads. The v2 heads are deeper and have norms, and those of "
-        "retinanet use the GIoU loss.",
+        "Version of torchvision's heads; v2 are deeper and have norms, and retinanet's use the "
+        "GIoU loss.",
         one_of("v1", "v2"),
     ),
     Section("DETECTION.FPN", "The feature pyramid."),
     Key(
         "STAGES",
         [1, 2, 3, 4],
-        "Stages used by the feature pyramid. The published retinanet uses stages 2, 3 and 4.",
+        "Stages used by the feature pyramid; [2, 3, 4] in the published retinanet.",
         Rule(
             lambda v: v and v == sorted(set(v)) and v[0] > 0, "ascending numbers of stages from 1"
         ),
@@ -48,16 +47,15 @@ DECLARED = (
     Key(
         "SIZES",
         [32, 64, 128, 256, 512],
-        "Anchor size of each pyramid level in pixels, finest level first. mask_rcnn and "
-        "faster_rcnn have one level more than FPN.STAGES has stages, retinanet up to two more "
-        "(P6, P7).",
+        "Anchor size of each pyramid level in pixels, finest first: one level more than "
+        "stages; retinanet up to two more.",
         Rule(lambda v: v and min(v) > 0, "a number above 0 for each level"),
     ),
     Key(
         "OCTAVES",
         1,
-        "Number of anchor sizes per level: size * 2^(i / OCTAVES) for i = 0 .. OCTAVES - 1. The "
-        "published retinanet uses 3.",
+        "Anchor sizes per level: size * 2^(i / OCTAVES) for i = 0 .. OCTAVES - 1; 3 in the "
+        "published retinanet.",
         at_least(1),
     ),
     Key("RATIOS", [0.5, 1.0, 2.0], "Aspect ratios of anchors: height / width.", positive_numbers),
@@ -95,7 +93,7 @@ DECLARED = (
     Key(
         "TILE",
         0,
-        "Evaluation and vil predict cut images into tiles with this side in pixels; 0: no tiles.",
+        "Side of the tiles of evaluation and vil predict, in pixels; 0: no tiles.",
         at_least(0),
     ),
     Key("OVERLAP", -1, "Overlap of tiles in pixels; -1: a quarter of a tile.", at_least(-1)),
@@ -103,7 +101,7 @@ DECLARED = (
     Key(
         "TRAIN_SIZES",
         [800],
-        "Lengths of the shorter side in training, in pixels; one is sampled for each image.",
+        "Shorter sides in training, in pixels; one is sampled for each image.",
         positive_numbers,
     ),
     Key("TEST_SIZE", 800, "Length of the shorter side in evaluation, in pixels.", at_least(1)),
@@ -112,9 +110,8 @@ DECLARED = (
     Key(
         "JITTER",
         [],
-        "Range of the scale for large-scale jitter, such as [0.1, 2.0]; empty: no jitter. Instead "
-        "of being resized to TRAIN_SIZES, images are scaled to fit MAX_SIZE, scaled by a random "
-        "factor in this range, and cropped or padded to MAX_SIZE.",
+        "Large-scale jitter, such as [0.1, 2.0]: instead of TRAIN_SIZES, scale images to fit "
+        "MAX_SIZE, times a random factor, and crop or pad them to MAX_SIZE. Empty: none.",
         Rule(lambda v: not v or is_range(v), "empty, or 0 < low <= high"),
     ),
     Key("GROUP_ASPECTS", True, "Make training batches of either wide or tall images."),

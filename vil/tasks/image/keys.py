@@ -8,8 +8,8 @@ MULTILABEL = (
     Key(
         "LOSS",
         "bce",
-        "bce: binary cross entropy. asymmetric: binary cross entropy with a lower weight for easy "
-        "negatives (arXiv:2009.14119).",
+        "bce: binary cross entropy; asymmetric: with less weight for easy negatives "
+        "(arXiv:2009.14119).",
         one_of("bce", "asymmetric"),
     ),
 )
@@ -19,15 +19,15 @@ REGRESSION = (
     Key(
         "LOSS",
         "huber",
-        "huber: squared error up to one standard deviation of the numbers, linear above. mse: "
-        "squared error. mae: absolute error.",
+        "huber: squared error up to one standard deviation, linear above; mse: squared; mae: "
+        "absolute error.",
         one_of("huber", "mse", "mae"),
     ),
     Key(
         "MEAN",
         (),
-        "Mean of each number. The network predicts (number - MEAN) / STD. auto: computed from the "
-        "training set; the run's config.yaml has the computed values.",
+        "Mean of each number; the network predicts (number - MEAN) / STD. auto: from the "
+        "training set.",
     ),
     Key(
         "STD",
