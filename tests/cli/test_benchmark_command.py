@@ -12,10 +12,6 @@ from vil.ops import BACKENDS
 
 SMALL = ("--head-dim", "4", "--batch", "1", "--rounds", "1", "--device", "cpu")
 NAMES = [*BACKENDS, "sdpa", "sdpa_masked", "natten", "floor"]
-MINE = """
-from vil.ops import BACKENDS, register_backend
-register_backend("mine", BACKENDS["gathered"].attend)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +60,3 @@ def test_only_named_backends_run_and_each_reason_is_logged(tmp_path):
     assert list(reasons) == ["natten", "chunk_handgrad", "blocked", "floor"]
     assert "CUDA" in reasons["natten"]
     assert not reasons["blocked"]
-
-
-def test_a_backend_of_ones_own_takes_part(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
-    words = ("--grids", "4", "--window", "2", "--import", "mine.py", "--backends", "mine")
-    ended = vil("benchmark", "attention", *SMALL, *words, "--modes", "0,3,-1")
-    assert ended.code == 0, ended.err
-    assert len(re.findall(r"^  mine +\d", ended.out, re.MULTILINE)) == 3
-    assert ", mode -1," in ended.out
-    assert ", mode 3," in ended.out

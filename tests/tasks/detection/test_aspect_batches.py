@@ -6,7 +6,7 @@ import torch
 
 from vil.data.loader import TrainLoader
 from vil.data.samplers import epoch_order, group_batches, train_batches
-from vil.tasks.detection.data.batch import DetectionBatch, collate
+from vil.tasks.detection.data.batch import DetectionBatch
 from vil.tasks.detection.data.datasets import build_detection_set
 from vil.tasks.detection.data.transforms import train_transform
 
@@ -94,16 +94,3 @@ def test_batches_are_what_the_loop_needs(scenes_root, small):
     assert torch.equal((moved.images[0] * 255).round().byte(), batch.images[0])
     assert [t["image_id"] for t in moved.targets] == [t["image_id"] for t in batch.targets]
     assert torch.equal(moved.to("cpu").images[0], moved.images[0])
-
-
-def test_a_batch_is_sent_in_few_buffers():
-    """One each for images, boxes, labels and masks, for any number of images."""
-    target = {"boxes": torch.rand(3, 4), "labels": torch.ones(3, dtype=torch.int64), "image_id": 1}
-    target["masks"] = torch.ones(3, 5, 6, dtype=torch.uint8)
-    samples = [(torch.ones(3, 5, 6 + n, dtype=torch.uint8), target, n) for n in range(20)]
-    batch = collate(samples, ())
-    tensors = batch.images + [t[k] for t in batch.targets for k in ("boxes", "labels", "masks")]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 4
-    assert [image.shape for image in batch.images] == [(3, 5, 6 + n) for n in range(20)]
-    assert torch.equal(batch.targets[7]["boxes"], target["boxes"])
-    assert batch.indices.tolist() == list(range(20))

@@ -22,7 +22,7 @@ from vil.tasks.detection.coco_eval import (
     sort_results,
     to_results,
 )
-from vil.tasks.detection.detections import Detections, Mask, from_output
+from vil.tasks.detection.detections import Mask, from_output
 
 # pycocotools, of itself
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -246,14 +246,3 @@ def test_run_lengths_are_those_of_coco(place, part, share):
         rle["counts"] == masks.encode(np.asfortranarray(paste(mask, (40, 31))))["counts"].decode()
     )
     assert np.array_equal(decode_rle(rle), paste(mask, (40, 31)))
-
-
-def test_detections_are_picked_and_shifted():
-    found = Detections(
-        torch.tensor([[0.0, 0, 2, 2], [1, 1, 4, 3]]), torch.tensor([1, 2]),
-        torch.tensor([0.9, 0.1]), [Mask(0, 0, np.ones((2, 2), bool)), Mask(1, 1, np.eye(3) > 0)],
-    )  # fmt: skip
-    second = found.select(torch.tensor([False, True])).shift(5, 7)
-    assert second.boxes.tolist() == [[6, 8, 9, 10]]
-    assert second.labels.tolist() == [2]
-    assert np.argwhere(paste(second.masks[0], (20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]

@@ -22,7 +22,6 @@ from tests.common.detection.coco_files import (
     write,
 )
 from vil.data.image import UnreadableImage
-from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
 from vil.tasks.detection.data.coco_json import REASONS
 from vil.tasks.detection.data.datasets import (
     CocoDataset,
@@ -126,15 +125,6 @@ def test_masks_are_those_of_pycocotools(tmp_path):
             rle = oracle.frPyObjects(rle, 30, 40)
         rle = oracle.merge(rle) if isinstance(rle, list) else rle
         assert np.array_equal(mask, oracle.decode(rle))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 1), (13, 29), (200, 300)], ids=str)
-@pytest.mark.parametrize("share", [0, 0.03, 0.5, 1])
-def test_run_lengths_are_spelt_as_pycocotools_spells_them(size, share):
-    bitmap = (np.random.default_rng(0).random(size) < share).astype(np.uint8)
-    text = oracle.encode(np.asfortranarray(bitmap))["counts"]
-    assert compress_runs(mask_to_runs(bitmap)).encode() == text
-    assert np.array_equal(runs_to_mask(decompress_runs(text), *size), bitmap)
 
 
 def refusal(folder, file, split="train", **options):
