@@ -10,7 +10,6 @@ import vil
 from tests.common.doc_pages import blocks
 from tests.common.small_runs import draw_pictures
 from tests.common.small_runs import vil as command
-from vil.tasks.image.probe import Labeled, probe_features
 from vil.workflows.inference import shipped_weights
 
 
@@ -58,24 +57,6 @@ def test_a_probe_of_a_run(trained, tmp_path, monkeypatch):
     assert header.split() == ["classifier", "setting", "top1", "fake"]
     assert [row.split("  ")[0] for row in rows] == ["nearest neighbors"] * 2 + ["linear probe"]
     assert all(50 < float(row.split()[-1]) <= 100 for row in rows)
-
-
-def clusters(count, spread, seed=0):
-    """Three clusters in eight dimensions, one per class."""
-    random = np.random.default_rng(seed)
-    classes = np.arange(count) % 3
-    centers = np.random.default_rng(99).normal(size=(3, 8))
-    features = centers[classes] + spread * random.normal(size=(count, 8))
-    return Labeled(features.astype(np.float32), classes)
-
-
-def test_probes_find_clusters():
-    found = probe_features(clusters(90, 0.1), {"val": clusters(30, 0.1, seed=1)})
-    assert [probe.name for probe in found] == ["nearest neighbors"] * 2 + ["linear probe"]
-    assert found[0].setting == "k=20"
-    assert all(probe.top1 == {"val": 100.0} for probe in found)
-    again = probe_features(clusters(90, 0.1), {"val": clusters(30, 0.1, seed=1)})
-    assert again == found
 
 
 @pytest.mark.long
