@@ -17,7 +17,6 @@ from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.workflows.attention_backend import backend_requests
-from vil.workflows.linear_backend import linear_requests
 
 RESIDUAL = "linear layer and residual"
 WRONG = """
@@ -142,17 +141,6 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     assert "timing the backends" not in out
 
 
-def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/autotune.json").write_text('{"of another config": "gathered"}')
-    assert vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1").code == 0
-    kept = json.loads((tmp_path / "run/autotune.json").read_text())
-    assert kept.keys() == {
-        "default", *(request.case.bucket() for request in (*asked(*TINY), *linears(*TINY)))
-    }  # fmt: skip
-    assert kept["default"] == "native"
-
-
 def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(trained):
     """Then `native` was used only where it was tuned, and only such calls were recorded."""
     shutil.copytree(trained, "run", symlinks=True)
@@ -192,11 +180,6 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
         "TUNE has no effect: the config already selects the backend gathered"
         in outcome.out + outcome.err
     )
-
-
-def linears(*words):
-    cfg = get_config(None, words)
-    return linear_requests(package.build_model(cfg), cfg, torch.device("cpu"))
 
 
 def asked(*words, **facts):

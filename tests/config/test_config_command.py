@@ -10,7 +10,7 @@ import pytest
 
 from vil.cli import config as command
 from vil.cli.arguments import config_arguments, resolve
-from vil.config import ConfigError, get_config
+from vil.config import get_config
 
 pytestmark = pytest.mark.smoke
 
@@ -68,12 +68,6 @@ def test_who_wins(monkeypatch, tmp_path):
     assert resolved("--cfg", str(file)).DATA.PATH == "file"
     assert resolved("--cfg", str(file), "DATA.PATH", "key").DATA.PATH == "key"
     assert resolved("DATA.PATH", "key", "--data", "flag").DATA.PATH == "flag"
-
-
-def test_seed():
-    assert resolved("--seed", "7").SEED == 7
-    with pytest.raises(ConfigError, match="SEED: expected int, got 'x'"):
-        resolved("--seed", "x")
 
 
 def test_config_prints_a_config_that_names_its_sources(capsys, tmp_path):

@@ -41,11 +41,6 @@ def test_packaged_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     assert get_config("mine.yaml") == cfg
 
 
-def test_a_missing_file_is_answered_with_the_nearest():
-    message = refusal("configs/_base_/clasification.yaml")
-    assert message.endswith("no such config file; did you mean _base_/classification.yaml?")
-
-
 def test_json_is_read(write):
     text = json.dumps({"OPTIM": {"LR": 1e-3}, "DATA": {"TRAIN": ["digits"]}}, indent="\t")
     cfg = get_config(write("x.json", text))

@@ -106,13 +106,6 @@ def test_splits_weights_and_groups(root):
     assert "line 4: 'g'" in message
 
 
-def test_unknown_columns_get_a_suggestion(root):
-    with pytest.raises(ValueError, match="column of labels.csv 'lable'; did you mean 'label'"):
-        open_table(root, table_of("aabb"), label_column="lable")
-    with pytest.raises(ValueError, match="unknown column of labels.csv 'path'.*choices: file"):
-        open_table(root, table_of("aabb", "file,label"))
-
-
 PLAIN = table_of("aabb")
 BAD = {
     "missing images": (PLAIN.replace("a/2", "a/9"), r"1 of 4 rows name an image .* line 3: 'a/9"),

@@ -104,14 +104,3 @@ def test_a_traceback_can_be_shown(broken, monkeypatch):
 def test_wrong_arguments_are_a_line(line):
     ended = vil(*line.split())
     assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
-
-
-@pytest.mark.trust(9)
-def test_two_dashes_end_the_options(tmp_path, monkeypatch):
-    from PIL import Image
-
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8)).save("-dash.png")
-    ended = vil("predict", "--top", "1", "--", "-dash.png")
-    assert ended.code == 0, ended.err
-    assert "-dash.png" in ended.out
