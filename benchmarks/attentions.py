@@ -23,7 +23,7 @@ import vil
 from vil.config import get_config
 from vil.engine.build import configure_device
 from vil.layers.attention import set_progress
-from vil.optim.build import build_optimizer
+from vil.optim.build import build_optimization
 from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
 from vil.workflows.prepare import move_to_device
@@ -43,7 +43,7 @@ class Step:
         cfg = get_config(config)
         self.device = configure_device(cfg)
         self.model = move_to_device(cfg, vil.build_model(cfg), self.device).train()
-        self.optimizer = build_optimizer(cfg, self.model)
+        self.optimizer = build_optimization(cfg, self.model, self.device).optimizer
         size = cfg.INPUT.IMAGE_SIZE
         self.images = torch.randn(cfg.DATALOADER.BSZ, 3, size, size, device=self.device)
         self.targets = torch.arange(cfg.DATALOADER.BSZ, device=self.device) % cfg.DATA.NUM_CLASSES

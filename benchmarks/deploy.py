@@ -49,8 +49,8 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import at_least, config_arguments, listed, run_arguments, with_weights
 from vil.config import override
+from vil.data.datasets.composed import Subset
 from vil.data.datasets.image_list import ImageSource
-from vil.data.datasets.subset import Subset
 from vil.engine.build import configure_device
 from vil.export import export_model, load_exported, quantize_linears
 from vil.integrations.optimize import optimize_for_inference
@@ -460,7 +460,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
     paths = check_paths(args.paths)
     cfg, class_names = with_weights(args, DEFAULT)
-    refuse_without(cfg, "predicts_classes", "only classifiers are measured")
+    refuse_without(cfg.TASK, "predicts_classes", "only classifiers are measured")
     has_weights = bool(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED)
     class_names = list(class_names) or recorded_classes(cfg)
     cfg = override(with_num_classes(cfg), PLAIN_CPU)

@@ -27,7 +27,7 @@ from vil.config import get_config
 from vil.engine.build import process_group
 from vil.engine.distributed import DistInfo, unwrap, wrap
 from vil.engine.fsdp import full_tensor, local
-from vil.optim.build import build_optimizer
+from vil.optim.build import build_optimization
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 from vil.workflows.prepare import prepare_for_training
@@ -41,10 +41,10 @@ def one_rank(args: argparse.Namespace) -> None:
     keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
     cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
     torch.set_num_threads(1)
-    with process_group(cfg, CPU) as dist:
+    with process_group(cfg.DISTRIBUTED_BACKEND, CPU) as dist:
         model = vil.build_model(cfg, pretrained=False)
         model = prepare_for_training(cfg, model, dist, CPU).model.train()
-        optimizer = build_optimizer(cfg, model)
+        optimizer = build_optimization(cfg, model, CPU).optimizer
         trained = wrap(model, dist, CPU)
         for number in range(args.steps):
             step = partial(train_step, trained, optimizer, cfg, dist, number)

@@ -13,7 +13,7 @@ from tests.common.marks import cases
 from vil.config import diff, get_config
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS
-from vil.optim.build import build_optimizer, build_schedule
+from vil.optim.build import build_optimization, build_schedule
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -44,8 +44,9 @@ def model_of(path: Path) -> torch.nn.Module:
 @pytest.mark.parametrize("path", cases(FILES), ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_loads_and_builds(path):
     model, cfg = model_of(path), get_config(path)
-    assert build_optimizer(cfg, model).param_groups
-    assert build_schedule(cfg, steps_per_epoch=10).lr_at(0) > 0
+    optim = build_optimization(cfg, model, torch.device("cpu"))
+    assert optim.optimizer.param_groups
+    assert build_schedule(cfg, optim.name, optim.lr, steps_per_epoch=10).lr_at(0) > 0
 
 
 @pytest.mark.defect("B35")

@@ -34,7 +34,7 @@ from tests.common.marks import cases
 from vil.config import get_config
 from vil.data import build_dataset
 from vil.utils.extras import is_installed
-from vil.workflows.sweep import plan_sweep
+from vil.workflows.sweep import sweep
 
 LANGUAGES = {"python", "bash", "yaml", "json", "text"}
 # Pages whose blocks another test runs; that test names the page.
@@ -170,7 +170,8 @@ def test_configs_and_maps_load(block, tmp_path):
         return
     (tmp_path / "mine.yaml").write_text(block.code)
     if is_grid(block):
-        assert len(plan_sweep(file=tmp_path / "mine.yaml", output_dir="s")) == 9
+        result = sweep(file=tmp_path / "mine.yaml", output_dir="s", train=False)
+        assert len(result.plan) == 9
         return
     assert get_config(tmp_path / "mine.yaml") != get_config()
 

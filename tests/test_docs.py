@@ -28,7 +28,7 @@ from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.config.removed import REMOVED
 from vil.engine.logger import SLOW_DATA
-from vil.tasks.image.build import build_train_transform
+from vil.tasks.image.build import build_train_transform, transform_settings
 from vil.tasks.image.task import MAX_EVAL_BATCH
 from vil.workflows.prepare import prepare_for_evaluation
 
@@ -408,7 +408,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
         place = ["--output_dir", str(tmp_path / name), f"DATA.PATH={tmp_path}"]
         splits = [] if name == "detection" else further
         assert main(["train", *place, *settings, *splits, "OPTIM.EPOCHS=1"]) == 0
-    build_train_transform(get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"]))
+    augmented = get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"])
+    build_train_transform(augmented, transform_settings(augmented))
     compiled = get_config(opts=["MODEL.COMPILE=True"])
     prepare_for_evaluation(compiled, nn.Identity(), torch.device("cpu"))
     components = (entry for kind in HOMES for entry in registry(kind).values())

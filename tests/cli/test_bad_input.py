@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import vil as package
 from tests.common.small_runs import SMALL, TINY, draw_pictures, vil
+from vil.cli.removed import REMOVED
 from vil.config import get_config
 from vil.workflows import train as training
 
@@ -276,6 +277,11 @@ def test_weights_of_another_model_are_listed(command):
     assert "unexpected: stages.9.extra;" in ended.err
     assert "mismatched: head.bias (7,) -> (4,);" in ended.err
     assert "FINETUNE.HEAD" in ended.err
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_command_or_option_says_what_to_do_instead(name):
+    refused(vil(*name.split()), USAGE, re.escape(f"{name} was removed: {REMOVED[name]}"))
 
 
 class Code:

@@ -6,6 +6,7 @@ from tests.common.built import task_of
 from vil.config import get_config
 from vil.engine.distributed import DistInfo
 from vil.optim.build import build_schedule
+from vil.optim.learning_rates import ScaledLr
 
 FAKE = (
     "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.KWARGS={n: 8, num_classes: 4}",
@@ -37,7 +38,7 @@ USED = [
 def build(words, file=None):
     cfg = get_config(file, [*FAKE, *words])
     task_of(cfg).train_loader(DistInfo())
-    build_schedule(cfg, 10)
+    build_schedule(cfg, "sgd", ScaledLr(0.1, 0.0), 10)
 
 
 @pytest.mark.parametrize(("words", "why", "count"), UNUSED, ids=[why for _, why, _ in UNUSED])

@@ -7,7 +7,7 @@ import torch
 
 from vil.data import build_dataset
 from vil.data.classes import read_class_mapping
-from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.datasets.composed import ConcatImageDataset
 from vil.utils.errors import DataError
 
 pytestmark = pytest.mark.smoke

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.common.data_files import CLASSES, samples, write_folder, write_tar
 from vil.data import DATASETS, EXTRAS, build_dataset, is_numbered
-from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.datasets.composed import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError

@@ -8,7 +8,7 @@ from PIL import Image
 from vil.config import get_config
 from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
-from vil.tasks.image.build import build_train_transform
+from vil.tasks.image.build import build_train_transform, transform_settings
 from vil.utils.errors import ConfigError
 
 pytestmark = pytest.mark.smoke
@@ -79,9 +79,7 @@ def test_flips_and_scale(use_timm):
 
 @pytest.mark.parametrize("policy", ["rand-m9-foo5", "rand-9", "augmix-x1", "v0-m9", "augmix-w2.5"])
 def test_a_policy_that_timm_refuses_is_named(policy):
+    words = ["AUG.TIMM_AUG.USE_TRANSFORM=True", f"AUG.TIMM_AUG.AUTO_AUGMENT={policy}"]
+    cfg = get_config(None, words)
     with pytest.raises(ConfigError, match=f"auto_augment '{policy}'.: "):
-        build_train_transform(
-            get_config(
-                None, ["AUG.TIMM_AUG.USE_TRANSFORM=True", f"AUG.TIMM_AUG.AUTO_AUGMENT={policy}"]
-            )
-        )
+        build_train_transform(cfg, transform_settings(cfg))

@@ -27,8 +27,7 @@ def made(name, layer_decay=1.0):
         0.05,
         0.0,
         spare,
-        layer_of=lambda name: int(name[0]),
-        num_layers=4,
+        layers={name: int(name[0]) for name, _ in model.named_parameters()},
         layer_decay=layer_decay,
     )
     return model, build_optimizer(name, groups, lr=0.01, eps=1e-3)

@@ -7,44 +7,50 @@ import torch
 from torch import nn
 
 from vil.config import get_config
-from vil.optim.build import build_optimization, build_schedule, scaled_lr
+from vil.optim.build import build_optimization, build_schedule
+from vil.optim.learning_rates import default_scaling
 
 pytestmark = pytest.mark.smoke
 
 
-def config(**options):
-    keys = {"OPT": "OPTIM.OPT", "LR": "OPTIM.LR", "REFERENCE": "OPTIM.LR_REFERENCE_BATCH",
-            "SCALING": "OPTIM.LR_SCALING", "BSZ": "DATALOADER.BSZ", "MIN_LR": "SOLVER.MIN_LR",
-            "ACCUMULATE": "OPTIM.ACCUMULATE"}  # fmt: skip
-    return get_config(None, [f"{keys[name]}={value}" for name, value in options.items()])
+def build(options):
+    cfg = get_config(None, options)
+    optim = build_optimization(cfg, nn.Linear(2, 2), torch.device("cpu"))
+    return optim.lr, build_schedule(cfg, optim.name, optim.lr, 10)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "scaling", "factor"),
     [
-        ("sgd", "auto", 0.25), ("qhm", "auto", 0.25), ("lars", "auto", 0.25),
-        ("adamw", "auto", 0.5), ("lamb", "auto", 0.5), ("timm/nadamw", "auto", 0.5),
-        ("timm/lion", "auto", 0.25), ("timm/muon", "auto", 0.25), ("timm/adamuon", "auto", 0.5),
+        ("sgd", "auto", 0.25), ("adamw", "auto", 0.5), ("lamb", "auto", 0.5),
+        ("timm/nadamw", "auto", 0.5), ("timm/lion", "auto", 0.25),
         ("adamw", "linear", 0.25), ("sgd", "sqrt", 0.5),
     ],
 )  # fmt: skip
 def test_lr_and_min_lr_scale_with_the_images_of_a_step(optimizer, scaling, factor):
-    batch = dict(REFERENCE=1024, BSZ=64, ACCUMULATE=4, SCALING=scaling)
-    lr = scaled_lr(config(OPT=optimizer, LR=0.01, MIN_LR=1e-4, **batch))
+    lr, _ = build(
+        [f"OPTIM.OPT={optimizer}", "OPTIM.LR=0.01", "SOLVER.MIN_LR=1e-4", "DATALOADER.BSZ=64",
+         "OPTIM.ACCUMULATE=4", "OPTIM.LR_REFERENCE_BATCH=1024", f"OPTIM.LR_SCALING={scaling}"]
+    )  # fmt: skip
     assert (lr.peak, lr.final) == (pytest.approx(0.01 * factor), pytest.approx(1e-4 * factor))
 
 
+def test_muon_scales_linearly_and_adamuon_with_the_root():
+    names = ("qhm", "lars", "timm/muon", "timm/adamuon")
+    assert [default_scaling(name) for name in names] == ["linear"] * 3 + ["sqrt"]
+
+
 def test_without_a_reference_the_rate_is_unchanged():
-    cfg = config(LR=0.3, MIN_LR=0.1, BSZ=7)
-    assert scaled_lr(cfg) == (0.3, 0.1, "")
-    assert build_schedule(cfg, 10).lr_at(0) == 0.3
+    lr, schedule = build(["OPTIM.LR=0.3", "SOLVER.MIN_LR=0.1", "DATALOADER.BSZ=7"])
+    assert lr == (0.3, 0.1, "")
+    assert schedule.lr_at(0) == 0.3
 
 
 def test_the_schedule_uses_the_scaled_rates():
     options = ["OPTIM.LR=0.1", "OPTIM.LR_REFERENCE_BATCH=64", "DATALOADER.BSZ=128", "OPTIM.OPT=sgd",
                "SOLVER.LR_POLICY=linear", "SOLVER.MIN_LR=0.01", "SOLVER.WARMUP_EPOCHS=0",
                "OPTIM.EPOCHS=1"]  # fmt: skip
-    schedule = build_schedule(get_config(None, options), 10)
+    _, schedule = build(options)
     assert (schedule.lr_at(0), schedule.lr_at(10)) == (0.2, 0.02)
 
 
@@ -62,6 +68,6 @@ def test_the_schedule_uses_the_scaled_rates():
 )  # fmt: skip
 def test_the_log_tells_of_the_learning_rate(options, message, caplog):
     caplog.set_level(logging.INFO)
-    build_optimization(get_config(None, options), nn.Linear(2, 2), torch.device("cpu"), 10)
+    build(options)
     assert message in caplog.text
     assert bool(message) == bool(caplog.records)

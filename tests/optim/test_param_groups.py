@@ -42,8 +42,7 @@ def test_layers_near_the_input_have_smaller_learning_rates():
         0.1,
         0.0,
         {"0.b", "1.b"},
-        layer_of=lambda name: int(name[0]),
-        num_layers=3,
+        layers={name: int(name[0]) for name, _ in named},
         layer_decay=0.5,
     )
     assert [(names(g), g["weight_decay"], g["lr_scale"]) for g in groups] == [

@@ -31,9 +31,9 @@ def small_model():
 def objects_for(name, **settings):
     model = small_model()
     no_decay = {name for name, p in model.named_parameters() if p.ndim < 2 or "table" in name}
-    layer_of = {name: int(name[0]) for name, _ in model.named_parameters()}.__getitem__
-    layers = dict(layer_of=layer_of, num_layers=5, layer_decay=0.9)
-    groups = decay_groups(model.named_parameters(), 0.05, 0.0, no_decay, **layers)
+    layers = {name: int(name[0]) for name, _ in model.named_parameters()}
+    named, options = model.named_parameters(), dict(layers=layers, layer_decay=0.9)
+    groups = decay_groups(named, 0.05, 0.0, no_decay, **options)
     optimizer = build_optimizer(name, groups, lr=PEAK, **settings)
     return TrainObjects(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
 

@@ -89,7 +89,7 @@ def regression():
     """Image regression: one number per image, here its mean brightness."""
     from vil.data import build as data
     from vil.data import build_dataset
-    from vil.engine.build import amp_dtype, memory_format
+    from vil.engine.build import MEMORY_FORMATS, amp_dtype
     from vil.engine.distributed import all_reduce_sum
     from vil.engine.evaluation import iter_in_step
     from vil.engine.loop import Loss, Metric
@@ -103,7 +103,9 @@ def regression():
 
         def __init__(self, cfg, device):
             super().__init__(
-                device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg)
+                device=device,
+                amp_dtype=amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED),
+                memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
             )
             self.cfg, self.scale = cfg, cfg.BRIGHTNESS.SCALE
 

@@ -9,10 +9,8 @@ import pytest
 from vil.report.curves import plot_curves
 from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks.image.report import (
-    plot_predictions,
-)
-from vil.tasks.image.target import Outputs
+from vil.tasks.image import target
+from vil.tasks.image.report import plot_predictions
 
 pytestmark = pytest.mark.smoke
 
@@ -67,7 +65,7 @@ def test_dollar_signs_in_names_are_no_formulas(tmp_path):
     """matplotlib refuses r$_a_b$ as a formula."""
     name = "US$_a_b in $"
     curves = {f"val/{name}": [(1, 2.0)], "train": [(1, 3.0)]}
-    outputs = Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
+    outputs = target.Outputs(np.arange(2), np.ones((2, 1)), np.ones((2, 1)))
     for figure in (plot_curves(curves, name), plot_predictions(outputs, [name])):
         figure.savefig(tmp_path / "plot.png")
 

@@ -30,7 +30,7 @@ from vil.config import get_config
 from vil.report import run_record
 from vil.report.sweep_table import RunRow, format_table, summarize, to_csv
 from vil.utils.errors import ConfigError
-from vil.workflows.sweep import check_models, plan_sweep, read_rows, write_plan
+from vil.workflows.sweep import sweep, write_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMPONENTS = Path(__file__).parents[1] / "plugins/my_components.py"
@@ -58,8 +58,12 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def planned(*words, folder="s", **settings):
-    return plan_sweep(None, [*TINY, *words], output_dir=folder, **settings)
+def plan(config=None, overrides=None, **settings):
+    return sweep(config, overrides, output_dir="s", train=False, **settings).plan
+
+
+def planned(*words, **settings):
+    return plan(None, [*TINY, *words], **settings)
 
 
 def remember(*words, **settings):
@@ -99,7 +103,7 @@ def test_a_list_is_one_value_of_a_key_that_takes_a_list():
 
 def test_a_file_has_a_base_fixed_settings_variants_and_a_grid():
     Path("g.yaml").write_text(GRID)
-    runs = plan_sweep(file="g.yaml", output_dir="s")
+    runs = plan(file="g.yaml")
     assert names(runs)[:3] == ["plain-seed_0", "plain-seed_1", "bare-seed_0"]
     first = {run.group: run.cfg for run in runs if run.cfg.SEED == 0}
     assert first["plain"].OPTIM.EPOCHS == 3
@@ -108,7 +112,7 @@ def test_a_file_has_a_base_fixed_settings_variants_and_a_grid():
     own = get_config("digits/vil_nano_linformer.yaml")
     assert first["linformer"].MODEL == own.MODEL
     assert first["linformer"].OPTIM.EPOCHS == 3  # fixed wins over a config file
-    runs = plan_sweep(None, ["SEED=[5]", "OPTIM.LR=0.1"], file="g.yaml", output_dir="s")
+    runs = plan(None, ["SEED=[5]", "OPTIM.LR=0.1"], file="g.yaml")
     assert {run.cfg.SEED for run in runs} == {5}
     assert {run.cfg.OPTIM.LR for run in runs} == {0.1}
 
@@ -116,19 +120,19 @@ def test_a_file_has_a_base_fixed_settings_variants_and_a_grid():
 def test_python_values_make_the_same_grid():
     words = planned(f"{ATTN}=[full, longformer]", "OPTIM.LR=[0.1, 0.2]")
     axes = {ATTN: ["full", "longformer"], "OPTIM.LR": [0.1, 0.2]}
-    python = plan_sweep(None, TINY, grid=axes, output_dir="s")
+    python = plan(None, TINY, grid=axes)
     assert names(words) == names(python)
     assert [run.cfg for run in words] == [run.cfg for run in python]
     variants = {"a": {"OPTIM.LR": 0.1, "AUG.SCALE": [0.5, 1]}, "b": {}}
-    runs = plan_sweep(None, TINY, variants=variants, output_dir="s")
+    runs = plan(None, TINY, variants=variants)
     assert [run.cfg.OPTIM.LR for run in runs] == [0.1, 0.01]
 
 
 def test_the_examples_are_grids():
-    runs = plan_sweep(file=EXAMPLES / "sweep_attentions.yaml", output_dir="s")
+    runs = plan(file=EXAMPLES / "sweep_attentions.yaml")
     assert len(runs) == 21
     write_plan(runs)
-    assert len(plan_sweep(file=EXAMPLES / "sweep_patterns.yaml", output_dir="s")) == 30
+    assert len(plan(file=EXAMPLES / "sweep_patterns.yaml")) == 30
 
 
 WRONG = [
@@ -185,9 +189,8 @@ def test_wrong_files_are_refused_with_their_line(text, message):
 @pytest.mark.detection
 def test_runs_of_two_metrics_are_not_compared():
     variants = {"a": {}, "b": {"_BASE_": "scenes/retinanet_vil_nano.yaml"}}
-    runs = plan_sweep("digits/vil_nano.yaml", variants=variants, output_dir="s")
     with pytest.raises(ConfigError, match="run b: has the metric box_ap, but .* run has top1"):
-        check_models(runs)
+        plan("digits/vil_nano.yaml", variants=variants)
 
 
 # -------------------------------------------------------------------------- what it remembers
@@ -197,10 +200,10 @@ def test_a_larger_grid_adds_runs_and_the_folder_alone_is_enough():
     first = remember("SEED=[0, 1]")
     second = remember("SEED=[0, 1, 2]")
     assert names(second) == ["seed_0", "seed_1", "seed_2"]
-    known = plan_sweep(output_dir="s")
+    known = plan()
     assert names(known) == names(second)
     assert [run.cfg for run in known[:2]] == [run.cfg for run in first]
-    moved = plan_sweep(data="elsewhere", output_dir="s")  # how, not what
+    moved = plan(data="elsewhere")  # how, not what
     assert {run.cfg.DATA.PATH for run in moved} == {"elsewhere"}
 
 
@@ -221,7 +224,7 @@ def test_a_damaged_folder_is_refused(text):
     remember("SEED=[0]")
     Path("s/sweep.json").write_text(text)
     with pytest.raises(ConfigError, match="sweep.json cannot be read"):
-        plan_sweep(output_dir="s")
+        plan()
 
 
 def test_the_folder_of_a_run_is_refused():
@@ -247,7 +250,7 @@ def test_a_dry_run_lists_the_states_and_writes_nothing():
         run.folder.mkdir()
         (run.folder / "status.json").write_text(json.dumps(record))
     crashed.path("output", ".txt").write_text("# vil train\nvil train: no data\nsome more\n")
-    rows = [(row.state, row.reason) for row in read_rows(plan_sweep(output_dir="s"))]
+    rows = [(row.state, row.reason) for row in sweep(output_dir="s", train=False).runs]
     assert rows == [
         ("pending", ""), ("interrupted", ""), ("interrupted", "stopped by SIGTERM"),
         ("failed", "DivergedError: nan"), ("finished", ""), ("failed", "no data"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import vil
+from vil.cli.removed import describe_removed
 from vil.config.registries import registry
 from vil.utils.atomic_write import TEXT
 from vil.utils.cache_dir import cache_dir
@@ -56,12 +57,6 @@ COMMANDS = {
 }
 for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
-REMOVED = {  # {removed command: the command line that replaces it}
-    "benchmark deploy": "python benchmarks/deploy.py, which has the same options",
-    "detect train": "vil train --config-file coco/mask_rcnn_vil_tiny_1x.yaml",
-    "detect evaluate": "vil evaluate --run DIR",
-    "detect predict": "vil predict --run DIR",
-}
 
 HELP = ("-h", "--help")
 HIDDEN = "\0"  # no command-line argument can contain a NUL
@@ -99,8 +94,8 @@ def run_command(words: list[str]) -> int:
         print(overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, words = command_of(words)
-    if name in REMOVED:
-        print(f"vil: {name!r} was removed: use {REMOVED[name]}", file=sys.stderr)
+    if removed := describe_removed(name, words):
+        print(f"vil: {removed}", file=sys.stderr)
         return 2
     if name not in COMMANDS:
         group = [command for command in COMMANDS if command.startswith(f"{name} ")]

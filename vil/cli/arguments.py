@@ -82,9 +82,26 @@ def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> 
         own = dict(action="append", default=[])
         text += "; may be repeated, or be a quoted pattern such as 'runs/fold*'"
     add("--run", "--run-dir", metavar="DIR", help=text, **own)
-    add(
-        "--checkpoint", default="best", choices=["best", "last"], help="checkpoint of --run to load"
-    )
+    checkpoint_argument(parser, "checkpoint of --run to load (best)")
+
+
+def checkpoint_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the flag --checkpoint, which selects a checkpoint of a run. text: its help text."""
+    parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help=text)
+
+
+def classes_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag --classes, for commands that show or store class names."""
+    text = "file with the class names, one per line (default: those of the run or the weights)"
+    parser.add_argument("--classes", metavar="FILE", help=text)
+
+
+def image_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags --images and --sample, for commands that take any number of images."""
+    add = parser.add_argument
+    text = "files, folders, or - for standard input"
+    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
+    add("--sample", action="store_true", help="use the digit images that ship with the package")
 
 
 def resolve(args: argparse.Namespace) -> CfgNode:

@@ -24,6 +24,7 @@ import argparse
 
 from vil.cli.arguments import at_least, height_width, import_argument, listed
 from vil.config.plugins import run_imports
+from vil.utils.text_table import align
 
 # flag: (default, parser of an item or a number, help)
 LISTS = {
@@ -101,20 +102,14 @@ def table(rows: list) -> str:
         f"\n{across} tokens, w {spec['window']}, {spec['mask']}{mode}, {shape}, "
         f"{'bias' if spec['bias'] else 'no bias'}; auto: {', '.join(taken) or 'not measured'}"
     )
-    titles = ("forward ms", "backward ms", "MiB", "/ handgrad", "/ sdpa", "/ floor")
-    lines = [head, f"  {'':20}" + "".join(f"{title:>12}" for title in titles)]
-    return "\n".join([*lines, *map(line, rows)])
-
-
-def line(row) -> str:
-    """Format the result of one backend as a line of the table. If the backend does not support the
-    attention setting, the line has the reason instead of numbers."""
-    name = f"  {row.backend + (' *' if row.auto else ''):20}"
-    if row.total_ms is None:
-        return f"{name}  {row.reason}"
-    columns = (
-        (row.forward_ms, 2), (row.backward_ms, 2), (row.extra_mib, 1),
-        (row.over_chunk_handgrad, 2), (row.over_sdpa, 2), (row.over_floor, 2),
-    )  # fmt: skip
-    cells = "".join(f"{'-' if x is None else f'{x:.{places}f}':>12}" for x, places in columns)
-    return f"{name}{cells}" + (f"  ({row.note})" if row.note else "")
+    cells = [["", "forward ms", "backward ms", "MiB", "/ handgrad", "/ sdpa", "/ floor"]]
+    for row in rows:
+        numbers = (
+            (row.forward_ms, 2), (row.backward_ms, 2), (row.extra_mib, 1),
+            (row.over_chunk_handgrad, 2), (row.over_sdpa, 2), (row.over_floor, 2),
+        )  # fmt: skip
+        shown = ["-" if number is None else f"{number:.{places}f}" for number, places in numbers]
+        cells.append([f"  {row.backend}{' *' * row.auto}", *shown])
+    reasons = [row.reason if row.total_ms is None else row.note for row in rows]
+    notes = ["", *(f"  ({reason})" if reason else "" for reason in reasons)]
+    return "\n".join([head, *map(str.__add__, align(cells).splitlines(), notes)])

@@ -25,6 +25,7 @@ import argparse
 from pathlib import Path
 
 from vil.cli.arguments import at_least, config_arguments, listed, resolve
+from vil.utils.text_table import align
 
 DEFAULT = "imagenet/vil_tiny.yaml"
 BATCH = 16
@@ -82,22 +83,15 @@ def run(args: argparse.Namespace) -> int:
 def table(rows: list) -> str:
     """Format the results of `ModelBenchmark.run` as a table, with one line per result: a model with
     its settings and attention backend."""
-    names = max(len(row.model) for row in rows)
-    head = (
-        f"\n  {'':{names}} {'':14} {'':22}{'images per second':>20}{'x the first':>16}{'MiB':>16}"
-        f"\n  {'model':{names}} {'way':14} {'attention':22}"
-    )
-    head += "".join(f"{title:>{w}}" for w in (10, 8, 8) for title in ("eval", "train"))
-    lines = [head]
+    heads = ["model", "way", "attention", "eval img/s", "train img/s", "eval ratio", "train ratio"]
+    cells = [[*heads, "eval MiB", "train MiB"]]
     for row in rows:
-        cells = f"  {row.model:{names}} {row.way:14} {row.attention:22}"
-        if row.training is None:
-            lines.append(f"{cells}  {row.reason}")
-            continue
-        columns = (
-            (row.evaluation, 10, 1), (row.training, 10, 1), (row.over_evaluation, 8, 2),
-            (row.over_training, 8, 2), (row.evaluation_mib, 8, 0), (row.training_mib, 8, 0),
+        numbers = (
+            (row.evaluation, ".1f"), (row.training, ".1f"), (row.over_evaluation, ".2f"),
+            (row.over_training, ".2f"), (row.evaluation_mib, ".0f"), (row.training_mib, ".0f"),
         )  # fmt: skip
-        cells += "".join(f"{'-':>{w}}" if x is None else f"{x:{w}.{d}f}" for x, w, d in columns)
-        lines.append(cells + (f"  ({row.reason})" if row.reason else ""))
-    return "\n".join(lines)
+        shown = ["-" if number is None else f"{number:{form}}" for number, form in numbers]
+        cells.append([row.model, row.way, row.attention, *shown])
+    reasons = ["", *(f"  ({row.reason})" if row.reason else "" for row in rows)]
+    lines = align(cells, num_left=3).splitlines()
+    return "\n".join(["", *map(str.__add__, lines, reasons)])

@@ -42,17 +42,17 @@ def run(args: argparse.Namespace) -> int:
             aside.write_text(manual(), encoding="utf-8")
         return 0
     if args.diff is None:
-        print(annotated(cfg, sources), end="")
+        print(annotate(dump(cfg), sources), end="")
     else:
-        print(differences(cfg, sources, get_config(args.diff)), end="")
+        print(differences(diff(cfg, get_config(args.diff)), sources), end="")
     return 0
 
 
-def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Format a config as YAML, with a comment that names the source of each value that is not a
+def annotate(text: str, sources: dict[str, str]) -> str:
+    """Add a comment to the YAML text of a config that names the source of each value that is not a
     default. sources: {config key: where its value was set, such as a file name}."""
     lines, path = [], []
-    for line in dump(cfg).splitlines():
+    for line in text.splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
         path[len(indent) // 2 :] = [name]
         where = sources.get(".".join(path))
@@ -60,14 +60,15 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """Return YAML with a line for each key whose value in `cfg` differs from `other`.
+def differences(changes: dict[str, tuple[Any, Any]], sources: dict[str, str]) -> str:
+    """Return YAML with a line for each key that differs between a config and another one.
 
-    A comment on each line has the value in `other` and the source of the value in `cfg`. sources:
-    {config key: source, such as a file name}.
+    A comment on each line has the value in the other config and the source of the value. changes:
+    {config key: (value, value in the other config)}. sources: {config key: source, such as a file
+    name}.
     """
     lines = []
-    for key, (value, was) in diff(cfg, other).items():
+    for key, (value, was) in changes.items():
         line = dump(CfgNode({key: value})).rstrip()
         lines.append(f"{line}  # not {was!r}; from {sources.get(key, 'default')}\n")
     return "".join(lines)

@@ -19,7 +19,13 @@ printed. Weights that do not fit are an error. Load the result with `vil.from_pr
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, options_of, resolve
+from vil.cli.arguments import (
+    checkpoint_argument,
+    classes_argument,
+    config_arguments,
+    options_of,
+    resolve,
+)
 from vil.utils.errors import ConfigError
 
 
@@ -28,20 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a weight file, a checkpoint, or the folder of a run")
     add("target", metavar="TARGET", help="the .safetensors file or the folder to write")
     config_arguments(parser)
+    checkpoint_argument(parser, "checkpoint of a run to convert (best)")
+    classes_argument(parser)
     text = "name of the built-in model, or of the published weights, that SOURCE contains"
     add("--model", metavar="NAME", help=text)
-    add(
-        "--checkpoint",
-        default="best",
-        choices=["best", "last"],
-        help="checkpoint of a run to convert",
-    )
     text = (
         "how to resize position embeddings: linear, as in the 2021 code (default), bicubic, "
         "or extend, which keeps the value of each relative position"
     )
     add("--resize", choices=["linear", "bicubic", "extend"], dest="rule", help=text)
-    add("--classes", metavar="FILE", help="file with the class names, one per line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,7 +25,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
+from vil.cli.arguments import (
+    config_arguments,
+    files_read,
+    image_arguments,
+    run_arguments,
+    with_weights,
+)
 from vil.cli.predict import image_words, use_shipped_weights
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
@@ -34,10 +40,8 @@ from vil.utils.output_paths import output_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
+    image_arguments(parser)
     add = parser.add_argument
-    text = "files, folders, or - for standard input"
-    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
-    add("--sample", action="store_true", help="use the digit images that ship with the package")
     add("--output-file", metavar="FILE", help=".npy file for the features")
     text = "measure the accuracy of nearest neighbors and a linear probe on the config's data"
     add("--probe", action="store_true", help=text)

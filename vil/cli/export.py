@@ -25,6 +25,7 @@ import argparse
 from pathlib import Path
 
 from vil.cli.arguments import (
+    classes_argument,
     config_arguments,
     files_read,
     height_width,
@@ -43,6 +44,7 @@ MIB = 2**20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
+    classes_argument(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="file to write, which ends in .onnx or .pt2")
     text = "onnx (default for .onnx), torch (default for .pt2) or aoti (AOTInductor, also .pt2)"
@@ -55,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calibration", metavar="DIR", help="folder of images for static --int8")
     add("--opset", type=int, metavar="N", help="ONNX opset (torch's default)")
     add("--check", action="store_true", help="evaluate the model and the files on the test sets")
-    add("--classes", metavar="FILE", help="file with class names (default: the run's classes.txt)")
 
 
 def _open(text: str) -> tuple[str, ...]:

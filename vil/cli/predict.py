@@ -69,9 +69,11 @@ from pathlib import Path
 from typing import Any
 
 from vil.cli.arguments import (
+    classes_argument,
     config_arguments,
     fast_argument,
     files_read,
+    image_arguments,
     run_arguments,
     with_weights,
 )
@@ -97,12 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="folder for images with predictions drawn on them")
     run_arguments(parser, several=True)
     fast_argument(parser)
+    image_arguments(parser)
+    classes_argument(parser)
     tasks = registry("task").values()
     formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument
-    text = "files, folders, or - for standard input"
-    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
-    add("--sample", action="store_true", help="use the digit images that ship with the package")
     text = "predict each image of a cross-validation with the run that was not trained on it"
     add("--out-of-fold", action="store_true", help=text)
     text = "number of classes to list for each image, or all (5)"
@@ -117,7 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of the predictions; depends on the task",
     )
     add("--output-file", metavar="FILE", help="file for the predictions (default: standard output)")
-    add("--classes", metavar="FILE", help="file with the class names, one per line")
     for flag, key in task_flags().items():
         add(f"--{flag}", metavar="X", help=f"value of the config key {key}")
     stream_arguments(parser)

@@ -19,7 +19,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, files_read, options_of
+from vil.cli.arguments import checkpoint_argument, config_arguments, files_read, options_of
 from vil.config.plugins import run_imports
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run")
     config_arguments(parser)
-    text = "checkpoint to evaluate (best)"
-    add("--checkpoint", default="best", choices=["best", "last"], help=text)
+    checkpoint_argument(parser, "checkpoint to evaluate (best)")
     add("--no-eval", action="store_true", help="show only what the run has logged")
     add("--out", metavar="FILE", help=f"file to write (RUN/{PAGE})")
 

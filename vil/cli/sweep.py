@@ -55,41 +55,38 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.output_dir or Path("sweeps", Path(name).stem))
     options = options_of(args)
     words = [*options.words, *([] if args.seed is None else [f"SEED={args.seed}"])]
-    own = dict(output_dir=folder, file=args.grid, data=args.data, imports=options.imports)
-    runs = sweep.plan_sweep(args.config_file, words, **own)
-    if args.table and not (folder / "sweep.json").is_file():
-        raise ConfigError(f"--table: {folder} has no sweep yet; to start one, leave out this flag")
-    sizes = sweep.check_models(runs)
+    trains = not (args.table or args.dry_run or args.slurm is not None)
+    result = sweep.sweep(
+        args.config_file, words, output_dir=folder, file=args.grid, data=args.data,
+        imports=options.imports, jobs=args.jobs or 1, num_processes=args.nproc, train=trains,
+        say=partial(print, flush=True),
+    )  # fmt: skip
+    if trains:
+        print(f"\n{result.text}\n{folder / 'summary.md'}")
+        return result.code
     if args.table:
-        print(sweep.write_table(runs, sizes)[-1], end="")
+        if not (folder / "sweep.json").is_file():
+            message = f"{folder} has no sweep yet; to start one, leave out this flag"
+            raise ConfigError(f"--table: {message}")
+        sweep.write_table(result)
+        print(result.text, end="")
         return 0
-    if args.dry_run or args.slurm is not None:
-        rows = sweep.read_rows(runs)
-        print(f"{len(runs)} runs in {folder}; every config is valid")
-        if args.dry_run:
-            print(align([[row.name, row.state, row.reason] for row in rows], num_left=3))
-        unfinished = [run for run, row in zip(runs, rows) if row.state != "finished"]
-        if args.slurm is None:
-            return 0
-        if not unfinished:
-            print("all runs have finished")
-            return 0
-        more = dict(jobs=args.jobs, num_processes=args.nproc)
-        script = sweep.format_script(unfinished, args.slurm, **more)
-        if args.dry_run:
-            print(f"\n{script}", end="")
-            return 0
-        return submit(sweep.write_script(runs, script))
-    say = partial(print, flush=True)
-    more = dict(jobs=args.jobs or 1, num_processes=args.nproc, say=say)
-    result = sweep.run_sweep(runs, sizes, **more)
-    print(f"\n{result.text}\n{folder / 'summary.md'}")
-    return result.code
-
-
-def submit(script: Path) -> int:
-    """Submit the script of a job array, if this machine has sbatch. Returns the exit code."""
+    print(f"{len(result.runs)} runs in {folder}; every config is valid")
+    if args.dry_run:
+        print(align([[row.name, row.state, row.reason] for row in result.runs], num_left=3))
+    unfinished = [run for run, row in zip(result.plan, result.runs) if row.state != "finished"]
+    if args.slurm is None:
+        return 0
+    if not unfinished:
+        print("all runs have finished")
+        return 0
+    more = dict(jobs=args.jobs, num_processes=args.nproc)
+    script = sweep.format_script(unfinished, args.slurm, **more)
+    if args.dry_run:
+        print(f"\n{script}", end="")
+        return 0
+    file = sweep.write_script(result.plan, script)
     if shutil.which("sbatch"):
-        return subprocess.run(["sbatch", str(script)]).returncode
-    print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {script}")
+        return subprocess.run(["sbatch", str(file)]).returncode
+    print(f"this machine has no sbatch; submit the runs on the cluster: sbatch {file}")
     return 0

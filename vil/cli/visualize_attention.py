@@ -29,7 +29,13 @@ import argparse
 import os
 import sys
 
-from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
+from vil.cli.arguments import (
+    classes_argument,
+    config_arguments,
+    files_read,
+    run_arguments,
+    with_weights,
+)
 from vil.cli.predict import use_shipped_weights
 from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
@@ -41,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("image", metavar="IMAGE", help="image file, - for standard input, or test:N")
     config_arguments(parser)
     run_arguments(parser)
+    classes_argument(parser)
     add("--token", metavar="ROW,COL", help="row and column of a pixel (default: the center)")
     add("--stage", type=int, metavar="N", help="number of the stage, from 1 (default: all)")
     add("--block", type=int, metavar="N", help="number of the block, from 1 (default: the last)")
@@ -49,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["token", "global"],
         help="draw only the selected token or the global tokens",
     )
-    add("--classes", metavar="FILE", help="file with the class names, one per line")
     add("--out", default="attention.png", metavar="FILE", help="plot to write (attention.png)")
 
 

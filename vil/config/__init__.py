@@ -5,7 +5,7 @@ coercion    converts values to types      load         merges and checks all set
 rules       allowed values                dump_yaml    writes a config
 presets     sets of keys for a purpose    plugins      runs files that register components
 legacy      the 2021 code's spellings     registries   components that are values of keys
-key_lookup  finds keys by name            access       reads a component's own keys
+key_lookup  finds keys by name            unused_keys  warns about keys without effect
 removed     keys of earlier configs
 
 Importing this package does not import torch, so that a wrong key is reported immediately.

@@ -35,10 +35,6 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-def _represent_node(dumper: _Dumper, node: CfgNode) -> yaml.Node:
-    return dumper.represent_mapping("tag:yaml.org,2002:map", node.items(), flow_style=not node)
-
-
 def _represent_items(dumper: _Dumper, items: Sequence[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
 
@@ -46,4 +42,4 @@ def _represent_items(dumper: _Dumper, items: Sequence[Any]) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(list, _represent_items)
 _Dumper.add_representer(tuple, _represent_items)
-_Dumper.add_representer(CfgNode, _represent_node)
+_Dumper.add_representer(CfgNode, _Dumper.represent_dict)

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from yacs.config import CfgNode
-
 from vil.config.removed import RemovedKey
 from vil.utils.errors import ConfigError
 
@@ -89,14 +87,14 @@ def _respell(setting: Setting) -> list[Setting]:
     return [setting._replace(value=today)]
 
 
-def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
+def warn_revived(ln_eps: float, sources: dict[str, str]) -> None:
     """Log a warning if a config of the original 2021 code sets LN_EPS to a value other than 1e-6.
 
     The original code ignored LN_EPS, but vil applies it. A config without the key VERSION counts as
     one of the original code. sources: {key: source of its value} for all keys that are set.
     """
     key = "MODEL.VIT.MSVIT.LN_EPS"
-    if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
+    if "VERSION" not in sources and ln_eps != 1e-6:
         log.warning(
             "%s: %s: the original 2021 code ignored LN_EPS and used 1e-6. vil uses LN_EPS, "
             "but keeps 1e-6 for a model that loads weights of the original code.",

@@ -67,10 +67,8 @@ def load_config(
     settings += _from_command_line(opts, flags)
     outside = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
     settings = [*outside, *below(in_preset, settings), *settings]
-    cfg = defaults.tree()
-    cfg.IMPORTS = tuple(imported)
-    sources = _apply(cfg, settings)
-    legacy.warn_revived(cfg, sources)
+    cfg, sources = _merge({"IMPORTS": tuple(imported)}, settings)
+    legacy.warn_revived(cfg.MODEL.VIT.MSVIT.LN_EPS, sources)
     return cfg, sources
 
 
@@ -81,11 +79,7 @@ def override(
 
     opts: options KEY VALUE or KEY=VALUE. flags: {key: value}, which override the options.
     """
-    changed = cfg.clone()
-    changed.defrost()
-    _add_missing(changed, defaults.tree())
-    _apply(changed, _from_command_line(opts, flags))
-    return changed
+    return _merge(defaults.leaves(cfg.clone()), _from_command_line(opts, flags))[0]
 
 
 def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
@@ -113,74 +107,75 @@ def _from_command_line(
     return settings + [Setting(key, value, COMMAND_LINE) for key, value in (flags or {}).items()]
 
 
-def _apply(cfg: CfgNode, settings: Sequence[Setting]) -> dict[str, str]:
-    """Set the values of a config, check all keys, and freeze it. Returns {key: source of its value}
-    for the keys that were set."""
-    sources = {}
+def _merge(
+    values: Mapping[str, Any], settings: Sequence[Setting]
+) -> tuple[CfgNode, dict[str, str]]:
+    """Return a frozen and checked config, and {key: source} for the keys that the settings set.
+
+    The settings override `values`, {key: value}, which override the defaults.
+    """
+    values, sources = dict(values), {}
     settings = drop_keys(
         settings, legacy.IGNORED_KEYS, "these keys of the original 2021 code have no effect"
     )
     settings = drop_keys(settings, REMOVED, "these keys were removed and have no effect")
     for setting in settings:
-        if setting.key in defaults.SECTIONS and setting.value == "":
+        key = setting.key
+        if key in defaults.SECTIONS and setting.value == "":
             continue  # a section whose lines are all commented out
-        _assign(cfg, setting)
-        sources[setting.key] = setting.where
-    _infer_task(cfg, settings)
-    _check(cfg, sources)
+        if setting.value == EMPTY:
+            values = {name: values[name] for name in values if not name.startswith(f"{key}.")}
+        else:
+            values[key] = _value_of(setting)
+        sources[key] = setting.where
+    values = defaults.leaves(defaults.tree(values))
+    values["TASK"] = _infer_task(values, settings)
+    _check(values, sources)
+    cfg = defaults.tree(values)
     cfg.freeze()
-    return sources
+    return cfg, sources
 
 
-def _assign(cfg: CfgNode, setting: Setting) -> None:
+def _value_of(setting: Setting) -> Any:
+    """Return the value of a setting, converted to the type of its key. Raises ConfigError if the
+    key is unknown or the value cannot be converted."""
     key, value, where = setting
-    section, _, name = key.rpartition(".")
     if key == "IMPORTS":
         raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE, not this key")
-    if value == EMPTY:
-        value = defaults.tree(key)
-    elif key in defaults.SECTIONS:
+    if key in defaults.SECTIONS:
         raise ConfigError(f"{where}: {key}: expected a section of keys, got {value!r:.80}")
-    elif not is_known(key):
+    if not is_known(key):
         raise ConfigError(f"{where}: {key}: unknown key{did_you_mean(nearest(key))}")
-    elif key not in defaults.KEYS:
-        value = free(value)
-    elif value in (declared := defaults.KEYS[key]).words:
-        value = str(value)
-    else:
-        wanted = " or ".join((kind(declared.default, declared.element), *declared.words))
-        value = _read(setting, declared.default, wanted, declared.element)
-    defaults.value_at(cfg, section)[name] = value
+    if key not in defaults.KEYS:
+        return free(value)
+    declared = defaults.KEYS[key]
+    if value in declared.words:
+        return str(value)
+    wanted = " or ".join((kind(declared.default, declared.element), *declared.words))
+    return _read(setting, declared.default, wanted, declared.element)
 
 
-def _add_missing(cfg: CfgNode, tree: CfgNode) -> None:
-    """Add the keys of `tree` that a config lacks, because they were declared after it was made."""
-    for name, value in tree.items():
-        if name not in cfg:
-            cfg[name] = value
-        elif isinstance(value, CfgNode):
-            _add_missing(cfg[name], value)
-
-
-def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key, such as DETECTION.MODEL, implies.
+def _infer_task(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
+    """Return the task that another key than TASK, such as DETECTION.MODEL, implies, or else TASK.
 
     An explicit TASK is kept if it is set after the other key, or if both are set in the same file
-    or both on the command line.
+    or both on the command line. values: {key: value} of all keys.
     """
     last = {setting.key: index for index, setting in enumerate(settings)}
-    explicit = last.get("TASK", -1)
+    explicit, task = last.get("TASK", -1), values["TASK"]
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")
         implied = last.get(key, -1)
-        if implied <= explicit or not defaults.value_at(cfg, key):
+        if implied <= explicit or not values[key]:
             continue
         if explicit < 0 or settings[explicit].source != settings[implied].source:
-            cfg.TASK = name
+            task = name
+    return task
 
 
-def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
-    values = defaults.leaves(cfg)
+def _check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise ConfigError if a value or a combination of values is not allowed. values: {key: value}
+    of all keys. sources: {key: source of its value} for the keys that were set."""
     for key, rule in ((key.name, key.check) for key in defaults.KEYS.values()):
         if rule and not rule.holds(values[key]):
             where = sources.get(key, "default")
@@ -192,14 +187,10 @@ def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
         if is_broken_by(*(values[key] for key in keys)):
             given = [f"{key} {values[key]!r} ({sources.get(key, 'default')})" for key in keys]
             raise ConfigError(f"{', '.join(given)}: {sentence}")
-    if cfg.EVAL.METRIC:
-        _check_metric(cfg, sources.get("EVAL.METRIC", "default"))
-
-
-def _check_metric(cfg: CfgNode, where: str) -> None:
-    """Raise ConfigError if the task's registry entry does not declare the metric EVAL.METRIC."""
-    metrics = registry("task")[cfg.TASK].facts.get("metrics", {})
-    try:
-        lookup(metrics, cfg.EVAL.METRIC, f"metric of TASK {cfg.TASK}")
-    except ValueError as error:
-        raise ConfigError(f"{where}: EVAL.METRIC: {error}") from None
+    if metric := values["EVAL.METRIC"]:
+        task = registry("task")[values["TASK"]]
+        try:
+            lookup(task.facts.get("metrics", {}), metric, f"metric of TASK {task.name}")
+        except ValueError as error:
+            where = sources.get("EVAL.METRIC", "default")
+            raise ConfigError(f"{where}: EVAL.METRIC: {error}") from None

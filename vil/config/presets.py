@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from yacs.config import CfgNode
 
 from vil.config.coercion import coerce
-from vil.config.defaults import KEYS, value_at
+from vil.config.defaults import KEYS, leaves
 from vil.config.yaml_source import ConfigError, Setting, from_file, packaged_root
 from vil.utils.lookup import lookup
 
@@ -50,9 +50,9 @@ def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list
     with this preset.
     """
     owner = {other: key for key, others in DEPENDENT.items() for other in others}
-    lines = [f"preset {name}:"]
+    lines, values = [f"preset {name}:"], leaves(cfg)
     for key, text, where in read_preset(name):
-        value, now = coerce(text, KEYS[key].default), value_at(cfg, key)
+        value, now = coerce(text, KEYS[key].default), values[key]
         source = sources.get(key)
         why = f"from {source}" if source else f"because {owner[key]} is set"
         if source == where:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,8 @@ from yacs.config import CfgNode
 
 from vil.data import EXTRAS, file_suffix
 from vil.data.dataset import ImageDataset, LoadableDataset
-from vil.data.image_groups import group_samples
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.data.splits import divide
+from vil.data.splits import divide, group_samples
 from vil.data.workers import count_workers
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.extras import require_extra
@@ -38,220 +39,269 @@ FILES_PER_WORKER = 15  # for its process, its queue, and the tensors of two pref
 FILES_PER_IDLE_WORKER = 5  # for its process and its queue
 
 
-@as_config_error
+@dataclass(frozen=True)
+class DataSettings:
+    """The settings of a config for datasets and loaders, see `read_settings`.
+
+    Unless a comment names another key, a field is named after its key in the section DATA.
+    """
+
+    task: str  # TASK
+    image_size: int  # INPUT.IMAGE_SIZE
+    channels: int  # INPUT.CHANNELS
+    batch_size: int  # DATALOADER.BSZ, of all ranks together
+    accumulate: int  # OPTIM.ACCUMULATE
+    workers: int  # DATALOADER.WORKERS
+    balanced: bool  # DATALOADER.SAMPLER
+    repeats: int  # AUG.REPEATED_AUG
+    seed: int  # SEED
+    path: str
+    train: Sequence[str]
+    val: Sequence[str]
+    test: Sequence[str]
+    kwargs: Mapping[str, Any]
+    num_classes: int | str
+    classes: str
+    targetmap: str
+    value_range: Sequence[float]
+    max_bad_fraction: float
+    val_fraction: float
+    test_fraction: float
+    folds: int
+    fold: int
+    split_seed: int
+    group_by: str
+
+    @as_config_error
+    def train_loader(
+        self,
+        dist: DistInfo,
+        device: torch.device,
+        open_dataset: Callable[[], LoadableDataset],
+        bad_file: Path | None = None,
+    ) -> TrainLoader:
+        """Build this rank's training loader, which yields one batch per optimizer step.
+
+        The batches of all ranks together have DATALOADER.BSZ * OPTIM.ACCUMULATE samples.
+        open_dataset: function that returns the training set. bad_file: text file to which the names
+        of unreadable images are appended.
+        """
+        size, needed = self.batch_size, self.batch_size * self.accumulate
+        if size % dist.world:
+            near = max(size // dist.world, 1) * dist.world
+            raise ConfigError(
+                f"DATALOADER.BSZ {size} is not divisible by the number of processes, {dist.world}: "
+                f"set DATALOADER.BSZ to {near}, for example"
+            )
+        dataset = open_dataset()
+        if len(dataset) < needed:
+            raise ConfigError(
+                f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {self.accumulate} "
+                f"= {needed} images, but the training set has {len(dataset)}: lower one of the two "
+                "keys"
+            )
+        if self.balanced and getattr(dataset, "target_type", None) != "class":
+            raise ConfigError(
+                "DATALOADER.SAMPLER 'balanced' needs a dataset with one class per image: use "
+                "'random'"
+            )
+        return TrainLoader(
+            dataset,
+            batch_size=needed // dist.world,
+            seed=self.seed,
+            repeats=self.repeats,
+            balanced=self.balanced,
+            **self._loader_options(dist, device, bad_file),
+        )
+
+    @as_config_error
+    def test_loaders(
+        self,
+        dist: DistInfo,
+        device: torch.device,
+        open_dataset: Callable[[str], LoadableDataset],
+        bad_file: Path | None = None,
+        datasets: Mapping[str, LoadableDataset] | None = None,
+        *,
+        max_batch: int | None = None,
+        key: str = "TEST",
+    ) -> dict[str, EvalLoader]:
+        """Build {name: loader} for the test sets. Each loader yields this rank's share of the
+        images.
+
+        bad_file: text file to which the names of unreadable images are appended.
+        datasets: {name: dataset}. By default, `open_dataset` is called with each name in DATA.TEST,
+        or in DATA.VAL if `key` is "VAL".
+        max_batch: if given, the batch size of a rank is min(max_batch, DATALOADER.BSZ). By default,
+        the ranks divide DATALOADER.BSZ among them.
+        """
+        if datasets is None:
+            names = self.val if key == "VAL" else self.test
+            if len(set(names)) < len(names):
+                raise ConfigError(f"DATA.{key} names a dataset twice: {', '.join(names)}")
+            datasets = {name: open_dataset(name) for name in names}
+        options = self._loader_options(dist, device, bad_file)
+        size = self.batch_size
+        options["batch_size"] = min(size, max_batch) if max_batch else -(-size // dist.world)
+        return {name: EvalLoader(dataset, **options) for name, dataset in datasets.items()}
+
+    def _loader_options(
+        self, dist: DistInfo, device: torch.device, bad_file: Path | None
+    ) -> dict[str, Any]:
+        """Return the common arguments of the loaders. Raises ConfigError if a batch of float32
+        images exceeds this machine's memory."""
+        side, limit = self.image_size, total_bytes()
+        size = -(-self.batch_size // dist.world) * self.channels * side**2 * 4
+        if size > limit:
+            raise ConfigError(
+                f"DATALOADER.BSZ {self.batch_size} and INPUT.IMAGE_SIZE {side}: a batch takes "
+                f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine: "
+                "lower one of the two keys"
+            )
+        workers = count_workers(self.workers, device, dist.local_ranks)
+        check_open_files(workers, len(self.val) + len(self.test))
+        return dict(
+            rank=dist.rank,
+            world=dist.world,
+            bad_file=bad_file,
+            workers=workers,
+            pin_memory=device.type == "cuda",
+            max_bad_fraction=self.max_bad_fraction,
+        )
+
+    def check_arguments(self, arguments_of: Callable[[str], list[str]]) -> None:
+        """Raise ConfigError if DATA.KWARGS has a key that no dataset of the config accepts.
+
+        arguments_of: function that returns the argument names that the dataset of a given name
+        accepts.
+        """
+        sets = list(dict.fromkeys([*self.train, *self.val, *self.test]))
+        names = ", ".join(sets)
+        known = {argument: name for name in sets for argument in arguments_of(name)}
+        for argument in self.kwargs:
+            if not known:
+                why = f"{names} takes no arguments: leave DATA.KWARGS empty"
+                raise ConfigError(f"DATA.KWARGS.{argument}: {why}")
+            lookup(known, argument, f"argument (DATA.KWARGS) of {names}")
+
+    @contextmanager
+    def arguments(self, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
+        """Context manager that yields the items of DATA.KWARGS that the dataset `name` accepts, as
+        a dict.
+
+        Build the dataset inside the `with` block, so that a TypeError is raised as a ConfigError.
+        taken: names of the arguments that the dataset accepts.
+        """
+        try:
+            yield {key: value for key, value in self.kwargs.items() if key in taken}
+        except TypeError as error:
+            text = f"the dataset {name} cannot be built with DATA.KWARGS {self.kwargs}"
+            raise ConfigError(f"{text}: {error}") from error
+
+    @cached_property
+    def divided(self) -> dict[str, list[str]]:
+        """The datasets whose training split is divided: {name: parts, such as ["train", "val"]}.
+
+        Raises ConfigError if the config holds out images that no dataset in DATA.VAL or DATA.TEST
+        would use.
+        """
+        if self.val:
+            held_out = {
+                "val": (self.val_fraction, "VAL"),
+                "test": (self.folds or self.test_fraction, "TEST"),
+            }
+        else:
+            held_out = {"val": (self.folds or self.val_fraction, "TEST")}
+        parts: dict[str, list[str]] = {}
+        for split, key in ((split, key) for split, (amount, key) in held_out.items() if amount):
+            names = self.val if key == "VAL" else self.test
+            shared = set(names) & set(self.train)
+            if not shared:
+                raise ConfigError(
+                    f"{split} images can only be held out from a dataset in both DATA.TRAIN "
+                    f"({', '.join(self.train)}) and DATA.{key} ({', '.join(names)}): change "
+                    f"DATA.{key}, or set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0"
+                )
+            for name in shared:
+                parts.setdefault(name, ["train"]).append(split)
+        return parts
+
+    def split_indices(self, name: str, dataset: ImageDataset) -> dict[str, np.ndarray]:
+        """Divide the training split of the dataset `name`. Returns {split: sorted indices}.
+
+        The test images are selected before the validation images, so they do not depend on
+        DATA.VAL_FRACTION. Raises DataError if a class has too few groups of images for all splits.
+        """
+        splits = self.divided[name]
+        groups = group_samples(dataset, self.group_by, name)
+        rest, indices = np.arange(len(dataset)), {}
+        by_fold = "test" if self.val else "val"
+        held_out = {"test": self.test_fraction, "val": self.val_fraction}
+        for split, fraction in held_out.items():
+            if split not in splits:
+                continue
+            if self.folds and split == by_fold:
+                fractions, selected = [1 / self.folds] * self.folds, self.fold
+                what = f"{name}, DATA.FOLDS {self.folds}"
+            else:
+                fractions, selected = [1 - fraction, fraction], 1
+                what = f"{name}, DATA.{split.upper()}_FRACTION {fraction}"
+            parts = divide(dataset, rest, groups, fractions, self.split_seed, what)
+            indices[split], rest = rest[parts == selected], rest[parts != selected]
+        indices["train"] = rest
+        counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
+        logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
+        return indices
+
+
+def read_settings(cfg: CfgNode) -> DataSettings:
+    """Read the settings of datasets and loaders from a config."""
+    settings = dict(
+        task=cfg.TASK,
+        image_size=cfg.INPUT.IMAGE_SIZE,
+        channels=cfg.INPUT.CHANNELS,
+        batch_size=cfg.DATALOADER.BSZ,
+        accumulate=cfg.OPTIM.ACCUMULATE,
+        workers=cfg.DATALOADER.WORKERS,
+        balanced=cfg.DATALOADER.SAMPLER == "balanced",
+        repeats=REPEATS if cfg.AUG.REPEATED_AUG else 1,
+        seed=cfg.SEED,
+        kwargs=dict(cfg.DATA.KWARGS),
+    )
+    rest = {field.name for field in fields(DataSettings)} - settings.keys()
+    return DataSettings(**settings, **{name: cfg.DATA[name.upper()] for name in rest})
+
+
 def build_train_loader(
     cfg: CfgNode,
     dist: DistInfo,
     device: torch.device,
     open_dataset: Callable[[], LoadableDataset],
-    bad_file: Path | None = None,
+    **options: Any,
 ) -> TrainLoader:
-    """Build this rank's training loader, which yields one batch per optimizer step.
-
-    The batches of all ranks together have DATALOADER.BSZ * OPTIM.ACCUMULATE samples.
-    open_dataset: function that returns the training set. bad_file: text file to which the names of
-    unreadable images are appended.
-    """
-    size = cfg.DATALOADER.BSZ
-    if size % dist.world:
-        near = max(size // dist.world, 1) * dist.world
-        raise ConfigError(
-            f"DATALOADER.BSZ {size} is not divisible by the number of processes, {dist.world}: set "
-            f"DATALOADER.BSZ to {near}, for example"
-        )
-    dataset = open_dataset()
-    if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
-        raise ConfigError(
-            f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {cfg.OPTIM.ACCUMULATE} "
-            f"= {needed} images, but the training set has {len(dataset)}: lower one of the two keys"
-        )
-    return TrainLoader(
-        dataset,
-        batch_size=size // dist.world * cfg.OPTIM.ACCUMULATE,
-        seed=cfg.SEED,
-        repeats=REPEATS if cfg.AUG.REPEATED_AUG else 1,
-        balanced=is_balanced(cfg, dataset),
-        **_loader_options(cfg, dist, device, bad_file),
-    )
+    """Build this rank's training loader of a config, see `DataSettings.train_loader`."""
+    return read_settings(cfg).train_loader(dist, device, open_dataset, **options)
 
 
-def is_balanced(cfg: CfgNode, dataset: LoadableDataset) -> bool:
-    """Return whether DATALOADER.SAMPLER is "balanced". Raises ConfigError if it is "balanced" but
-    the dataset does not have exactly one class per image."""
-    if cfg.DATALOADER.SAMPLER == "random":
-        return False
-    if getattr(dataset, "target_type", None) != "class":
-        raise ConfigError(
-            "DATALOADER.SAMPLER 'balanced' needs a dataset with one class per image: use 'random'"
-        )
-    return True
-
-
-@as_config_error
 def build_test_loaders(
     cfg: CfgNode,
     dist: DistInfo,
     device: torch.device,
     open_dataset: Callable[[str], LoadableDataset],
-    bad_file: Path | None = None,
-    datasets: Mapping[str, LoadableDataset] | None = None,
-    *,
-    max_batch: int | None = None,
-    key: str = "TEST",
+    **options: Any,
 ) -> dict[str, EvalLoader]:
-    """Build {name: loader} for the test sets. Each loader yields this rank's share of the images.
-
-    bad_file: text file to which the names of unreadable images are appended.
-    datasets: {name: dataset}. By default, `open_dataset` is called with each name in DATA.TEST, or
-    in DATA.VAL if `key` is "VAL".
-    max_batch: if given, the batch size of a rank is min(max_batch, DATALOADER.BSZ). By default, the
-    ranks divide DATALOADER.BSZ among them.
-    """
-    if datasets is None:
-        names = cfg.DATA[key]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"DATA.{key} names a dataset twice: {', '.join(names)}")
-        datasets = {name: open_dataset(name) for name in names}
-    options = _loader_options(cfg, dist, device, bad_file)
-    size = cfg.DATALOADER.BSZ
-    options["batch_size"] = min(size, max_batch) if max_batch else -(-size // dist.world)
-    return {name: EvalLoader(dataset, **options) for name, dataset in datasets.items()}
+    """Build this rank's loaders of a config's test sets, see `DataSettings.test_loaders`."""
+    return read_settings(cfg).test_loaders(dist, device, open_dataset, **options)
 
 
-def _loader_options(
-    cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
-) -> dict[str, Any]:
-    check_batch_size(cfg, -(-cfg.DATALOADER.BSZ // dist.world))
-    workers = count_workers(cfg.DATALOADER.WORKERS, device, dist.local_ranks)
-    check_open_files(workers, len(cfg.DATA.VAL) + len(cfg.DATA.TEST))
-    return dict(
-        rank=dist.rank,
-        world=dist.world,
-        bad_file=bad_file,
-        workers=workers,
-        pin_memory=device.type == "cuda",
-        max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
-    )
-
-
-def check_extras(cfg: CfgNode) -> None:
-    """Raise DataError if a dataset of the config needs a package that is not installed.
+def check_extras(names: Iterable[str]) -> None:
+    """Raise DataError if a dataset needs a package that is not installed.
 
     Call this before the model is built. It checks the names of the datasets and does not open them.
     """
-    for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]):
+    for name in dict.fromkeys(names):
         if extra := EXTRAS.get(file_suffix(name) or name):
             require_extra(extra, f"the dataset {name}")
-
-
-def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:
-    """Raise ValueError if DATA.KWARGS has a key that no dataset in DATA.TRAIN, DATA.VAL or
-    DATA.TEST accepts.
-
-    arguments_of: function that returns the argument names that the dataset of a given name accepts.
-    """
-    sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]))
-    names = ", ".join(sets)
-    known = {argument: name for name in sets for argument in arguments_of(name)}
-    for argument in cfg.DATA.KWARGS:
-        if not known:
-            why = f"{names} takes no arguments: leave DATA.KWARGS empty"
-            raise ConfigError(f"DATA.KWARGS.{argument}: {why}")
-        lookup(known, argument, f"argument (DATA.KWARGS) of {names}")
-
-
-@contextmanager
-def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Context manager that yields the items of DATA.KWARGS that the dataset `name` accepts, as a
-    dict.
-
-    Build the dataset inside the `with` block, so that a TypeError is raised as a ConfigError.
-    taken: names of the arguments that the dataset accepts.
-    """
-    try:
-        yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
-    except TypeError as error:
-        text = f"the dataset {name} cannot be built with DATA.KWARGS {dict(cfg.DATA.KWARGS)}"
-        raise ConfigError(f"{text}: {error}") from error
-
-
-def check_num_classes(cfg: CfgNode, dataset: LoadableDataset, name: str) -> None:
-    """Raise ConfigError if DATA.NUM_CLASSES is a number that differs from the dataset's number of
-    classes. The value "auto" is always allowed.
-
-    name: name of the dataset in the error message.
-    """
-    if cfg.DATA.NUM_CLASSES not in ("auto", len(dataset.classes)):
-        raise ConfigError(
-            f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, but {name} has {len(dataset.classes)} "
-            "classes: change DATA.NUM_CLASSES, or use another dataset"
-        )
-
-
-def derived_splits(cfg: CfgNode, name: str) -> list[str]:
-    """Return the parts, such as ["train", "val"], into which the training split of a dataset is
-    divided.
-
-    name: name of the dataset. Returns [] if the split is not divided. Raises ConfigError if the
-    config holds out images that no dataset in DATA.VAL or DATA.TEST would use.
-    """
-    data = cfg.DATA
-    if data.VAL:
-        held_out = {
-            "val": (data.VAL_FRACTION, "VAL"),
-            "test": (data.FOLDS or data.TEST_FRACTION, "TEST"),
-        }
-    else:
-        held_out = {"val": (data.FOLDS or data.VAL_FRACTION, "TEST")}
-    splits = []
-    for split, key in ((split, key) for split, (amount, key) in held_out.items() if amount):
-        shared = set(data[key]) & set(data.TRAIN)
-        if not shared:
-            raise ConfigError(
-                f"{split} images can only be held out from a dataset in both DATA.TRAIN "
-                f"({', '.join(data.TRAIN)}) and DATA.{key} ({', '.join(data[key])}): change "
-                f"DATA.{key}, or set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0"
-            )
-        if name in shared:
-            splits.append(split)
-    return ["train", *splits] if splits else []
-
-
-def split_indices(cfg: CfgNode, name: str, dataset: ImageDataset) -> dict[str, np.ndarray]:
-    """Divide the training split of the dataset `name`. Returns {split: sorted indices}.
-
-    The test images are selected before the validation images, so they do not depend on
-    DATA.VAL_FRACTION. Raises DataError if a class has too few groups of images for all splits.
-    """
-    data, splits = cfg.DATA, derived_splits(cfg, name)
-    groups = group_samples(dataset, data.GROUP_BY, name)
-    rest, indices = np.arange(len(dataset)), {}
-    by_fold = "test" if data.VAL else "val"
-    for split in (split for split in ("test", "val") if split in splits):
-        key = f"{split.upper()}_FRACTION"
-        if data.FOLDS and split == by_fold:
-            fractions, held_out = [1 / data.FOLDS] * data.FOLDS, data.FOLD
-            what = f"{name}, DATA.FOLDS {data.FOLDS}"
-        else:
-            fractions, held_out = [1 - data[key], data[key]], 1
-            what = f"{name}, DATA.{key} {data[key]}"
-        parts = divide(dataset, rest, groups, fractions, data.SPLIT_SEED, what)
-        indices[split], rest = rest[parts == held_out], rest[parts != held_out]
-    indices["train"] = rest
-    counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
-    logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
-    return indices
-
-
-def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
-    """Raise ConfigError if a batch of `batch_size` float32 images exceeds this machine's memory."""
-    side = cfg.INPUT.IMAGE_SIZE
-    if (size := batch_size * cfg.INPUT.CHANNELS * side**2 * 4) > (limit := total_bytes()):
-        raise ConfigError(
-            f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
-            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine: lower "
-            "one of the two keys"
-        )
 
 
 def check_open_files(workers: int, num_sets: int) -> None:

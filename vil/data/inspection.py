@@ -5,7 +5,7 @@ channels.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -119,7 +119,11 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
     is_blank, read = np.zeros(opened, bool), np.empty(opened, np.int64)
     bad_samples, unreadable, count, means, squares = [], 0, 0, 0.0, 0.0
     samples = RobustDataset(InspectedDataset(dataset))
-    loader = build_data_loader(samples, _batches(indices), workers=workers)
+    order = (
+        [Position(0, i, i) for i in indices[first : first + BATCH].tolist()]
+        for first in range(0, opened, BATCH)
+    )
+    loader = build_data_loader(samples, order, workers=workers)
     with closing(iter_batches(loader)) as batches:
         for batch in batches:
             unreadable += len(batch.bad_samples)
@@ -143,11 +147,6 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
         mean=mean,
         std=std,
     )
-
-
-def _batches(indices: np.ndarray) -> Iterator[list[Position]]:
-    for first in range(0, len(indices), BATCH):
-        yield [Position(0, i, i) for i in indices[first : first + BATCH].tolist()]
 
 
 def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ another version may split differently and so mix training and test images of an 
 Shapes: N samples, K labels or numbers, P parts.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 
@@ -15,12 +16,13 @@ import numpy as np
 
 from vil.data.dataset import ImageDataset
 from vil.utils.console import printable
-from vil.utils.errors import DataError
+from vil.utils.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 5  # class names in a message
 NUM_BINS = 10  # quantile bins per number, at most
+MAX_COMPARED = 50_000  # images that "auto" reads to find identical ones
 
 
 def assign_parts(
@@ -171,6 +173,37 @@ def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
     return np.array(
         [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64
     )
+
+
+def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray:
+    """Return the group number (N,) int64 of each sample.
+
+    group_by: "column" groups by the dataset's `split_groups`, "content" groups identical images,
+    "auto" combines both, and "none" makes no groups. "auto" compares no images if there are more
+    than MAX_COMPARED. name: the dataset's name in messages. Raises ConfigError for "column" if the
+    dataset has no groups.
+    """
+    count, keys = len(dataset), []
+    if group_by in ("column", "auto") and dataset.split_groups is not None:
+        keys.append(dataset.split_groups)
+    elif group_by == "column":
+        raise ConfigError(
+            f"DATA.GROUP_BY is 'column', but {name} has no group column: use 'auto' or 'content'"
+        )
+    if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
+        keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
+    elif group_by == "auto":
+        text = "%s has %d images. More than %d images are not compared, so identical images may be "
+        text += "in different splits: to compare all images, set DATA.GROUP_BY to content"
+        logger.warning(text, name, count, MAX_COMPARED)
+    return join_groups(*keys) if keys else np.arange(count)
+
+
+def _content_hash(dataset: ImageDataset, index: int) -> bytes | None:
+    try:
+        return hashlib.blake2b(dataset.content(index), digest_size=16).digest()
+    except OSError:
+        return None  # an unreadable image equals no other
 
 
 def divide(

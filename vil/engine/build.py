@@ -34,7 +34,7 @@ def configure_device(cfg: CfgNode) -> torch.device:
     device = _find_device(cfg.DEVICE)
     if device.type != "cpu":
         _start_device(device)
-    bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
+    bf16_on_cuda = device.type == "cuda" and cfg.AMP.ENABLED and cfg.AMP.DTYPE == "bfloat16"
     if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"{name} does not support AMP.DTYPE bfloat16: use float16")
@@ -68,16 +68,16 @@ def _start_device(device: torch.device) -> None:
 
 
 @contextmanager
-def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
+def process_group(backend: str, device: torch.device) -> Iterator[DistInfo]:
     """Initialize the process group for a `with` block if there are several processes.
 
     Yields the rank and the number of processes. If the calling script has already initialized a
     group, that group and the script's GPU are used, and the group is not destroyed at the end.
+    backend: see `distributed.start`.
     """
     if torch.distributed.is_initialized():
         yield distributed.current()
         return
-    backend = {"cuda": cfg.DISTRIBUTED_BACKEND}.get(device.type)  # gloo on a CPU
     dist = as_config_error(distributed.start)(backend, device)
     try:
         yield dist
@@ -85,11 +85,6 @@ def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
         distributed.stop()
 
 
-def amp_dtype(cfg: CfgNode) -> torch.dtype | None:
-    """Return the autocast dtype, or None if autocast is disabled."""
-    return AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
-
-
-def memory_format(cfg: CfgNode) -> torch.memory_format:
-    """Return the torch memory format for weights and images, from AMP.MEMORY_FORMAT."""
-    return MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]
+def amp_dtype(name: str, *, enabled: bool) -> torch.dtype | None:
+    """Return the autocast dtype, or None if autocast is disabled. name: value of AMP.DTYPE."""
+    return AMP_DTYPES[name] if enabled else None

@@ -68,13 +68,13 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
     return DistInfo(rank, world, local_rank)
 
 
-def start(backend: str | None, device: torch.device) -> DistInfo:
+def start(backend: str, device: torch.device) -> DistInfo:
     """Read the rank of this process, select its GPU, and initialize the process group if there are
     several processes.
 
-    backend: None selects gloo on CPUs and nccl on CUDA. Raises ValueError if the ranks are invalid,
-    if there is no GPU for this process, or if `device` (such as cuda:0) names one GPU for several
-    processes.
+    backend: "nccl", "gloo" or "mpi"; ignored unless `device` is a GPU, because CPUs use gloo.
+    Raises ValueError if the ranks are invalid, if there is no GPU for this process, or if `device`
+    (such as cuda:0) names one GPU for several processes.
     """
     dist = read_environment(os.environ)
     local_world = max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), dist.local_rank + 1)
@@ -91,8 +91,9 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
             )
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
     if dist.world > 1:
-        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-        if backend == "nccl":  # gloo for CPU tensors: these collectives do not wait for the GPU
+        if device.type != "cuda":
+            backend = "gloo"
+        elif backend == "nccl":  # gloo for CPU tensors: these collectives do not wait for the GPU
             backend = "cpu:gloo,cuda:nccl"
         # known GPUs let NCCL connect now, instead of at the first collective
         gpu = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.config.access import warn_unused
 from vil.config.defaults import leaves
+from vil.config.unused_keys import warn_unused
 from vil.integrations.external_models import build_external
-from vil.models.build import build_msvit, shared_arguments
+from vil.models.build import build_msvit
 from vil.models.registry import ARCHS
 from vil.utils.errors import ConfigError, as_config_error
 
@@ -20,13 +20,9 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
     `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if the config is invalid.
     """
     torch.manual_seed(cfg.SEED)
-    if cfg.MODEL.ARCH == "msvit":
-        return build_msvit(cfg, num_outputs)
-    return _build_external(cfg, num_outputs, load_pretrained)
-
-
-def _build_external(cfg: CfgNode, num_outputs: int, load_pretrained: bool) -> nn.Module:
     arch = cfg.MODEL.ARCH
+    if arch == "msvit":
+        return build_msvit(cfg, num_outputs)
     taken = ("DROP", "DROP_PATH") if arch.startswith("timm/") else ()
     unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
     warn_unused(cfg, f"{arch} is an external model", unused)
@@ -45,5 +41,9 @@ def _build_external(cfg: CfgNode, num_outputs: int, load_pretrained: bool) -> nn
         arch,
         pretrained=cfg.MODEL.PRETRAINED and load_pretrained,
         num_classes=num_outputs,
-        **shared_arguments(cfg),
+        img_size=cfg.INPUT.IMAGE_SIZE,
+        in_chans=cfg.INPUT.CHANNELS,
+        drop_rate=cfg.MODEL.VIT.DROP,
+        drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
+        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
     )

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from yacs.config import CfgNode
 
 from vil.config import LEGACY_ATTN_BACKENDS
-from vil.config.access import own_settings, warn_unused
+from vil.config.defaults import leaves
 from vil.config.rules import names_in
+from vil.config.unused_keys import warn_unused
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec, least_parameters, parse_arch
 from vil.models.vision_longformer import MsViT
@@ -26,41 +26,38 @@ def build_msvit(cfg: CfgNode, num_outputs: int) -> MsViT:
             "MODEL.MODEL_PATH to a weight file"
         )
     vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
-    attention, backend = _attention_names(msvit)
+    attention, backend = _attention_names(msvit.ATTN_TYPE, msvit.BACKEND, msvit.ONLY_GLOBAL)
     stages = parse_arch(msvit.ARCH, attention)
     _check_size(stages, num_outputs)
     present = {name for stage in stages for name in stage.attention}
     for names, keys in _keys_by_attention().items():
         if present.isdisjoint(names):
             warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
-    arguments = {n: own_settings(cfg, e) for n, e in ATTENTIONS.items() if e.keys and n in present}
+    arguments = {
+        name: entry.read_settings(leaves(cfg))
+        for name, entry in ATTENTIONS.items()
+        if entry.keys and name in present
+    }
     for settings in arguments.values():
         if "backend" in settings:
             settings["backend"] = backend  # a legacy ATTN_TYPE may pin it
     model = MsViT(
         stages,
+        img_size=cfg.INPUT.IMAGE_SIZE,
+        in_chans=cfg.INPUT.CHANNELS,
+        num_classes=num_outputs,
+        drop_rate=vit.DROP,
+        drop_path_rate=vit.DROP_PATH,
+        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
         norm_embed=vit.NORM_EMBED,
         norm_eps=msvit.LN_EPS,
         avg_pool=vit.AVG_POOL,
         pos_resize=vit.POS_RESIZE,
         reversible=vit.REVERSIBLE,
         attention_args=arguments,
-        num_classes=num_outputs,
-        **shared_arguments(cfg),
     )
     model.freeze_stages(cfg.FINETUNE.FREEZE_STAGES)
     return model
-
-
-def shared_arguments(cfg: CfgNode) -> dict[str, Any]:
-    """Return the arguments that an MsViT and the models of other packages have in common."""
-    return dict(
-        img_size=cfg.INPUT.IMAGE_SIZE,
-        in_chans=cfg.INPUT.CHANNELS,
-        drop_rate=cfg.MODEL.VIT.DROP,
-        drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
-        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
-    )
 
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
@@ -76,25 +73,25 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
     return keys
 
 
-def _attention_names(msvit: CfgNode) -> tuple[str, str]:
-    """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
+def _attention_names(attn_type: str, backend: str, only_global: bool) -> tuple[str, str]:
+    """Return (attention names, backend) for the values of keys in MODEL.VIT.MSVIT.
 
     In ATTN_TYPE, legacy names of the 2021 code are replaced by current ones. A legacy name also
     selects the backend, instead of BACKEND. Raises ConfigError if legacy names select different
     backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
-    pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
+    pinned = {legacy[name] for name in names_in(attn_type) if name in legacy}
     if len(pinned) > 1:
         raise ConfigError(
-            f"legacy names in ATTN_TYPE {msvit.ATTN_TYPE} select several backends "
+            f"legacy names in ATTN_TYPE {attn_type} select several backends "
             f"({', '.join(sorted(pinned))}): replace these names by longformer, and select one "
             "backend with BACKEND"
         )
-    longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
+    longformer = "global" if only_global else "longformer"
     current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
-    attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), msvit.ATTN_TYPE)
-    return attention, next(iter(pinned), msvit.BACKEND)
+    attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), attn_type)
+    return attention, next(iter(pinned), backend)
 
 
 def _check_size(stages: Sequence[StageSpec], num_outputs: int) -> None:

@@ -7,7 +7,7 @@ backend of each case in CHOICES.
 from collections.abc import Iterator
 
 from vil.ops.attention_case import Case
-from vil.ops.backends import BACKENDS, Backend
+from vil.ops.backends import BACKENDS
 from vil.ops.layout import Layout
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
@@ -81,8 +81,7 @@ def choose(case: Case, backend: str = "auto") -> str:
     no backend supports it.
     """
     if backend != "auto":
-        # pyrefly: ignore[bad-assignment]  # `lookup` knows only the type of all entries
-        entry: Backend = lookup(BACKENDS, backend, "backend")
+        entry = lookup(BACKENDS, backend, "backend")
         if reasons := entry.reasons_against(case):
             raise ValueError(f"backend {backend!r} cannot run this call: {'; '.join(reasons)}")
         return entry.name
@@ -111,8 +110,7 @@ def tuned(case: Case) -> str | None:
     """
     if case.symbolic or not CHOICES or is_exporting():
         return None
-    # pyrefly: ignore[bad-assignment]  # `get` knows only the type of all entries
-    entry: Backend | None = BACKENDS.get(CHOICES.get(case.bucket(), ""))
+    entry = BACKENDS.get(CHOICES.get(case.bucket(), ""))
     return None if entry is None or entry.reasons_against(case) else entry.name
 
 

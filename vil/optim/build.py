@@ -1,7 +1,7 @@
-"""Build the optimizer, learning-rate schedule and gradient scaler of a config."""
+"""Build the optimizer, gradient scaler and learning-rate schedule of a config."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -9,11 +9,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from vil.config.access import own_settings, warn_unused
-from vil.config.defaults import KEYS
-from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
-from vil.optim import build_optimizer as optimizer_by_name
-from vil.optim.learning_rates import default_scaling, lr_factor
+from vil.config.defaults import KEYS, leaves
+from vil.config.unused_keys import warn_unused
+from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, build_optimizer, decay_groups
+from vil.optim.learning_rates import ScaledLr, default_scaling, scale_lr
 from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.utils.errors import as_config_error
 
@@ -21,140 +20,94 @@ log = logging.getLogger(__name__)
 
 
 class Optimization(NamedTuple):
-    """Optimizer, learning-rate schedule and gradient scaler of a training run."""
+    """Optimizer and gradient scaler of a training run, and the learning rates of its schedule."""
 
     optimizer: Optimizer
-    schedule: Schedule
     scaler: GradScaler
     name: str  # the optimizer's name, which checkpoints store
-
-
-def build_optimization(
-    cfg: CfgNode, model: nn.Module, device: torch.device, steps_per_epoch: int
-) -> Optimization:
-    """Build the optimizer, the learning-rate schedule and the gradient scaler of a config.
-
-    Logs the learning rate if it is scaled to the batch size, and warns if it is the default of SGD
-    with another optimizer.
-    """
-    name, lr = optimizer_name(cfg), scaled_lr(cfg)
-    if lr.rule:
-        log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
-    if KEYS["OPTIM.LR"].default == cfg.OPTIM.LR and default_scaling(name) == "sqrt":
-        log.warning("OPTIM.LR is %g, the default, which is too high for %s", cfg.OPTIM.LR, name)
-    drops, factor = cfg.OPTIM.VAL or cfg.SOLVER.LR_POLICY == "multistep", cfg.OPTIM.DROP_FACTOR
-    if drops and factor < 1:
-        text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
-        log.warning(text, factor, 1 / factor, 1 / factor)
-    return Optimization(
-        build_optimizer(cfg, model),
-        build_schedule(cfg, steps_per_epoch),
-        build_scaler(cfg, device),
-        name,
-    )
-
-
-class ScaledLr(NamedTuple):
-    """Learning rates after scaling to the batch size.
-
-    peak: scaled OPTIM.LR. final: scaled SOLVER.MIN_LR. rule: the scaling factor as text, such as
-    "512 / 1024 images", or "" without scaling.
-    """
-
-    peak: float
-    final: float
-    rule: str = ""
-
-
-def scaled_lr(cfg: CfgNode) -> ScaledLr:
-    """Return OPTIM.LR and SOLVER.MIN_LR, scaled from OPTIM.LR_REFERENCE_BATCH images per step to
-    the config's number of images per step. If OPTIM.LR_REFERENCE_BATCH is 0, they are not scaled.
-    """
-    optim, final = cfg.OPTIM, cfg.SOLVER.MIN_LR
-    if not optim.LR_REFERENCE_BATCH:
-        return ScaledLr(optim.LR, final)
-    auto = default_scaling(optimizer_name(cfg))
-    scaling = auto if optim.LR_SCALING == "auto" else optim.LR_SCALING
-    size, reference = cfg.DATALOADER.BSZ * optim.ACCUMULATE, optim.LR_REFERENCE_BATCH
-    factor = lr_factor(size, reference, scaling)
-    ratio = f"{size} / {reference} images" if scaling == "linear" else f"sqrt({size} / {reference})"
-    return ScaledLr(optim.LR * factor, final * factor, ratio)
+    lr: ScaledLr
 
 
 @as_config_error
-def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
-    """Build the optimizer and its parameter groups.
+def build_optimization(cfg: CfgNode, model: nn.Module, device: torch.device) -> Optimization:
+    """Build the optimizer with its parameter groups, and the gradient scaler.
 
     The weight decay is OPTIM.WD0 for some parameters and OPTIM.WD for all others. In an MsViT,
     OPTIM.WD0 is for norms, position parameters, global tokens and the head's bias. In other models,
     it is for scalars, vectors and the parameters that the model's `no_weight_decay()` names.
 
-    If OPTIM.LAYER_DECAY < 1, each layer has its own groups.
+    If OPTIM.LAYER_DECAY < 1, each layer has its own groups. The scaler is disabled unless autocast
+    uses float16.
     """
     optim = cfg.OPTIM
-    entry = OPTIMIZERS.entry(optimizer_name(cfg))
+    entry = OPTIMIZERS.entry(optimizer_name(optim.OPT, use_larc=cfg.SOLVER.USE_LARC))
+    lr = scale_lr(
+        optim.LR,
+        cfg.SOLVER.MIN_LR,
+        batch_size=cfg.DATALOADER.BSZ * optim.ACCUMULATE,
+        reference=optim.LR_REFERENCE_BATCH,
+        scaling=default_scaling(entry.name) if optim.LR_SCALING == "auto" else optim.LR_SCALING,
+    )
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,
         optim.WD0,
         find_no_decay_params(model),
-        **(_layer_arguments(model) if optim.LAYER_DECAY < 1 else {}),
+        layers=number_layers(model) if optim.LAYER_DECAY < 1 else None,
         layer_decay=optim.LAYER_DECAY,
     )
-    return optimizer_by_name(
+    optimizer = build_optimizer(
         entry.name,
         groups,
-        lr=scaled_lr(cfg).peak,
+        lr=lr.peak,
         momentum=optim.MOM,
         nu=optim.NU,
         betas=(optim.ADAM.BETA1, optim.ADAM.BETA2),
         eps=optim.ADAM.EPS,
-        own=own_settings(cfg, entry),
+        own=entry.read_settings(leaves(cfg)),
     )
+    scaler = GradScaler(device.type, enabled=cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16")
+    return Optimization(optimizer, scaler, entry.name, lr)
 
 
-def optimizer_name(cfg: CfgNode) -> str:
-    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if SOLVER.USE_LARC is set,
-    else OPTIM.OPT."""
-    return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
-
-
-def _layer_arguments(model: nn.Module) -> dict[str, Any]:
-    """Return two keyword arguments of `decay_groups` for layer-wise learning-rate decay.
-
-    "layer_of": a function that maps the name of a parameter to the number of its layer.
-    "num_layers": the largest layer number.
-    """
-    if hasattr(model, "layer_of"):
-        return {"layer_of": model.layer_of, "num_layers": model.num_layers}
-    numbers = number_layers(model)
-    return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
-
-
-def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
-    """Build the gradient scaler, which is disabled unless autocast uses float16."""
-    return GradScaler(device.type, enabled=cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16")
+def optimizer_name(opt: str, *, use_larc: bool) -> str:
+    """Return the optimizer's name in the registry OPTIMIZERS, from the values of OPTIM.OPT and
+    SOLVER.USE_LARC."""
+    return "larc" if use_larc else opt
 
 
 @as_config_error
-def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
-    """Build the learning-rate schedule from the keys in SOLVER and OPTIM."""
-    if not cfg.SOLVER.LR_POLICY and cfg.SOLVER.WARMUP_EPOCHS:
+def build_schedule(cfg: CfgNode, optimizer: str, lr: ScaledLr, steps_per_epoch: int) -> Schedule:
+    """Build the learning-rate schedule of an optimizer. optimizer, lr: `name` and `lr` of its
+    `Optimization`.
+
+    Logs the peak learning rate if it is scaled to the batch size. Warns if OPTIM.LR is the default
+    of SGD with another optimizer, and of other keys whose values are probably mistakes.
+    """
+    optim, solver = cfg.OPTIM, cfg.SOLVER
+    if lr.rule:
+        log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, optim.LR, lr.rule)
+    if KEYS["OPTIM.LR"].default == optim.LR and default_scaling(optimizer) == "sqrt":
+        log.warning("OPTIM.LR is %g, the default, which is too high for %s", optim.LR, optimizer)
+    factor = optim.DROP_FACTOR
+    if factor < 1 and (optim.VAL or solver.LR_POLICY == "multistep"):
+        text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
+        log.warning(text, factor, 1 / factor, 1 / factor)
+    if not solver.LR_POLICY and solver.WARMUP_EPOCHS:
         names = [f"SOLVER.WARMUP_{name}" for name in ("EPOCHS", "FACTOR", "METHOD")]
         warn_unused(cfg, "SOLVER.LR_POLICY is empty", names)
-    lr = scaled_lr(cfg)
     return Schedule(
-        cfg.SOLVER.LR_POLICY,
+        solver.LR_POLICY,
         lr.peak,
         steps_per_epoch,
-        cfg.OPTIM.EPOCHS,
-        warmup_epochs=cfg.SOLVER.WARMUP_EPOCHS,
-        warmup_factor=cfg.SOLVER.WARMUP_FACTOR,
-        warmup_method=cfg.SOLVER.WARMUP_METHOD,
+        optim.EPOCHS,
+        warmup_epochs=solver.WARMUP_EPOCHS,
+        warmup_factor=solver.WARMUP_FACTOR,
+        warmup_method=solver.WARMUP_METHOD,
         min_lr=lr.final,
-        drop_freq=cfg.OPTIM.DROP_FREQ,
-        drop_epochs=tuple(cfg.OPTIM.DROP_EPOCHS),
-        drop_factor=cfg.OPTIM.DROP_FACTOR,
-        epoch_based=cfg.SOLVER.EPOCH_BASED_SCHEDULE,
-        own=own_settings(cfg, SCHEDULES.entry(cfg.SOLVER.LR_POLICY)),
+        drop_freq=optim.DROP_FREQ,
+        drop_epochs=tuple(optim.DROP_EPOCHS),
+        drop_factor=factor,
+        epoch_based=solver.EPOCH_BASED_SCHEDULE,
+        own=SCHEDULES.entry(solver.LR_POLICY).read_settings(leaves(cfg)),
     )

@@ -1,6 +1,6 @@
 """Group a model's parameters by weight decay and, for layer-wise learning rates, by layer."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from timm.models import group_parameters
@@ -13,8 +13,7 @@ def decay_groups(
     weight_decay_norm: float,
     no_decay: Collection[str] = (),
     *,
-    layer_of: Callable[[str], int] | None = None,
-    num_layers: int = 0,
+    layers: Mapping[str, int] | None = None,
     layer_decay: float = 1.0,
 ) -> list[dict]:
     """Group parameters by weight decay and layer, and return the groups for an optimizer.
@@ -31,27 +30,27 @@ def decay_groups(
         weight_decay: weight decay of the parameters whose names are not in `no_decay`.
         weight_decay_norm: weight decay of the parameters whose names are in `no_decay`.
         no_decay: names of parameters, for example from a model's `no_weight_decay()`.
-        layer_of: function that maps a parameter's name to the index of its layer, from 0 (the first
-            patch embedding) to `num_layers` (the head).
+        layers: {parameter name: number of its layer}, from 0, the first patch embedding, to the
+            largest, the head.
         layer_decay: ratio of the learning rates of one layer and the next layer, as in BEiT
             (arXiv:2106.08254). If it is not 1, each layer has separate groups, whose "lr_scale" is
-            layer_decay^(num_layers - layer).
+            layer_decay^(largest - layer).
     """
+    last = max(layers.values()) if layers else 0
     groups: dict[tuple[bool, int], list] = {}
     seen = set()
     for name, parameter in named_parameters:
         if not parameter.requires_grad or parameter in seen:
             continue
         seen.add(parameter)
-        layer = layer_of(name) if layer_of and layer_decay != 1 else num_layers
-        assert 0 <= layer <= num_layers, f"{name} is in layer {layer} of 0 .. {num_layers}"
+        layer = layers[name] if layers and layer_decay != 1 else last
         groups.setdefault((name in no_decay, layer), []).append((name, parameter))
     return [
         {
             "params": params,
             "weight_decay": weight_decay_norm if without else weight_decay,
             "no_decay": without,
-            "lr_scale": layer_decay ** (num_layers - layer),
+            "lr_scale": layer_decay ** (last - layer),
         }
         for (without, layer), params in sorted(groups.items(), key=lambda item: item[0])
     ]
@@ -74,9 +73,12 @@ def find_no_decay_params(model: nn.Module) -> set[str]:
 def number_layers(model: nn.Module) -> dict[str, int]:
     """Return {parameter name: layer number}, for layer-wise learning rate decay.
 
-    Layer 0 is next to the input. The layers are defined by the model's `group_matcher`, a method of
-    timm models. Raises ValueError if the model has no such method.
+    Layer 0 is next to the input. The layers are defined by the model's method `layer_of` or, in a
+    model of timm, by its method `group_matcher`. Raises ValueError if the model has neither.
     """
+    own: Any = model
+    if hasattr(model, "layer_of"):
+        return {name: own.layer_of(name) for name, _ in model.named_parameters()}
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
         raise ValueError(

@@ -47,24 +47,16 @@ def timm_entries() -> dict[str, Entry]:
 def make_entry(name: str) -> Entry:
     """Return the registry entry of a timm optimizer. name: timm's name, without "timm/"."""
     info = get_optimizer_info(name)
+    # the class's name, or "module.class" for a class outside of timm and torch
     location = info.opt_class if isinstance(info.opt_class, str) else info.opt_class.__name__
     cautious = (info.defaults or {}).get("caution", False)
     facts: dict[str, Any] = dict(can_shard=location in ELEMENTWISE and not cautious)
-    if reason := explain_refusal(location, second_order=info.second_order):
-        facts["refused"] = reason
-    return Entry(PREFIX + name, functools.partial(build, name), info.description, {}, facts)
-
-
-def explain_refusal(location: str, *, second_order: bool) -> str | None:
-    """Return why training does not support an optimizer, or None if it does.
-
-    location: name of the optimizer's class, or "module.class" for a class outside of timm and
-    torch. second_order: whether the optimizer needs second derivatives.
-    """
-    if second_order:
-        return "it needs a second backward pass through the gradients in every step"
     package = location.partition(".")[0]
-    return OTHER_PACKAGES.get(package)
+    if info.second_order:
+        facts["refused"] = "it needs a second backward pass through the gradients in every step"
+    elif package in OTHER_PACKAGES:
+        facts["refused"] = OTHER_PACKAGES[package]
+    return Entry(PREFIX + name, functools.partial(build, name), info.description, {}, facts)
 
 
 def build(name: str, groups: list[dict], s: Settings) -> Optimizer:

@@ -63,26 +63,29 @@ class GroupRow(NamedTuple):
 def summarize(runs: Sequence[RunRow], parameters: int | None, macs: int | None) -> GroupRow:
     """Compute the mean results of a group of runs. parameters, macs: see `GroupRow`."""
     finished = [run for run in runs if run.state == "finished" and run.metric is not None]
-    values = [run.metric for run in finished]
-    tests = [run.test for run in finished if run.test is not None]
 
-    def mean(numbers: Sequence[float | None]) -> float | None:
-        known = [number for number in numbers if number is not None]
-        return statistics.fmean(known) if known else None
+    def known(field: str) -> list[float]:
+        return [value for run in finished if (value := getattr(run, field)) is not None]
+
+    def mean(field: str) -> float | None:
+        return statistics.fmean(known(field)) if known(field) else None
+
+    def spread(field: str) -> float | None:
+        return statistics.stdev(known(field)) if len(known(field)) > 1 else None
 
     return GroupRow(
         name=runs[0].group,
         settings=runs[0].settings,
-        metric=mean(values),
-        spread=statistics.stdev(values) if len(values) > 1 else None,
-        values=values,
-        test=mean(tests),
-        test_spread=statistics.stdev(tests) if len(tests) > 1 else None,
-        tests=tests,
+        metric=mean("metric"),
+        spread=spread("metric"),
+        values=known("metric"),
+        test=mean("test"),
+        test_spread=spread("test"),
+        tests=known("test"),
         seeds=len(finished),
         runs=len(runs),
-        images_per_second=mean([run.images_per_second for run in finished]),
-        memory_mib=mean([run.memory_mib for run in finished]),
+        images_per_second=mean("images_per_second"),
+        memory_mib=mean("memory_mib"),
         parameters=parameters,
         macs=macs,
     )
@@ -94,30 +97,26 @@ def format_table(groups: Sequence[GroupRow], runs: Sequence[RunRow], title: str,
     title, unit: name and unit of the metric by which the runs are compared.
     """
     form, has_tests = digits_for(unit), any(group.tests for group in groups)
-    heads = ["", f"{title} ({unit})" if unit else title, *["test"] * has_tests]
-    rows = [
-        [
-            group.name,
-            number(group.metric, form, group.spread),
-            *[number(group.test, form, group.test_spread)] * has_tests,
-            str(group.seeds) if group.seeds == group.runs else f"{group.seeds} of {group.runs}",
-            number(group.images_per_second, ".1f"),
-            number(group.memory_mib, ",.0f"),
-            "-" if group.parameters is None else short(group.parameters),
-            "-" if group.macs is None else short(group.macs),
-        ]
-        for group in groups
-    ]
-    heads += ["seeds", "images/s", "memory (MiB)", "parameters", "MACs"]
-    unfinished = [
-        [run.name, run.state, str(run.step), textwrap.shorten(run.reason, REASON)]
-        for run in runs
-        if run.state != "finished"
-    ]
-    text = markdown_table(heads, rows)
-    if unfinished:
-        text += "\n" + markdown_table(["not finished", "state", "step", "reason"], unfinished)
-    return text
+    rows, unfinished = [], []
+    for group in groups:
+        test = {"test": number(group.test, form, group.test_spread)} if has_tests else {}
+        rows.append({
+            "": group.name,
+            f"{title} ({unit})" if unit else title: number(group.metric, form, group.spread),
+            **test,
+            "seeds": group.seeds if group.seeds == group.runs else f"{group.seeds} of {group.runs}",
+            "images/s": number(group.images_per_second, ".1f"),
+            "memory (MiB)": number(group.memory_mib, ",.0f"),
+            "parameters": "-" if group.parameters is None else short(group.parameters),
+            "MACs": "-" if group.macs is None else short(group.macs),
+        })  # fmt: skip
+    for run in runs:
+        if run.state != "finished":
+            reason = textwrap.shorten(run.reason, REASON)
+            unfinished.append(
+                {"not finished": run.name, "state": run.state, "step": run.step, "reason": reason}
+            )
+    return "\n".join(markdown_table(table) for table in (rows, unfinished) if table)
 
 
 def number(value: float | None, form: str, spread: float | None = None) -> str:
@@ -127,11 +126,11 @@ def number(value: float | None, form: str, spread: float | None = None) -> str:
     return text if spread is None else f"{text} ± {spread:{form}}"
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format rows of cells as a Markdown table with aligned columns."""
-    table = Table(*heads, box=box.MARKDOWN)
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format rows, as {title of the column: value}, as a Markdown table with aligned columns."""
+    table = Table(*rows[0], box=box.MARKDOWN)
     for row in rows:
-        table.add_row(*(Text(cell.replace("|", "\\|")) for cell in row))
+        table.add_row(*(Text(str(cell).replace("|", "\\|")) for cell in row.values()))
     stream = io.StringIO()
     Console(file=stream, width=10_000, color_system=None).print(table)
     return "\n".join(filter(None, map(str.strip, stream.getvalue().splitlines()))) + "\n"

@@ -3,10 +3,8 @@
 Shapes: H W image size in pixels, c channels, d width and X Y grid of a stage, K classes.
 """
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +74,10 @@ def stream(
             f"{plan.scratch_bytes} bytes of tokens do not fit into memory={memory}: give "
             "scratch=FOLDER to store them on disk, or increase `memory`"
         )
-    with _temporary(check_scratch(scratch, plan.scratch_bytes)) as folder:
-        return run.execute(plan, folder=folder)
+    place = check_scratch(scratch, plan.scratch_bytes)
+    options = dict(prefix="vil-stream-", ignore_cleanup_errors=True)
+    with tempfile.TemporaryDirectory(dir=place, **options) as folder:
+        return run.execute(plan, folder=Path(folder))
 
 
 @torch.no_grad()
@@ -204,13 +204,3 @@ def prepare(
     names = check_outputs(network, outputs)
     pixels = open_pixels(image, layout, network.in_chans)
     return PreparedStream(network, pixels, names, into, transform)
-
-
-@contextmanager
-def _temporary(folder: Path):
-    """Create a temporary folder inside `folder`, yield its path, and remove it on exit."""
-    path = Path(tempfile.mkdtemp(prefix="vil-stream-", dir=folder))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -120,7 +120,11 @@ class LocalRows(StripRows):
         context = self.context(strip)
         last = self.context(self.num_strips - 1)
         if not self.ends and max(len(context.runs), len(last.runs)) > 1:
-            self._keep_ends()  # now, because the output of this strip may overwrite the source
+            # The first and the last row of chunks attend to each other, in a cyclic window. They
+            # are read now, because the output of this strip may overwrite the source.
+            end = (self.rows - 1) // self.side * self.side
+            runs = ((end, self.rows), (0, self.side))
+            self.ends = {run: self.source.read(*run) for run in runs}
         up = halo_of(self.window)[0] * self.side
         keep = (strip + 1) * self.height - up
         if context.runs == ((0, self.rows),) and is_cyclic(self.window):
@@ -134,13 +138,6 @@ class LocalRows(StripRows):
                 self.buffer.fill(rows, first, keep)
             at += stop - first
         return x, context
-
-    def _keep_ends(self) -> None:
-        """Read the first and the last row of chunks into `ends`. This is needed for a cyclic
-        window, where these two rows attend to each other."""
-        last = (self.rows - 1) // self.side * self.side
-        for run in ((last, self.rows), (0, self.side)):
-            self.ends[run] = self.source.read(*run)
 
 
 def chunk_side(attn: Attention) -> int:

@@ -99,17 +99,10 @@ def check_into(
             raise ConfigError(
                 f"into[{name!r}] has the type {array.dtype}, expected one of {', '.join(FLOATS)}"
             )
-        if is_read_only(array):
+        is_writeable = getattr(getattr(array, "flags", None), "writeable", True)  # of NumPy
+        if not is_writeable or getattr(array, "read_only", False):  # of zarr
             raise ConfigError(f"into[{name!r}] is read-only: give an array that can be written to")
     return into
-
-
-def is_read_only(array: Any) -> bool:
-    """Return whether a NumPy or zarr array is read-only."""
-    flags = getattr(array, "flags", None)
-    if flags is not None and not getattr(flags, "writeable", True):
-        return True
-    return bool(getattr(array, "read_only", False))
 
 
 def writer_into(target: Any) -> Writer:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from vil.layers.attention import Attention
 from vil.layers.attention.full import FullAttention
 from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
@@ -232,7 +231,7 @@ class Planner:
         raise ConfigError(
             f"the memory limit {format_bytes(memory)} is too small for "
             f"{self.size[0]} x {self.size[1]} pixels: the smallest possible limit is "
-            f"{format_bytes_up(least)} ({least} bytes){hint}"
+            f"{-(-least // 2**20)} MiB ({least} bytes){hint}"
         )
 
     def _lower(self, memory: int, on_disk: Sequence[bool]) -> list[list[int]]:
@@ -284,6 +283,8 @@ class Planner:
             action = ("scratch" if on_disk[i] else "memory") if shape.stored else "recompute"
             copies = min(2, shape.num_stored) if on_disk[i] else shape.copies
             macs, whole = self._macs(i, heights[i])
+            attns = [block.attn for block in costs.blocks]
+            halos = [max(halo_of(window_of(a, costs.grid))) * chunk_side(a) for a in attns]
             num_barriers = len(costs.blocks) - 1 if self.model.specs[i].num_global else 0
             stages.append(
                 StagePlan(
@@ -293,7 +294,7 @@ class Planner:
                     num_passes=shape.num_stored + (not shape.has_full or not self._ends_full(i)),
                     num_barriers=max(0, num_barriers) if shape.stored else 0,
                     heights=tuple(heights[i]),
-                    halo=max((_halo(b.attn, costs.grid) for b in costs.blocks), default=0),
+                    halo=max(halos, default=0),
                     store_bytes=copies * self.store_bytes(i),
                     peak_bytes=peaks[i] if i < len(self.stages) - 1 else max(peaks[i:]),
                     macs=macs,
@@ -330,13 +331,3 @@ def lower_option(heights: list[int], peak: int, memory: int) -> None:
     limit = heights.pop() * memory / peak
     while len(heights) > 1 and heights[-1] > limit:
         heights.pop()
-
-
-def _halo(attn: Attention, grid: tuple[int, int]) -> int:
-    return max(halo_of(window_of(attn, grid))) * chunk_side(attn)
-
-
-def format_bytes_up(size: int) -> str:
-    """Format a size in bytes as MiB, rounded up, so that the text can be used as a limit."""
-    mib = -(-size // 2**20)
-    return f"{mib} MiB"

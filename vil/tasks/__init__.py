@@ -41,26 +41,22 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
     TASKS.register(name, task, about, **facts)
 
 
-def task_entry(cfg: CfgNode) -> Entry:
-    """Return the registry entry of the task that a config selects."""
-    return TASKS.entry(cfg.TASK)
-
-
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
     """Build the task that a config selects. Logs a warning if keys of other tasks are set.
 
     Raises ConfigError if DATA.NUM_CLASSES is auto. Call `with_num_classes` first, which replaces
     auto by a number.
     """
-    from vil.config.access import warn_unused
+    from vil.config.unused_keys import warn_unused
 
     if cfg.DATA.NUM_CLASSES == "auto":
         raise ConfigError(
             "DATA.NUM_CLASSES is auto, but this command cannot count the classes, because it does "
             "not read the training set: set DATA.NUM_CLASSES to a number"
         )
-    warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(task_entry(cfg)))
-    return task_entry(cfg).load()(cfg, device)
+    entry = TASKS.entry(cfg.TASK)
+    warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(entry))
+    return entry.load()(cfg, device)
 
 
 def keys_of_others(entry: Entry) -> list[str]:
@@ -100,7 +96,7 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
 
     from vil.config import override
 
-    task = task_entry(cfg).load()(cfg, torch.device("cpu"))
+    task = TASKS.entry(cfg.TASK).load()(cfg, torch.device("cpu"))
     if not task.supports("open_train_set"):
         raise ConfigError(
             f"DATA.NUM_CLASSES is auto, but the task {cfg.TASK} cannot count the classes of the "
@@ -119,17 +115,17 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
-def refuse_without(cfg: CfgNode, ability: str, why: str) -> None:
-    """Raise ConfigError unless the config's task has an ability, see `Task.supports`.
+def refuse_without(task: str, ability: str, why: str) -> None:
+    """Raise ConfigError unless a task has an ability, see `Task.supports`.
 
-    ability: name of a method that the task must define, such as "average_outputs", or of a class
-    attribute that must be set. why: end of the error message, which tells the user what to do.
+    task: name of the task. ability: name of a method that the task must define, such as
+    "average_outputs", or of a class attribute that must be set. why: end of the error message,
+    which tells the user what to do.
     """
-    if not task_entry(cfg).load().supports(ability):
-        raise ConfigError(f"this config is for a {noun_of(cfg)}: {why}")
+    if not TASKS.entry(task).load().supports(ability):
+        raise ConfigError(f"this config is for a {noun_of(task)}: {why}")
 
 
-def noun_of(cfg: CfgNode) -> str:
-    """Return the noun for a model of the config's task, such as "detector"."""
-    entry = task_entry(cfg)
-    return entry.facts.get("noun", entry.name)
+def noun_of(task: str) -> str:
+    """Return the noun for a model of a task, such as "detector". task: name of the task."""
+    return TASKS.entry(task).facts.get("noun", task)

@@ -15,19 +15,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from yacs.config import CfgNode
 
-from vil.data import build as data
+from vil.data.build import DataSettings
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_summary import TargetSummary, summarize_targets
 from vil.data.views import View
-from vil.engine import build as device_settings
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
-from vil.tasks import task_entry
+from vil.tasks import TASKS
 from vil.tasks.cost import CostRow
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.registry import Entry
@@ -117,7 +115,8 @@ class Task:
         self,
         *,
         device: torch.device,
-        cfg: CfgNode | None = None,
+        settings: DataSettings | None = None,
+        metric: str = "",
         amp_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         test_sets: Mapping[str, EvalLoader] | None = None,
@@ -126,8 +125,10 @@ class Task:
         """Store the settings of the task.
 
         Args:
-            cfg: the config, which also determines the metric, amp_dtype and memory_format; None for
-                a task that gets its datasets as arguments.
+            settings: the config's settings of the datasets and loaders that this class builds; None
+                for a task that builds them itself, or gets them as arguments.
+            metric: EVAL.METRIC; "" for the attribute `metric` of the class or, if it has none, the
+                first metric of the task's registry entry.
             amp_dtype: the dtype of autocast; None for full precision.
             test_sets: {name: loader} of the test sets for `evaluate`. The method `test_loaders`
                 replaces them.
@@ -136,22 +137,18 @@ class Task:
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
         self.results_folder = results_folder
-        self.cfg = cfg
-        if cfg is not None:
-            self._configure(cfg)
-
-    def _configure(self, cfg: CfgNode) -> None:
-        if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
+        self.settings = settings
+        if settings is None:
+            return
+        given = {key: getattr(settings, key.lower()) for key in SPLIT_KEYS}
+        if not self.has_splits and (used := [f"DATA.{key}" for key in given if given[key]]):
             raise ConfigError(
-                f"TASK {cfg.TASK} does not support {' or '.join(f'DATA.{key}' for key in used)}, "
-                "because it always evaluates all images of the sets in DATA.TEST: remove this "
-                "setting"
+                f"TASK {settings.task} does not support {' or '.join(used)}, because it always "
+                "evaluates all images of the sets in DATA.TEST: remove this setting"
             )
-        self.amp_dtype = device_settings.amp_dtype(cfg)
-        self.memory_format = device_settings.memory_format(cfg)
-        declared = task_entry(cfg).facts.get("metrics", {})
-        if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
-            self.metric = make_metric(declared, cfg.EVAL.METRIC)
+        declared = TASKS.entry(settings.task).facts.get("metrics", {})
+        if declared and (metric or not hasattr(self, "metric")):
+            self.metric = make_metric(declared, metric)
 
     @classmethod
     def supports(cls, ability: str) -> bool:
@@ -209,12 +206,12 @@ class Task:
         def open_dataset() -> Dataset:
             if dataset is not None:
                 return dataset
-            data.check_dataset_arguments(self.cfg, self.own_arguments)
+            self.settings.check_arguments(self.own_arguments)
             opened = self.open_train_set()
             self._check(opened, "the training set", match=bool(self.class_names))
             return opened
 
-        return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+        return self.settings.train_loader(dist, self.device, open_dataset, bad_file)
 
     @as_config_error
     def test_loaders(
@@ -235,11 +232,11 @@ class Task:
             part: "test" for the sets in DATA.TEST; "val" for those in DATA.VAL or, if it is empty,
                 in DATA.TEST. The best checkpoint is selected on "val" sets.
         """
-        cfg = self.cfg
+        settings = self.settings
         if datasets is None:
-            data.check_dataset_arguments(cfg, self.own_arguments)
-        key = "VAL" if part == "val" and cfg.DATA.VAL else "TEST"
-        split = ["test"] if key == "TEST" and cfg.DATA.VAL else []
+            settings.check_arguments(self.own_arguments)
+        key = "VAL" if part == "val" and settings.val else "TEST"
+        split = ["test"] if key == "TEST" and settings.val else []
 
         def open_dataset(name: str) -> Dataset:
             opened = self.open_test_set(name, *split)
@@ -247,9 +244,7 @@ class Task:
             return opened
 
         options = dict(datasets=datasets, max_batch=self.max_eval_batch, key=key)
-        self.test_sets = data.build_test_loaders(
-            cfg, dist, self.device, open_dataset, bad_file, **options
-        )
+        self.test_sets = settings.test_loaders(dist, self.device, open_dataset, bad_file, **options)
         return self.test_sets
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
@@ -261,18 +256,22 @@ class Task:
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)  # logs warnings about images once, not in every loader worker
-        if match and not self.cfg.DATA.TARGETMAP:
-            by_position = self.cfg.DATA.CLASSES == "by_position"
+        if match and not self.settings.targetmap:
+            by_position = self.settings.classes == "by_position"
             match_classes(dataset, self.class_names, name, by_position=by_position)
 
     def check_num_classes(self, dataset: Any, name: str) -> None:
         """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes.
 
-        If the attribute `accepts_any_classes` is True, the check is skipped. name: name of the
-        dataset, for the error message.
+        If DATA.NUM_CLASSES is "auto" or the attribute `accepts_any_classes` is True, the check is
+        skipped. name: name of the dataset, for the error message.
         """
-        if not self.accepts_any_classes:
-            data.check_num_classes(self.cfg, dataset, name)
+        wanted, count = self.settings.num_classes, len(dataset.classes)
+        if not self.accepts_any_classes and wanted not in ("auto", count):
+            raise ConfigError(
+                f"DATA.NUM_CLASSES is {wanted}, but {name} has {count} classes: change "
+                "DATA.NUM_CLASSES, or use another dataset"
+            )
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
         """Build a dataset of `num_samples` synthetic images for --dry-run and benchmarks.
@@ -291,7 +290,7 @@ class Task:
         loader = self.train_loader(DistInfo())
         self.class_names = self.class_names or loader.classes
         tests = {"val": self.test_loaders(DistInfo())}
-        if self.supports("open_test_set") and self.cfg.DATA.VAL:
+        if self.supports("open_test_set") and self.settings.val:
             tests["test"] = self.test_loaders(DistInfo(), part="test")
         yield OpenData(loader, tests)
 
@@ -324,7 +323,7 @@ class Task:
             if name is None:
                 return self.train_loader(DistInfo()).samples.dataset
             return self.test_loaders(DistInfo(), part=part)[name].dataset
-        data.check_dataset_arguments(self.cfg, self.own_arguments)
+        self.settings.check_arguments(self.own_arguments)
         split = ["test"] if part == "test" else []
         self.accepts_any_classes = True
         try:

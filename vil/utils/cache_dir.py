@@ -1,4 +1,4 @@
-"""The per-user cache folder, for tuned backends, trusted plug-ins, tracebacks and TSV indices."""
+"""The per-user cache folder, for tuned backends, trusted plug-ins and tracebacks."""
 
 import fcntl
 import os
@@ -35,10 +35,10 @@ def _temporary_dir() -> Path:
 
 
 @contextmanager
-def hold_lock(folder: Path) -> Iterator[None]:
-    """Context manager that lets only one process at a time change `folder`. It holds a lock on a
-    file in this folder. The operating system frees the lock if the process ends."""
-    with (folder / "lock").open("w") as file:
+def hold_lock(folder: Path, name: str = "lock") -> Iterator[None]:
+    """Context manager that lets only one process at a time change `folder`. It holds a lock on the
+    file `name` in this folder. The operating system frees the lock if the process ends."""
+    with (folder / name).open("w") as file:
         with suppress(OSError):  # of a file system without locks: processes do not wait
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

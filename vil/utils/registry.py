@@ -7,7 +7,7 @@ imported at first use, so that reading a registry does not import torch.
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vil.utils.lookup import lookup
 
@@ -65,8 +65,18 @@ class Entry:
         """Names of the config keys, as {argument of the component: config key}."""
         return {a: k.name if isinstance(k, Key) else k for a, k in self.keys.items()}
 
+    def read_settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the component that config keys set, as {argument: value}.
 
-class Registry(Mapping[str, Entry]):
+        values: {config key: value} of all keys.
+        """
+        return {argument: values[key] for argument, key in self.key_names.items()}
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Registry(Mapping[str, E]):
     """A mapping from name to entry for components of one kind, in the order of registration.
 
     kind: noun for the components in messages, such as "dataset".
@@ -81,14 +91,14 @@ class Registry(Mapping[str, Entry]):
     def __init__(
         self,
         kind: str,
-        check: Callable[[Any, Entry], None] | str | None = None,
-        entry_type: type[Entry] = Entry,
+        check: Callable[[Any, E], None] | str | None = None,
+        entry_type: type[E] = Entry,
         libraries: Mapping[str, str] | None = None,
     ):
         self.kind = kind
         self.check = check
         self.entry_type = entry_type
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, E] = {}
         self.libraries = dict(libraries or {})
 
     def add(
@@ -135,21 +145,21 @@ class Registry(Mapping[str, Entry]):
         choices, for an unknown name."""
         return self.entry(name).load()
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> E:
         """Return the entry that is registered as `name`. Raises ValueError, which lists the
         choices, for an unknown name."""
         if name in self.entries or not self.libraries:
             return lookup(self.entries, name, self.kind)
         return lookup(self.all_entries(), name, self.kind)
 
-    def all_entries(self) -> dict[str, Entry]:
+    def all_entries(self) -> dict[str, E]:
         """Return {name: entry} of all components, including those of the libraries."""
         entries = dict(self.entries)
         for home in self.libraries.values():
             entries |= load_object(home)()
         return entries
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> E:
         home = next((self.libraries[p] for p in self.libraries if str(name).startswith(p)), None)
         if name in self.entries or home is None:
             return self.entries[name]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
-from vil.tasks import task_entry, task_for, with_num_classes
+from vil.tasks import TASKS, task_for, with_num_classes
 from vil.tasks.cost import CostRow, num_params
 
 
@@ -28,7 +28,7 @@ class Cost(NamedTuple):
 def counts_cost(cfg: CfgNode) -> bool:
     """Return whether the config's task can count the cost of a model. The task of a plug-in may
     lack the method `cost`."""
-    return task_entry(cfg).load().supports("cost")
+    return TASKS.entry(cfg.TASK).load().supports("cost")
 
 
 def analyze_cost(cfg: CfgNode) -> Cost:

@@ -87,7 +87,7 @@ def backend_requests(
         return []
     spec = dict(
         batch=max(1, cfg.DATALOADER.BSZ // world),
-        dtype=amp_dtype(cfg) or torch.float32,
+        dtype=amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED) or torch.float32,
         device=device.type,
         padded=network is not model,
     )

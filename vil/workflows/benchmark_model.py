@@ -24,12 +24,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.engine.build import amp_dtype, configure_device, memory_format
+from vil.engine.build import MEMORY_FORMATS, amp_dtype, configure_device
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
 from vil.ops.tuning import tuning_cache
-from vil.optim.build import build_optimizer, build_scaler
+from vil.optim.build import build_optimization
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error, one_line
 from vil.utils.interleaved_timer import MILLI, Candidate, time_interleaved
@@ -85,7 +85,7 @@ class ModelBenchmark:
         out: str | None = None,
     ):
         why = "vil benchmark model measures only classifiers"
-        refuse_without(cfg, "resizes_to_image_size", why)
+        refuse_without(cfg.TASK, "resizes_to_image_size", why)
         cfg, self.rounds = with_num_classes(cfg), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
         self.trials = list_trials(cfg, self.name, ways, backends, beside)
@@ -152,7 +152,7 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
         model = prepare_for_training(cfg, model, DistInfo(), device).model
         requests = [r for r in backend_requests(model, cfg, device) if r.case.needs_grad]
         taken = ", ".join(dict.fromkeys(choose(r.case, r.backend) for r in requests))
-        optimizer = build_optimizer(cfg, model)
+        optim = build_optimization(cfg, model, device)
     except ConfigError as error:
         return Row(name, way, backend, reason=str(error)), None
     set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
@@ -161,11 +161,11 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple["Row", "Contender | N
     images = torch.randn(count, cfg.INPUT.CHANNELS, side, side, device=device)
     contender = Contender(
         model,
-        optimizer,
-        build_scaler(cfg, device),
-        images.contiguous(memory_format=memory_format(cfg)),
+        optim.optimizer,
+        optim.scaler,
+        images.contiguous(memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]),
         torch.randint(cfg.DATA.NUM_CLASSES, (count,), device=device),
-        amp_dtype(cfg),
+        amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED),
         lambda: configure_device(cfg),
     )
     return Row(name, way, taken if backend == "auto" else f"{backend}, pinned"), contender

@@ -110,7 +110,7 @@ def _remedy(reason: object) -> str:
 def check(cfg: CfgNode) -> RunCheckpoint:
     """Return the checkpoint to calibrate. Raises ConfigError if MODEL.MODEL_PATH is not a
     checkpoint of a run, or if the config's task does not support calibration."""
-    refuse_without(cfg, "calibrate", "--calibrate supports only classifiers")
+    refuse_without(cfg.TASK, "calibrate", "--calibrate supports only classifiers")
     checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
         raise ConfigError("--calibrate needs the checkpoint of a run: give --run DIR")

@@ -11,7 +11,7 @@ import torch
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.config.defaults import KEYS, value_at
+from vil.config.defaults import KEYS, leaves
 from vil.data.bands import to_display
 from vil.data.classes import match_classes
 from vil.data.inspection import (
@@ -347,9 +347,7 @@ def suggest(
         has_weights = getattr(task, "target_type", "") in ("class", "labels")
         if has_weights and is_plain and (imbalance(train.targets.counts) or 0) > IMBALANCE:
             found["LOSS.CLASS_WEIGHTS"] = "balanced"
-    return {
-        key: value for key, value in found.items() if key in KEYS and value != value_at(cfg, key)
-    }
+    return {key: value for key, value in found.items() if key in KEYS and value != leaves(cfg)[key]}
 
 
 def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
@@ -360,7 +358,7 @@ def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[fl
     """
     found = {}
     for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
-        given = np.broadcast_to(value_at(cfg, key), (len(values),))
+        given = np.broadcast_to(leaves(cfg)[key], (len(values),))
         if np.abs(given - values).max() > 0.02:
             found[key] = [max(round(float(value), 3), 0.001) for value in values]
     return found

@@ -54,7 +54,7 @@ def convert(
         raise ConfigError(f"TARGET {target}: expected a .safetensors file or a folder")
     if cfg is not None:
         why = "vil convert supports only classifiers; predict from the run's folder"
-        refuse_without(cfg, "predicts_classes", why)
+        refuse_without(cfg.TASK, "predicts_classes", why)
     path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
     if target.suffix == ".safetensors":

@@ -76,7 +76,7 @@ def embed(
 def check_embed(cfg: CfgNode) -> None:
     """Raise ConfigError if the config's task does not compute a feature vector per image. Raise
     CheckpointError if the config sets no weights."""
-    refuse_without(cfg, "embed", "vil embed needs a model with one feature vector per image")
+    refuse_without(cfg.TASK, "embed", "vil embed needs a model with one feature vector per image")
     refuse_random_weights(cfg, needs_head=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 from yacs.config import CfgNode
 
-from vil.config.defaults import value_at
+from vil.config.defaults import leaves
 from vil.data.views import View, parse_views
 from vil.engine.evaluation import evaluating
 from vil.tasks import refuse_without
@@ -94,7 +94,7 @@ def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tup
             "the predictions of several views or models cannot be averaged, so leave out --tta and "
             "give one run"
         )
-        refuse_without(cfg, "average_outputs", why)
+        refuse_without(cfg.TASK, "average_outputs", why)
     return views
 
 
@@ -114,7 +114,7 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
     for number, (cfg, names) in enumerate(zip(configs[1:], classes[1:]), start=2):
         where = f"model {number} ({cfg.MODEL.MODEL_PATH or cfg.MODEL.ARCH})"
         for key in ("TASK", *READING):
-            ours, theirs = value_at(first, key), value_at(cfg, key)
+            ours, theirs = leaves(first)[key], leaves(cfg)[key]
             if ours != theirs:
                 raise ConfigError(
                     f"all models must have the same {key}, but the first model has {ours!r} and "

@@ -95,15 +95,15 @@ def evaluate_config(
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")
-    check_extras(cfg)
+    check_extras([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST])
     cfg = with_num_classes(cfg)
     if calibrate:
         calibration_of_run.check(cfg)
     if num_worst:
-        refuse_without(cfg, "draw_worst", "--pictures supports only detectors; use vil report")
+        refuse_without(cfg.TASK, "draw_worst", "--pictures supports only detectors; use vil report")
     with preserve_global_state():
         device = configure_device(cfg)
-        with process_group(cfg, device) as dist, worker_errors():
+        with process_group(cfg.DISTRIBUTED_BACKEND, device) as dist, worker_errors():
             loaded = load_for_evaluation(cfg, device, dist, class_names, calibrated=not calibrate)
             task, model = loaded.task, loaded.model
             calibration = [loaded.calibration] if loaded.calibration else []

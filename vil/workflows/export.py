@@ -55,7 +55,7 @@ def export_config(
     `vil.export.export_model`. Raises ConfigError if the model cannot be exported, and ExportError
     if the outputs of the file and of the model differ.
     """
-    refuse_without(cfg, "predicts_classes", "vil export supports only classifiers")
+    refuse_without(cfg.TASK, "predicts_classes", "vil export supports only classifiers")
     names, images = list(class_names) or recorded_classes(cfg), []
     if calibration is not None:
         images = find_calibration_images(calibration, names, cfg.INPUT.CHANNELS)

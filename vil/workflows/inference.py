@@ -159,7 +159,7 @@ def load_for_evaluation(
     fast = cfg.EVAL.FAST
     if fast:
         why = "--fast (EVAL.FAST) does not support detectors"
-        refuse_without(cfg, "resizes_to_image_size", why)
+        refuse_without(cfg.TASK, "resizes_to_image_size", why)
     select_attention_backends(model, cfg, device, dist, training=False)
     if fast:
         dtype, task.amp_dtype = task.amp_dtype or torch.float32, None

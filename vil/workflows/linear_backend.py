@@ -62,7 +62,7 @@ def linear_requests(
     if not isinstance(network, MsViT) or device.type != "cpu" or cfg.MODEL.COMPILE:
         return []
     batch = max(1, cfg.DATALOADER.BSZ // world)
-    dtype = amp_dtype(cfg) or torch.float32
+    dtype = amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED) or torch.float32
     found = {}
     grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):

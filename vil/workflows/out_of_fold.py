@@ -66,7 +66,7 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0], tta)
     why = "out-of-fold prediction is not supported for this task"
-    refuse_without(configs[0], "add_target", why)
+    refuse_without(configs[0].TASK, "add_target", why)
     check_same(configs, [found.class_names for found in runs.values()])
     check_fold_numbers({run: found.cfg for run, found in runs.items()})
     names = {name for cfg in configs for name in cfg.DATA.TRAIN}

@@ -22,7 +22,7 @@ from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import find_images as list_images
 from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import count_workers, worker_errors
-from vil.tasks import refuse_without, task_entry
+from vil.tasks import TASKS, refuse_without
 from vil.tasks.base import ImageMeta, OutputFormat
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import make_folder, replacing
@@ -168,7 +168,7 @@ def find_images(
 
 def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
     """Return the output formats of a config's task, see `Task.output_formats`."""
-    return task_entry(cfg).load().output_formats
+    return TASKS.entry(cfg.TASK).load().output_formats
 
 
 def task_settings(
@@ -182,14 +182,14 @@ def task_settings(
     """
     if not output_formats(cfg):  # the task of a plug-in
         raise ConfigError(f"TASK {cfg.TASK} has no output formats, so it cannot write predictions")
-    complete = output_format in task_entry(cfg).load().complete_formats
+    complete = output_format in TASKS.entry(cfg.TASK).load().complete_formats
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):
         raise ConfigError(f"--format {output_format} includes every class: remove --{names[0]}")
     if threshold is None:
         return {"top": None if complete else top or TOP}
     why = "--threshold is for classes: leave it out (detectors: set DETECTION.TEST.SCORE)"
-    refuse_without(cfg, "limit_classes", why)
+    refuse_without(cfg.TASK, "limit_classes", why)
     return {"top": top or TOP, "threshold": threshold}
 
 

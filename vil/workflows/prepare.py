@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.engine.build import amp_dtype, memory_format
+from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo
@@ -88,9 +88,10 @@ def prepare_for_training(
     if cfg.MODEL.COMPILE and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
         log.warning("MODEL.COMPILE compiles reversible blocks for evaluation, but not for training")
     if cfg.DISTRIBUTED.STRATEGY == "fsdp" and dist.world > 1:
-        _check_sharding(optimizer_name(cfg), amp_dtype(cfg))
+        dtype = amp_dtype(cfg.AMP.DTYPE, enabled=cfg.AMP.ENABLED)
+        _check_sharding(optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC), dtype)
         for each in models:
-            _shard(each, dist, device, amp_dtype(cfg))
+            _shard(each, dist, device, dtype)
     if cfg.MODEL.COMPILE:
         _compile(models, cfg.MODEL.COMPILE_MODE, device)
     return TrainedModel(model, ema)
@@ -115,7 +116,7 @@ def move_to_device(
     """
     for request in backend_requests(model, cfg, device, training=training):
         choose(request.case, request.backend)
-    return model.to(device, memory_format=memory_format(cfg))
+    return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
 
 
 def _compile(models: list[nn.Module], mode: str, device: torch.device) -> None:

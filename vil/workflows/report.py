@@ -43,7 +43,7 @@ def write_report(
         log.warning(
             "the report of a %s shows only the metrics that training logged; for more, use "
             "vil evaluate",
-            noun_of(cfg),
+            noun_of(cfg.TASK),
         )
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()

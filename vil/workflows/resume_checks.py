@@ -6,11 +6,11 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.config import diff, override
-from vil.config.defaults import value_at
+from vil.config.defaults import leaves, tree
 from vil.config.yaml_source import from_mapping
 from vil.layers.attention import ATTENTIONS
 from vil.models.vision_longformer import MsViT
-from vil.tasks import task_entry
+from vil.tasks import TASKS
 from vil.utils.errors import CheckpointError
 
 # Keys whose value "auto" is resolved when weights are loaded.
@@ -60,10 +60,11 @@ def adopt_rules(cfg: CfgNode, saved: CfgNode) -> CfgNode:
     Unresolved values are "auto" for the keys in RULES, and () for keys that the task derives from
     the training set.
     """
-    open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
-    learned = task_entry(cfg).load().learned_keys
-    open_keys += [key for key in learned if not value_at(cfg, key)]
-    return override(cfg, list(from_mapping({key: value_at(saved, key) for key in open_keys})))
+    now, before = leaves(cfg), leaves(saved)
+    open_keys = [key for key in RULES if now[key] == "auto"]
+    learned = TASKS.entry(cfg.TASK).load().learned_keys
+    open_keys += [key for key in learned if not now[key]]
+    return override(cfg, list(from_mapping({key: before[key] for key in open_keys})))
 
 
 def check_changes(cfg: CfgNode, saved: CfgNode) -> list[str]:
@@ -96,17 +97,15 @@ def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     is given, the LayerNorm epsilon and the keys in RULES get the values that the model uses. They
     may differ from the config, because they can depend on the model's initial weights.
     """
-    kept = cfg.clone()
-    kept.defrost()
+    kept = leaves(cfg)
     network = next((m for m in model.modules() if isinstance(m, MsViT)), None) if model else None
     if network is not None:
-        kept.MODEL.VIT.MSVIT.LN_EPS = network.settings["norm_eps"]
+        kept["MODEL.VIT.MSVIT.LN_EPS"] = network.settings["norm_eps"]
         for name, arguments in (network.settings["attention_args"] or {}).items():
             for argument, key in ATTENTIONS[name].key_names.items():
                 if key in RULES:
-                    section, _, last = key.rpartition(".")
-                    value_at(kept, section)[last] = str(arguments[argument])
-    if Path(kept.DATA.PATH).is_dir():
-        kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
-    kept.RUN.ALLOW_CHANGES = False
-    return kept
+                    kept[key] = str(arguments[argument])
+    if Path(cfg.DATA.PATH).is_dir():
+        kept["DATA.PATH"] = str(Path(cfg.DATA.PATH).resolve())
+    kept["RUN.ALLOW_CHANGES"] = False
+    return tree(kept)

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,23 +72,6 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
-class SweepResult(NamedTuple):
-    """Result of a sweep.
-
-    status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
-    "unfinished" if a run was stopped otherwise. code: exit code of the command `vil sweep`. rows: a
-    table row for each group of runs that differ only in their seed. runs: a table row for each run.
-    text: the table.
-    """
-
-    status: str
-    code: int
-    folder: Path
-    rows: list[GroupRow]
-    runs: list[RunRow]
-    text: str
-
-
 @dataclass(frozen=True)
 class SweepRun:
     """Run of a sweep. sweep: the sweep's folder."""
@@ -111,6 +94,26 @@ class SweepRun:
         return self.sweep / part / f"{self.name}{suffix}"
 
 
+class SweepResult(NamedTuple):
+    """Result of a sweep.
+
+    status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
+    "unfinished" if runs were stopped otherwise or were not to be trained. code: exit code of the
+    command `vil sweep`. plan: the runs with their configs. metric: its name. rows: a table row for
+    each group of runs that differ only in their seed. runs: a table row for each run. text: the
+    table.
+    """
+
+    status: str
+    code: int
+    folder: Path
+    plan: list[SweepRun]
+    metric: str
+    rows: list[GroupRow]
+    runs: list[RunRow]
+    text: str
+
+
 def sweep(
     config: CfgNode | str | Path | None = None,
     overrides: Overrides | None = None,
@@ -123,108 +126,94 @@ def sweep(
     imports: Sequence[str] = (),
     jobs: int = 1,
     num_processes: int = 1,
+    train: bool = True,
     say: Say = log.info,
 ) -> SweepResult:
     """Train a model for each combination of a variant and grid values, in separate processes of
     `vil train`.
 
-    config, overrides, data, imports: the config that all runs share, as in `vil.train`.
-    output_dir: folder of the sweep.
+    config, overrides, data, imports: the config that all runs share, as in `vil.train`. In
+    `overrides`, a list of values makes its key an axis of the grid.
+    output_dir: folder of the sweep. If no grid is given, its recorded runs are trained.
     grid: {config key: values to try}.
     variants: named sets of settings that change together, as {name: {key: value}}; the key _BASE_
     is a config file that replaces `config`.
-    file: a grid file, see docs/guides/sweep.md.
+    file: a grid file, see docs/guides/sweep.md. The other arguments replace its settings.
     jobs: number of runs to train at a time.
     num_processes: number of processes of each run.
+    train: False to only check all configs and read the results so far. No files are written.
     say: called with a line of text when a run begins or ends.
 
     Finished runs in `output_dir` are not repeated, and other runs resume. A run that fails does not
     end the sweep. On Ctrl-C, the runs save their state and the status is "interrupted". On SIGTERM
-    and SIGUSR1, StoppedError is raised. If the config of any run is invalid, ConfigError is raised
-    before the first run starts.
+    and SIGUSR1, StoppedError is raised. If the config of any run is invalid or contradicts a
+    recorded run, ConfigError is raised before the first run starts.
     """
-    runs = plan_sweep(
-        config, overrides, output_dir=output_dir, grid=grid, variants=variants, file=file,
-        data=data, imports=imports,
-    )  # fmt: skip
-    return run_sweep(runs, check_models(runs), jobs=jobs, num_processes=num_processes, say=say)
+    folder, settings = Path(output_dir), read_grid(file) if file else Grid()
+    settings.base = settings.base if config is None else config
+    with forward_logs(False):  # the configs of the runs repeat the warnings
+        make_config(settings.base, imports=imports)  # the imports may declare keys
+    for setting in yaml_source.from_options(as_options(overrides)):
+        settings.add("grid" if is_axis(setting) else "fixed", setting)
+    lists = {key: list(values) for key, values in (grid or {}).items()}
+    for setting in yaml_source.from_mapping(lists, "grid"):
+        settings.add("grid", setting)
+    if data is not None:
+        settings.add("fixed", Setting("DATA.PATH", str(data), "--data"))
+    for name, changes in (variants or {}).items():
+        settings.variants[name] = list(yaml_source.from_mapping(changes, "variant"))
+    with log_warnings_once():
+        plan = plan_runs(folder, settings, imports)
+    metric, sizes = check_models(plan)
+    if not train:
+        return read_results(plan, metric, sizes, {run.name: PREEMPTED for run in plan})
+    make_folder(folder, "--output")
+    with lock(folder / "sweep.lock"):
+        write_plan(plan)
+        number, returncodes = train_runs(plan, metric, jobs, num_processes, say)
+        result = read_results(plan, metric, sizes, returncodes)
+        write_table(result)
+    if not number:
+        return result
+    stop = StoppedError(signal.Signals(number))
+    if stop.exit_code != INTERRUPTED:
+        raise stop
+    return result._replace(status="interrupted", code=INTERRUPTED)
 
 
 # The runs
 
 
-def plan_sweep(
-    config: CfgNode | str | Path | None = None,
-    overrides: Overrides | None = None,
-    *,
-    output_dir: str | Path,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
-    file: str | Path | None = None,
-    data: str | Path | None = None,
-    imports: Sequence[str] = (),
-) -> list[SweepRun]:
-    """List the runs of a sweep: those that its folder records, then those of the grid. If no grid
-    is given, the other arguments apply to the recorded runs. No files are written.
+@dataclass
+class Grid:
+    """Settings of a sweep. base: the config that the runs share. fixed: settings of all runs, by
+    key. axes: {key: its settings to try}. variants: {name: settings that change together}."""
 
-    The arguments are those of `sweep`, and replace the settings of the grid file. In `overrides`, a
-    list of values makes its key an axis of the grid. Raises ConfigError if the config of a run is
-    invalid, or contradicts a recorded run.
-    """
-    folder, fixed, axes = Path(output_dir), {}, {}
-    base, entries, named = read_grid(file) if file else (None, [], {})
-    config = base if config is None else config
-    with forward_logs(False):  # `expand` repeats the warnings
-        make_config(config, imports=imports)  # runs the imports, so that their keys are known
-    words = yaml_source.from_options(as_options(overrides))
-    entries += [("grid" if is_axis(word) else "fixed", word) for word in words]
-    lists = {key: list(values) for key, values in (grid or {}).items()}
-    entries += [("grid", setting) for setting in yaml_source.from_mapping(lists, "grid")]
-    if data is not None:
-        entries.append(("fixed", Setting("DATA.PATH", str(data), "--data")))
-    for name, settings in (variants or {}).items():
-        named[name] = list(yaml_source.from_mapping(settings, "variant"))
-    for part, (key, value, where) in entries:
+    base: CfgNode | str | Path | None = None
+    fixed: dict[str, Setting] = field(default_factory=dict)
+    axes: dict[str, list[Setting]] = field(default_factory=dict)
+    variants: dict[str, list[Setting]] = field(default_factory=dict)
+
+    def add(self, part: str, setting: Setting) -> None:
+        """Add a setting to "fixed", or as an axis to "grid". It replaces earlier ones of its key.
+        Raises ConfigError if the key is not allowed, or if an axis has no values."""
+        key, value, where = setting
         if key == "OUTPUT_DIR":
             raise ConfigError(f"{where}: {key} is not allowed, because --output sets the folders")
         if part == "grid" and not (isinstance(value, list) and value):
             raise ConfigError(f"{where}: {key}: expected a list of values, got {value!r:.80}")
-        fixed.pop(key, None)
-        axes.pop(key, None)
+        self.fixed.pop(key, None)
+        self.axes.pop(key, None)
         if part == "grid":
-            axes[key] = [Setting(key, each, where) for each in value]
+            self.axes[key] = [Setting(key, each, where) for each in value]
         else:
-            fixed[key] = Setting(key, value, where)
-    with log_warnings_once():
-        known = read_plan(folder)
-        if axes or named:
-            planned = expand(folder, config, fixed, axes, named, imports)
-        elif known and config is None:
-            planned = [replace(run, cfg=override(run.cfg, list(fixed.values()))) for run in known]
-        else:
-            raise ConfigError(
-                f"{folder} has {len(known) or 'no'} runs yet, and there is nothing to sweep over: "
-                'give "KEY=[a, b]" or --grid FILE'
-            )
-    for run, other in itertools.product(planned, known):
-        changed = diff(other.cfg, run.cfg) if run.group == other.group else {}
-        for key, (was, wanted) in changed.items():
-            if key not in LOCAL and (key != "SEED" or run.name == other.name):
-                raise ConfigError(
-                    f"{key} is {was!r} in the sweep in {folder}, and cannot be changed to "
-                    f"{wanted!r}: choose another --output, or sweep over the values with "
-                    f"{key}=[...]"
-                )
-    return list({run.name: run for run in (*known, *planned)}.values())
+            self.fixed[key] = setting
 
 
-def read_grid(
-    file: str | Path,
-) -> tuple[str | None, list[tuple[str, Setting]], dict[str, list[Setting]]]:
-    """Read a grid file, which docs/guides/sweep.md describes. Returns the base config, the settings
-    with their parts of the file ("fixed" or "grid"), and {name of a variant: its settings}. Raises
-    ConfigError if the file, or a config file that it names, is missing or invalid."""
-    path, base, entries, variants = yaml_source.find(file), None, [], {}
+def read_grid(file: str | Path) -> Grid:
+    """Read a grid file, which docs/guides/sweep.md describes. Raises ConfigError if the file, or a
+    config file that it names, is missing or invalid."""
+    path, grid = yaml_source.find(file), Grid()
     text, is_variant = yaml_source.read_text(path), re.compile(r"variants\.[^.]+").fullmatch
     for full_key, value, where in yaml_source.read_yaml(text, yaml_source.shown(path), is_variant):
         part, _, key = full_key.partition(".")
@@ -233,19 +222,19 @@ def read_grid(
             roots = yaml_source.base_roots(path)
             value = str(yaml_source.find_base(str(value), path, where, roots))
         if full_key == "base":
-            base = value
+            grid.base = value
         elif part in ("fixed", "grid") and key:
-            entries.append((part, Setting(key, value, where)))
+            grid.add(part, Setting(key, value, where))
         elif part == "variants" and variant_key:
-            variants.setdefault(name, []).append(Setting(variant_key, value, where))
+            grid.variants.setdefault(name, []).append(Setting(variant_key, value, where))
         elif part == "variants" and key and value in ("", EMPTY):
-            variants[name] = []
+            grid.variants[name] = []
         elif value != "" or part not in ("fixed", "grid", "variants"):
             raise ConfigError(
                 f"{where}: {full_key}: expected `base: FILE`, or config keys with their values in "
                 "`fixed`, `grid` or a variant in `variants`"
             )
-    return base, entries, variants
+    return grid
 
 
 def is_axis(setting: Setting) -> bool:
@@ -261,31 +250,51 @@ def is_axis(setting: Setting) -> bool:
     return not is_list_key or any(isinstance(item, list) for item in setting.value)
 
 
-def expand(
-    folder: Path,
-    config: CfgNode | str | Path | None,
-    fixed: Mapping[str, Setting],
-    axes: Mapping[str, Sequence[Setting]],
-    variants: Mapping[str, Sequence[Setting]],
-    imports: Sequence[str],
-) -> list[SweepRun]:
+def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun]:
+    """List the runs that a sweep's folder records, then those of the grid. If the grid has neither
+    axes nor variants, its settings apply to the recorded runs. Raises ConfigError if the config of
+    a run is invalid, or contradicts a recorded run."""
+    known = read_plan(folder)
+    if grid.axes or grid.variants:
+        planned = expand(folder, grid, imports)
+    elif known and grid.base is None:
+        fixed = list(grid.fixed.values())
+        planned = [replace(run, cfg=override(run.cfg, fixed)) for run in known]
+    else:
+        raise ConfigError(
+            f"{folder} has {len(known) or 'no'} runs yet, and there is nothing to sweep over: give "
+            '"KEY=[a, b]" or --grid FILE'
+        )
+    for run, other in itertools.product(planned, known):
+        changed = diff(other.cfg, run.cfg) if run.group == other.group else {}
+        for key, (was, wanted) in changed.items():
+            if key not in LOCAL and (key != "SEED" or run.name == other.name):
+                raise ConfigError(
+                    f"{key} is {was!r} in the sweep in {folder}, and cannot be changed to "
+                    f"{wanted!r}: choose another --output, or sweep over the values with "
+                    f"{key}=[...]"
+                )
+    return list({run.name: run for run in (*known, *planned)}.values())
+
+
+def expand(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun]:
     """Return the run of each combination of a variant and axis values. The last axis varies
     fastest. Raises ConfigError if a config is invalid, or if two runs have the same name."""
     runs: dict[str, SweepRun] = {}
-    short = {key: key.rpartition(".")[2].lower() for key in axes}
+    short = {key: key.rpartition(".")[2].lower() for key in grid.axes}
     for key in [key for key in short if [*short.values()].count(short[key]) > 1]:
         short[key] = key.lower()
-    choices = (variants or {"": []}).items()
-    for (variant, settings), *values in itertools.product(choices, *axes.values()):
+    choices = (grid.variants or {"": []}).items()
+    for (variant, settings), *values in itertools.product(choices, *grid.axes.values()):
         labels = [slug(variant)] if variant else []
         name = "-".join([*labels, *(f"{short[s.key]}_{slug(s.value)}" for s in values)])
         own = {setting.key: setting for setting in settings}
-        base = own.pop("_BASE_").value if "_BASE_" in own else config
-        words = [*fixed.values(), *own.values(), *values]
+        base = own.pop("_BASE_").value if "_BASE_" in own else grid.base
+        words = [*grid.fixed.values(), *own.values(), *values]
         try:
             if name in runs:
                 raise ConfigError("given twice; use variants to give runs other names")
-            if both := own.keys() & axes.keys():
+            if both := own.keys() & grid.axes.keys():
                 raise ConfigError(f"{min(both)} is set by the variant, but is also an axis")
             output = folder / "runs" / name
             cfg = make_config(base, words, output_dir=output, imports=imports)
@@ -333,36 +342,8 @@ def write_plan(runs: Sequence[SweepRun]) -> None:
 # Training on this machine
 
 
-def run_sweep(
-    runs: Sequence[SweepRun],
-    sizes: Mapping[str, tuple],
-    *,
-    jobs: int = 1,
-    num_processes: int = 1,
-    say: Say = log.info,
-) -> SweepResult:
-    """Train the unfinished runs of a sweep, and write the table of results to the sweep's folder.
-    sizes: result of `check_models`. jobs, num_processes, say: see `sweep`."""
-    folder = runs[0].sweep
-    make_folder(folder, "--output")
-    with lock(folder / "sweep.lock"):
-        write_plan(runs)
-        number, returncodes = train_runs(runs, jobs, num_processes, say)
-        *table, text = write_table(runs, sizes)
-    if number:
-        stop = StoppedError(signal.Signals(number))
-        if stop.exit_code != INTERRUPTED:
-            raise stop
-        return SweepResult("interrupted", INTERRUPTED, folder, *table, text)
-    unfinished = [row for row in table[1] if row.state != "finished"]
-    codes = [row.code or max(returncodes.get(row.name, 0), 1) for row in unfinished]
-    failed = [code for code in codes if code not in (PREEMPTED, INTERRUPTED)]
-    status = "failed" if failed else "unfinished" if codes else "finished"
-    return SweepResult(status, [*failed, *codes, 0][0], folder, *table, text)
-
-
 def train_runs(
-    runs: Sequence[SweepRun], jobs: int, num_processes: int, say: Say
+    runs: Sequence[SweepRun], metric: Metric, jobs: int, num_processes: int, say: Say
 ) -> tuple[int, dict[str, int]]:
     """Train or resume the unfinished runs of a sweep, `jobs` at a time. Runs that another process
     trains come last, once that process has ended. Signals are forwarded to the runs.
@@ -374,8 +355,7 @@ def train_runs(
     returncodes: dict[str, int] = {}
     active: dict[int, tuple[SweepRun, subprocess.Popen]] = {}  # by slot
     titles = {run.name: f"[{i}/{len(runs)}] {run.name}" for i, run in enumerate(runs, start=1)}
-    metric, rows = metric_of(runs[0]).name, read_rows(runs)
-    waiting = [run for run, row in zip(runs, rows) if row.state != "finished"]
+    waiting = [run for run, row in zip(runs, read_rows(runs, metric)) if row.state != "finished"]
     if len(runs) > len(waiting) > 0:
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs have finished")
 
@@ -394,7 +374,7 @@ def train_runs(
             ready = (run for run in waiting if slot is not None and not is_locked(run.folder))
             if not received and (run := next(ready, None)):
                 waiting.remove(run)
-                step = read_rows([run])[0].step
+                step = read_rows([run], metric)[0].step
                 say(f"{titles[run.name]} {f'resumes after step {step}' if step else 'starts'}")
                 active[slot] = run, start(run, slot, jobs, num_processes)
                 if received:  # while the process was started
@@ -449,57 +429,80 @@ def train_command(num_processes: int) -> list[str]:
     return [sys.executable, *words]
 
 
-def describe_end(run: SweepRun, returncode: int, metric: str) -> str:
+def describe_end(run: SweepRun, returncode: int, metric: Metric) -> str:
     """Describe in one line how a run ended: its metric and training time, or why it failed. If a
     signal killed the run, the signal is appended to the run's output first.
 
-    returncode: of the run's process; 0 if a signal has stopped the sweep. metric: its name.
+    returncode: of the run's process; 0 if a signal has stopped the sweep.
     """
     if returncode < 0:
         name = signal.strsignal(-returncode)
         hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
         with run.path("output", ".txt").open("a", **TEXT) as stream:
             stream.write(f"vil train: killed by signal {-returncode}, {name}{hint}\n")
-    (row,) = read_rows([run])
+    (row,) = read_rows([run], metric)
     if row.state != "finished":
         return f"{row.state}: {row.reason}"
-    result = "" if row.metric is None else f"{metric} {row.metric:.2f}, "
+    result = "" if row.metric is None else f"{metric.name} {row.metric:.2f}, "
     return f"finished: {result}{timedelta(seconds=round(row.seconds or 0))} of training"
 
 
 # The table
 
 
-def metric_of(run: SweepRun) -> Metric:
-    """Return the metric by which the runs of a sweep are compared."""
-    return task_for(with_num_classes(run.cfg), torch.device("cpu")).metric
-
-
-def check_models(runs: Sequence[SweepRun]) -> dict[str, tuple]:
+def check_models(runs: Sequence[SweepRun]) -> tuple[Metric, dict[str, tuple]]:
     """Check that the model of every group can be built, on the meta device, and that all runs have
-    the same metric. Returns {name of a group: parameters and multiply-accumulates of its model}."""
-    metric, sizes = None, {}
+    the same metric. Returns the metric, and {name of a group: parameters and multiply-accumulates
+    of its model}."""
+    first, sizes = None, {}
     for run in runs:
         if run.group in sizes:
             continue
         try:
-            name = metric_of(run).name
-            metric = metric or name
-            if name != metric:
-                raise ConfigError(f"has the metric {name}, but the first run has {metric}")
+            metric = task_for(with_num_classes(run.cfg), torch.device("cpu")).metric
+            first = first or metric
+            if metric.name != first.name:
+                raise ConfigError(
+                    f"has the metric {metric.name}, but the first run has {first.name}"
+                )
             cost = analyze_cost(run.cfg)
             sizes[run.group] = cost.parameters, cost.macs
         except NotImplementedError:  # a plug-in's task without `cost`
             sizes[run.group] = None, None
         except ConfigError as error:
             raise ConfigError(f"run {run.name}: {error}") from error
-    return sizes
+    return first, sizes
 
 
-def read_rows(runs: Sequence[SweepRun]) -> list[RunRow]:
+def read_results(
+    runs: Sequence[SweepRun],
+    metric: Metric,
+    sizes: Mapping[str, tuple],
+    returncodes: Mapping[str, int],
+) -> SweepResult:
+    """Read the results of a sweep from the folders of its runs.
+
+    metric, sizes: see `check_models`. returncodes: {name of a run: return code of its process, for
+    a run that has not recorded its exit code}.
+    """
+    rows = read_rows(runs, metric)
+    groups = [
+        summarize([row for row in rows if row.group == group], *size)
+        for group, size in sizes.items()
+    ]
+    text = format_table(groups, rows, metric.label or metric.name, metric.unit)
+    unfinished = [row for row in rows if row.state != "finished"]
+    codes = [row.code or max(returncodes.get(row.name, 0), 1) for row in unfinished]
+    failed = [code for code in codes if code not in (PREEMPTED, INTERRUPTED)]
+    status = "failed" if failed else "unfinished" if codes else "finished"
+    code = [*failed, *codes, 0][0]
+    return SweepResult(status, code, runs[0].sweep, runs, metric.name, groups, rows, text)
+
+
+def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
     """Read the states and the logged results of runs from their folders. The rows have the values
     of the config keys in which the runs differ."""
-    metric, rows = metric_of(runs[0]), []
+    rows = []
     changed = {key for run in runs for key in diff(runs[0].cfg, run.cfg)} - {"SEED", "OUTPUT_DIR"}
     for run in runs:
         output = run.path("output", ".txt")
@@ -547,24 +550,15 @@ def read_rows(runs: Sequence[SweepRun]) -> list[RunRow]:
     return rows
 
 
-def write_table(
-    runs: Sequence[SweepRun], sizes: Mapping[str, tuple]
-) -> tuple[list[GroupRow], list[RunRow], str]:
-    """Read the results of a sweep, and write them to summary.csv, summary.md and runs.csv in its
-    folder. sizes: see `check_models`. Returns the rows of the groups and runs, and the table as
-    text. Raises ConfigError if the folder cannot be written."""
-    folder, metric, rows = runs[0].sweep, metric_of(runs[0]), read_rows(runs)
-    groups = [
-        summarize([row for row in rows if row.group == group], *size)
-        for group, size in sizes.items()
-    ]
-    text = format_table(groups, rows, metric.label or metric.name, metric.unit)
+def write_table(result: SweepResult) -> None:
+    """Write the results of a sweep to summary.csv, summary.md and runs.csv in its folder. Raises
+    ConfigError if the folder cannot be written."""
+    folder = result.folder
     with os_error_as(ConfigError, f"--output {folder}"):
-        replace_text(folder / "summary.csv", to_csv(groups, metric.name))
-        replace_text(folder / "runs.csv", to_csv(rows, metric.name))
-        page = f"# {folder.resolve().name}\n\n{text}\nMeasured on {processor()}.\n"
+        replace_text(folder / "summary.csv", to_csv(result.rows, result.metric))
+        replace_text(folder / "runs.csv", to_csv(result.runs, result.metric))
+        page = f"# {folder.resolve().name}\n\n{result.text}\nMeasured on {processor()}.\n"
         replace_text(folder / "summary.md", page)
-    return groups, rows, text
 
 
 # SLURM

@@ -28,7 +28,7 @@ from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
-from vil.optim.build import build_optimization, optimizer_name
+from vil.optim.build import build_optimization, build_schedule, optimizer_name
 from vil.optim.optimizers import check_usable
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
@@ -172,7 +172,7 @@ def run_training(
     for no limit. synthetic: datasets to use instead of the config's, as {"train": dataset, "val":
     dataset}.
     """
-    as_config_error(check_usable)(optimizer_name(cfg))
+    as_config_error(check_usable)(optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC))
     folder, bad_file = Path(cfg.OUTPUT_DIR), Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     resuming = bool(checkpoints(folder / "checkpoints"))
     cfg, changes = with_num_classes(cfg), []
@@ -186,7 +186,7 @@ def run_training(
         # the process
         enter(preserve_global_state())
         device = configure_device(cfg)
-        dist = enter(process_group(cfg, device))
+        dist = enter(process_group(cfg.DISTRIBUTED_BACKEND, device))
         hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
         guard = enter(PreemptionGuard(dist, hang_seconds=hang, grace_seconds=grace))
         logs = enter(forward_logs(dist.is_main))
@@ -194,7 +194,7 @@ def run_training(
         # the task, its model and its data
         task = task_for(cfg, device)
         if not synthetic:
-            check_extras(cfg)
+            check_extras([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST])
         model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
         if resuming:
             task.class_names = read_class_names(folder / "classes.txt")
@@ -217,7 +217,8 @@ def run_training(
 
         # the optimization
         model, ema = prepare_for_training(cfg, model, dist, device)
-        optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
+        optim = build_optimization(cfg, model, device)
+        schedule = build_schedule(cfg, optim.name, optim.lr, loader.steps_per_epoch)
 
         # the folder of the run, and its last checkpoint
         run = enter(RunDir(folder, dist, device))
@@ -269,7 +270,7 @@ def run_training(
                 task,
                 loader,
                 objects,
-                optim.schedule.lr_at,
+                schedule.lr_at,
                 state,
                 run=run,
                 guard=guard,

@@ -72,7 +72,7 @@ def visualize_attention(
     maps cannot be drawn, a line with the reason.
     """
     why = "vil visualize attention draws only the attention of classifiers"
-    refuse_without(cfg, "predicts_classes", why)
+    refuse_without(cfg.TASK, "predicts_classes", why)
     inference = load_model(override(cfg, ["EVAL.FAST=False"]), class_names)
     task = inference.task
     original = _read(task, cfg, image, stdin)

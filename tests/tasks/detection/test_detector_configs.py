@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vil
+from tests.common.built import task_of
 from tests.common.marks import cases
 from vil.config import get_config
-from vil.tasks.detection.build import detector_config
 from vil.tasks.detection.models.detectors import DetectorConfig
 
 ROOT = Path(__file__).parents[3]
@@ -46,8 +46,8 @@ def test_the_head_of_a_config_is_true(path):
 
 
 def test_the_defaults_of_a_detector_are_those_of_the_config():
-    cfg = get_config()
-    given, defaults = detector_config(cfg), DetectorConfig(cfg.DATA.NUM_CLASSES)
+    cfg = get_config(None, ["TASK=detection", "DETECTION.MODEL=mask_rcnn"])
+    given, defaults = task_of(cfg).config, DetectorConfig(cfg.DATA.NUM_CLASSES)
     for name, value in vars(defaults).items():
         expected = list(value) if isinstance(value, tuple) else value
         assert getattr(given, name) == expected, name

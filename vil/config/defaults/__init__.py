@@ -6,7 +6,6 @@ work. Components such as tasks declare additional keys in their registry entries
 `vil config --docs docs/reference/config.md` writes a page with all keys.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,9 +61,11 @@ def _declare_key(key: Key, name: str, owner: str) -> None:
 
 
 def _make_node(path: Sequence[str]) -> CfgNode:
-    for depth in range(1, len(path) + 1):
+    node = _tree
+    for depth, name in enumerate(path, start=1):
         SECTIONS.setdefault(".".join(path[:depth]), "Keys of components registered at run time.")
-    return functools.reduce(lambda node, step: node.setdefault(step, CfgNode()), path, _tree)
+        node = node.setdefault(name, CfgNode())
+    return node
 
 
 def declare_component_keys() -> None:
@@ -93,14 +94,16 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def value_at(cfg: CfgNode, key: str) -> Any:
-    """Return the value of a dotted key or, if `key` names a section, the node of the section."""
-    return functools.reduce(CfgNode.__getitem__, key.split("."), cfg) if key else cfg
-
-
-def tree(section: str = "") -> CfgNode:
-    """Return a copy of the default config, or of one of its sections."""
-    return value_at(_tree, section).clone()
+def tree(values: Mapping[str, Any] | None = None) -> CfgNode:
+    """Return a copy of the default config, with the given values, {dotted key: value}."""
+    cfg = _tree.clone()
+    for key, value in (values or {}).items():
+        *path, last = key.split(".")
+        node = cfg
+        for name in path:
+            node = node.setdefault(name, CfgNode())
+        node[last] = value
+    return cfg
 
 
 for subtree in (image, augmentation, data, optimization, evaluation, model):

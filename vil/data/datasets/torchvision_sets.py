@@ -4,9 +4,7 @@ All pixels are held in memory as one array (150 MB for CIFAR). Files are downloa
 download=True.
 """
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST
 
 from vil.data.dataset import ImageDataset, Root, Transform
+from vil.utils.cache_dir import hold_lock
 from vil.utils.errors import DataError
 
 
@@ -37,7 +36,9 @@ class TorchvisionSet(ImageDataset):
         super().__init__(split, transform)
         self.folder = folder
         try:
-            with download_lock(Path(root)) if download else nullcontext():
+            if download:
+                Path(root).mkdir(parents=True, exist_ok=True)
+            with hold_lock(Path(root), ".download.lock") if download else nullcontext():
                 data = source(root, train=split == "train", download=download)
         except Exception as error:
             # torchvision has no common exception type for missing, corrupt and unreachable files.
@@ -64,12 +65,3 @@ Cifar = partial(TorchvisionSet, CIFAR10, CIFAR10.base_folder)
 Cifar100 = partial(TorchvisionSet, CIFAR100, CIFAR100.base_folder)
 # 60,000 training and 10,000 test gray images of 28 x 28 in 10 classes. Y. LeCun et al., 1998.
 Mnist = partial(TorchvisionSet, MNIST, "MNIST/raw")
-
-
-@contextmanager
-def download_lock(root: Path) -> Iterator[None]:
-    """Context manager that lets only one process at a time download to the folder `root`."""
-    root.mkdir(parents=True, exist_ok=True)
-    with open(root / ".download.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

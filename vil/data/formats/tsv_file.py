@@ -1,13 +1,11 @@
 """Random access to the rows of a .tsv file.
 
-The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If the folder of the
-.tsv is not writable, the .lineidx file is stored in the folder that `cache_dir` returns.
+The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If it is missing and
+cannot be written, they are computed each time that the .tsv is opened.
 """
 
-import hashlib
 import logging
 import mmap
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 
 from vil.data.formats.shared_file import SharedFile
 from vil.utils.atomic_write import write_aside
-from vil.utils.cache_dir import cache_dir
 from vil.utils.errors import DataError
 from vil.utils.safe_files import path_below
 
@@ -89,23 +86,22 @@ def row_offsets(path: Path) -> np.ndarray:
     size = path.stat().st_size
     if not size:
         raise DataError(f"{path} is empty")
-    beside, cached = path.with_suffix(".lineidx"), cached_index(path)
-    if beside.is_symlink():
-        path_below(path.parent, beside.name, path)
-    for index in (beside, cached):
-        if index.is_file():
-            offsets = read_integers(index)
-            if problem := find_problem(path, offsets, size):
-                # Do not rebuild it automatically: that would accept a .tsv from a failed copy.
-                raise DataError(
-                    f"{index} is not the index of {path}: {problem}; "
-                    f"if {path.name} is complete, delete the index to rebuild it"
-                )
-            return np.append(offsets, size)
+    index = path.with_suffix(".lineidx")
+    if index.is_symlink():
+        path_below(path.parent, index.name, path)
+    if index.is_file():
+        offsets = read_integers(index)
+        if problem := find_problem(path, offsets, size):
+            # Do not rebuild it automatically: that would accept a .tsv from a failed copy.
+            raise DataError(
+                f"{index} is not the index of {path}: {problem}; "
+                f"if {path.name} is complete, delete the index to rebuild it"
+            )
+        return np.append(offsets, size)
     offsets = find_rows(path)
     with open(path, "rb") as file:
         if b"\t" in file.readline(SCAN_BYTES):  # else it is not a TSV: write nothing
-            write_index(beside, cached, offsets)
+            write_index(index, offsets)
     return np.append(offsets, size)
 
 
@@ -149,34 +145,15 @@ def find_rows(path: Path) -> np.ndarray:
     return offsets[:-1] if offsets[-1] == base else offsets
 
 
-def cached_index(path: Path) -> Path:
-    """Return the path of a .tsv file's .lineidx in the folder `cache_dir`. Its name is a hash of
-    the path, size and modification time of the .tsv."""
-    state = path.stat()
-    name = f"{os.path.realpath(path)} {state.st_size} {state.st_mtime_ns}"
-    digest = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return cache_dir() / "lineidx" / f"{digest[:32]}.lineidx"
-
-
-def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
-    """Write the row offsets to the file `beside` or, if that fails, to the file `cached`. Logs a
-    warning with the path of the written file or, if both writes fail, with the error."""
+def write_index(index: Path, offsets: np.ndarray) -> None:
+    """Write the row offsets to a file. Logs a warning with its path or, if it cannot be written,
+    with the error."""
     try:
-        try:
-            write_offsets(beside, offsets)
-            logger.warning("%s was missing, and was written with %d rows", beside, len(offsets))
-        except OSError as error:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            write_offsets(cached, offsets)
-            text = "%s cannot be written (%s): the index was written to %s"
-            logger.warning(text, beside, error.strerror or error, cached)
+        # atomically, because other processes may read it at the same time
+        with write_aside(index) as aside, open(aside, "wb") as file:
+            offsets.tofile(file, sep="\n")
+            file.write(b"\n")
+        logger.warning("%s was missing, and was written with %d rows", index, len(offsets))
     except OSError as error:
-        text = "%s is missing and cannot be written: row offsets are in memory only (%s)"
-        logger.warning(text, beside, error)
-
-
-def write_offsets(index: Path, offsets: np.ndarray) -> None:
-    """Write an index atomically, because other processes may read it at the same time."""
-    with write_aside(index) as aside, open(aside, "wb") as file:
-        offsets.tofile(file, sep="\n")
-        file.write(b"\n")
+        text = "%s is missing and cannot be written (%s): row offsets are in memory only"
+        logger.warning(text, index, error.strerror or error)

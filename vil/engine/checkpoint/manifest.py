@@ -16,7 +16,7 @@ from vil.utils.atomic_write import replace_text, sha256_of, sync
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
-FORMAT = 2  # format 1 had no manifest.sha256
+FORMAT = 2
 
 
 @contextmanager
@@ -76,11 +76,11 @@ def find_corruption(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()
-        intact = version == 1 or (folder / MANIFEST_HASH).read_text() == hash_manifest(folder)
+        intact = (folder / MANIFEST_HASH).read_text() == hash_manifest(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is unreadable ({type(error).__name__})"
-    if version not in (1, FORMAT):
-        return f"{MANIFEST} has format {version}, this version of vil reads formats up to {FORMAT}"
+    if version != FORMAT:
+        return f"{MANIFEST} has format {version}, this version of vil reads format {FORMAT}"
     if not intact:
         return f"{MANIFEST} was changed (SHA-256 differs)"
     for name, expected in files:

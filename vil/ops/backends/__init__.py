@@ -132,17 +132,7 @@ class Backend(Implementation):
         _ = self.attend
 
 
-class PassRegistry(Registry):
-    """Registry of forward or backward passes. kind: as in `Registry`."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind, entry_type=Implementation)
-
-    def __getitem__(self, name: str) -> Implementation:
-        return self.entries[name]  # pyrefly: ignore[bad-return]  # of the type `entry_type`
-
-
-class BackendRegistry(Registry):
+class BackendRegistry(Registry[Backend]):
     """Registry of backends that also finds pairs and former names, which it does not list."""
 
     def __init__(self) -> None:
@@ -152,7 +142,7 @@ class BackendRegistry(Registry):
     def __getitem__(self, name: str) -> Backend:
         name = FORMER_NAMES.get(name, name)
         if name in self.entries:
-            return self.entries[name]  # pyrefly: ignore[bad-return]  # of the type `entry_type`
+            return self.entries[name]
         if name not in self.pairs:
             forward, _, backward = str(name).partition("+")
             if forward not in FORWARDS or backward not in BACKWARDS:
@@ -166,8 +156,8 @@ class BackendRegistry(Registry):
 # {device: pairs of a forward and another backend's backward pass that the tuner measures}
 PAIRS = {"cuda": ("flex+blocked", "flex+triton", "triton+blocked", "blocked+triton")}
 FORMER_NAMES = {"masked_sdpa": "masked"}  # in configs and folders of earlier runs
-FORWARDS = PassRegistry("forward pass")
-BACKWARDS = PassRegistry("backward pass")
+FORWARDS = Registry("forward pass", entry_type=Implementation)
+BACKWARDS = Registry("backward pass", entry_type=Implementation)
 BACKENDS = BackendRegistry()
 _JOIN = "vil.ops.custom_op:join_passes"
 

@@ -24,7 +24,7 @@ class Predictions(NamedTuple):
     top5: np.ndarray  # bool: whether one of the top-5 predictions is correct
     probability: np.ndarray  # probability of the predicted class
     loss: np.ndarray  # cross entropy
-    has_loss: np.ndarray  # bool, see `score_by_mapping`
+    has_loss: np.ndarray  # bool, see `score`
     probabilities: np.ndarray | None = None  # (N, K); None above `MAX_RANKED` classes
     loss_sum: float | None = None  # of all losses, added batch by batch
 
@@ -33,15 +33,6 @@ class Predictions(NamedTuple):
         losses = self.loss[self.has_loss]
         total = losses.sum(dtype=np.float64) if self.loss_sum is None else self.loss_sum
         return float(total) / len(losses) if len(losses) else float("nan")
-
-    def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Count the correct predictions and the images of each class, and return two arrays (C,).
-
-        num_classes: number C of classes of the test set.
-        """
-        targets = self.targets, self.targets[self.correct]
-        count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
-        return correct, count
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
         """Return the most frequent confusions of two classes, most frequent first.
@@ -166,8 +157,8 @@ class ClassificationMetrics:
         added.
         """
         p = self.predictions
-        correct, images = p.per_class(num_classes)
-        table = {"right": correct.tolist(), "count": images.tolist()}
+        targets = {"right": p.targets[p.correct], "count": p.targets}
+        table = {name: np.bincount(x, minlength=num_classes) for name, x in targets.items()}
         if not self.is_mapped:
             counts = count_classes(p.targets, p.predicted, num_classes)
             table |= {name: getattr(counts, name)() for name in ("precision", "recall", "f1")}

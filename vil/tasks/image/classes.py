@@ -30,7 +30,7 @@ from vil.tasks.image.predictions import (
     classes_as_csv,
     classes_as_table,
 )
-from vil.tasks.image.report import Evaluated, make_thumbnails, report_classes
+from vil.tasks.image.report import report_classes
 from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError
@@ -57,7 +57,7 @@ class Classes(Target):
         loss: training loss, a function as in losses.py.
         mix: function that applies mixup or cutmix to a training batch; None: no mixup.
         per_class: whether evaluation also computes metrics of each class.
-        class_mapping: {name of a test set with C classes: (K, C) bool}, see `score_by_mapping`.
+        class_mapping: {name of a test set with C classes: (K, C) bool}, see `score`.
         class_weights: (K,) weight of each class in the training loss; None: all weights are 1.
         logit_shifts: (K,) values that are added to the logits in training; None: add nothing.
         weight_setting: class weights that `read_targets` computes, see `parse_class_weights`.
@@ -106,7 +106,7 @@ class Classes(Target):
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
         """Set the mappings between the model's K classes and the C classes of test sets.
 
-        class_mapping: {name of a test set: (K, C) bool}, see `score_by_mapping`. Raises ValueError
+        class_mapping: {name of a test set: (K, C) bool}, see `score`. Raises ValueError
         for a wrong dtype or shape, or a mapping without True.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
@@ -187,16 +187,11 @@ class Classes(Target):
 
     def evaluate_batch(self, name: str, outputs: Tensor, batch: Batch) -> BatchColumns:
         """Return the fields of `Predictions` for a batch, from `indices` to `probabilities`."""
-        logits = self.decode(widen(outputs))
-        mapping = self.class_mapping.get(name)
-        if mapping is None:
-            scores = score_by_class(logits, batch.targets)
-        else:
-            scores = score_by_mapping(logits, batch.targets, mapping)
-        logits = logits.float()
+        logits, mapping = self.decode(widen(outputs)), self.class_mapping.get(name)
         if mapping is not None:  # unmapped classes are ignored
             logits = logits.masked_fill(~mapping.any(dim=1), -torch.inf)
-        probabilities = logits.softmax(dim=-1)
+        scores = score(logits, batch.targets, mapping)
+        probabilities = logits.float().softmax(dim=-1)
         probability = probabilities.gather(1, scores.predicted[:, None])[:, 0]
         is_ranked = mapping is None and self.num_classes <= MAX_RANKED
         # MPS has no float64
@@ -284,11 +279,10 @@ class Classes(Target):
     def report(
         self, results: Predictions, test_set: TestSet, class_names: Sequence[str], checkpoint: str
     ) -> TaskReport:
-        same = test_set.name not in self.class_mapping
-        names = test_set.classes if same else list(class_names)
-        thumbnails = make_thumbnails(test_set.dataset, results)
-        evaluated = Evaluated(test_set.name, results, test_set.classes, names, same, thumbnails)
-        return report_classes(evaluated, checkpoint, self.temperature)
+        is_mapped = test_set.name in self.class_mapping
+        names = list(class_names) if is_mapped else test_set.classes
+        options = dict(is_mapped=is_mapped, temperature=self.temperature)
+        return report_classes(results, test_set, names, checkpoint, **options)
 
     # ---- inference
 
@@ -318,49 +312,27 @@ class Classes(Target):
         return [f"{label(index)} {share:.2f}" for index, share in prediction.classes]
 
 
-def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
-    """Compute the loss of each of B predictions, and whether the prediction is correct.
-
-    logits (B, K). targets (B,): indices of the model's K classes.
-    """
-    best = top_five(logits)
-    hits = best == targets[:, None]
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    has_loss = torch.ones_like(targets, dtype=torch.bool)
-    return Scores(losses, hits[:, 0], hits.any(dim=-1), has_loss, best[:, 0])
-
-
-def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Compute losses and correctness on a test set whose classes differ from the model's classes.
+def score(logits: Tensor, targets: Tensor, class_mapping: Tensor | None = None) -> Scores:
+    """Compute the losses of B predictions, and whether each prediction is correct.
 
     logits (B, K), of the model's K classes. targets (B,): indices of the test set's C classes.
-    class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set.
+    class_mapping (K, C) bool: True where a class of the model is mapped to a class of the test set;
+    None: the test set has the model's classes. Logits of model classes that are mapped to no class
+    must be -inf.
 
-    Model classes that are mapped to no class are excluded from the softmax. A prediction is correct
-    if the predicted class is mapped to the target. The loss is -log of the total probability of all
-    model classes that are mapped to the target. If no model class is mapped to the target, the
-    prediction is wrong and the image has no loss.
+    With a mapping, a prediction is correct if the predicted class is mapped to the target. The loss
+    is -log of the total probability of all model classes that are mapped to the target. If no model
+    class is mapped to the target, the prediction is wrong and the image has no loss.
     """
-    logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)
-    correct = class_mapping.T[targets]  # (B, K)
-    has_loss = correct.any(dim=-1)
-    correct_logits = logits.masked_fill(~correct, -torch.inf).logsumexp(dim=-1)
-    losses = torch.where(has_loss, logits.logsumexp(dim=-1) - correct_logits, 0)
-    best = top_five(logits)
-    hits = correct.gather(1, best)
+    # stable: classes with equal logits are in the order of their indices, as in `vil predict`
+    best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+    if class_mapping is None:
+        hits = best == targets[:, None]
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        has_loss = torch.ones_like(targets, dtype=torch.bool)
+    else:
+        correct = class_mapping.T[targets]  # (B, K)
+        hits, has_loss = correct.gather(1, best), correct.any(dim=-1)
+        correct_logits = logits.masked_fill(~correct, -torch.inf).logsumexp(dim=-1)
+        losses = torch.where(has_loss, logits.logsumexp(dim=-1) - correct_logits, 0)
     return Scores(losses, hits[:, 0], hits.any(dim=-1), has_loss, best[:, 0])
-
-
-def top_five(logits: Tensor) -> Tensor:
-    """Return the classes with the highest logits, (B, min(5, K)), best first.
-
-    Classes with equal logits are in the order of their indices, as in the output of `vil predict`.
-    """
-    if logits.dtype != torch.float32:
-        return logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
-    # one topk of integers, whose order is that of the logits and then of the indices
-    logits = torch.where(logits.isnan(), torch.inf, logits + 0.0)  # + 0.0: no negative zero
-    bits = logits.view(torch.int32)
-    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
-    index = torch.arange(logits.shape[-1], device=logits.device)
-    return (order - index).topk(min(5, logits.shape[-1]), dim=-1).indices

@@ -38,10 +38,6 @@ class Prediction:
         """Return the predicted values as text for a table with one line per image."""
         raise NotImplementedError
 
-    def target_cell(self) -> str:
-        """Return the target for a CSV file."""
-        return csv_cell(self.target or "")
-
 
 @dataclass(frozen=True)
 class ClassPrediction(Prediction):
@@ -100,9 +96,6 @@ class NumberPrediction(Prediction):
     def cells(self, names: Sequence[str]) -> list[str]:
         return [f"{number:.6g}" for number in self.numbers]
 
-    def target_cell(self) -> str:
-        return self.target or ""  # a minus sign is no formula
-
 
 def as_json(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
     """Format predictions as a JSON array with one image per line.
@@ -131,7 +124,7 @@ def as_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[
     has_target, predictions = peek_target(predictions)
     yield format_line(("file", *map(csv_cell, names), *["target"] * has_target, "error"))
     for p in predictions:
-        last = [p.target_cell()] * has_target + [csv_cell(p.error)]
+        last = [csv_cell(p.target or "")] * has_target + [csv_cell(p.error)]
         yield format_line((csv_cell(p.file), *(p.values(names) or [""] * len(names)), *last))
 
 
@@ -166,7 +159,7 @@ def classes_as_csv(predictions: Iterable[ClassPrediction], names: Sequence[str])
     has_target, predictions = peek_target(predictions)
     yield format_line((*COLUMNS, *(["target"] if has_target else [])))
     for p in predictions:
-        file, last = csv_cell(p.file), [p.target_cell()] if has_target else []
+        file, last = csv_cell(p.file), [csv_cell(p.target or "")] * has_target
         for rank, (index, probability) in enumerate(p.classes, start=1):
             yield format_line((file, rank, csv_cell(names[index]), index, probability, "", *last))
         if p.error or not p.classes:

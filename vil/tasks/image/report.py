@@ -18,7 +18,7 @@ from vil.report.html import Html, render_template
 from vil.tasks.base import TaskReport
 from vil.tasks.image import CLASS_METRICS
 from vil.tasks.image.class_metrics import ClassificationMetrics, Predictions
-from vil.tasks.image.target import Outputs
+from vil.tasks.image.target import Outputs, TestSet
 from vil.tasks.metrics import NUM_BINS, calibration_bins, confusion_matrix
 from vil.utils.plot_text import plot_text
 
@@ -29,7 +29,6 @@ FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
 MOST_CLASSES, MOST_MISTAKES = 60, 20  # maximum numbers of table rows
 COLUMNS = {"precision": "precision", "f1": "F1", "auroc": "AUROC", "average_precision": "AP"}
 MAX_PLOTS = 6  # maximum number of predicted numbers that are plotted
-Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions: (file, JPEG)}
 # (title, index of each image in the test set, positions with the worst first, text for a position)
 WorstImages = tuple[str, np.ndarray, np.ndarray, Callable[[int], Sequence[str]]]
 
@@ -115,27 +114,29 @@ def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
     return figure
 
 
-class Evaluated(NamedTuple):
-    """Predictions of a model on a test set, with class names and thumbnails for the report."""
+def report_classes(
+    predictions: Predictions,
+    test_set: TestSet,
+    class_names: Sequence[str],
+    checkpoint: str,
+    *,
+    is_mapped: bool = False,
+    temperature: float | None = None,
+) -> TaskReport:
+    """Return cards and a section of the run report of a classifier: metrics, table of classes,
+    errors, and images.
 
-    test_set: str
-    predictions: Predictions
-    classes: Sequence[str]  # of the test set
-    predicted_names: Sequence[str]  # of the model's classes
-    same: bool  # whether test set and model have the same classes
-    thumbnails: Thumbnails
+    The table lists the classes that have images, lowest accuracy first. If there are more than
+    MOST_CLASSES, it lists only the worst and the best. The confusion matrix is shown if the test
+    set and the model have the same classes, and at most FULL_MATRIX of them.
 
-
-def report_classes(evaluated: Evaluated, checkpoint: str, temperature: float | None) -> TaskReport:
-    """Return cards and sections of the run report of a classifier.
-
-    checkpoint: description of the checkpoint, which is shown on a card. temperature: that the
-    logits are divided by, if the model is calibrated.
+    predictions: on the test set. class_names: of the model. checkpoint: description of the
+    checkpoint, which is shown on a card. is_mapped: whether the test set has other classes than the
+    model. temperature: that the logits are divided by, if the model is calibrated.
     """
-    num_classes, is_mapped = len(evaluated.predicted_names), not evaluated.same
-    metrics = ClassificationMetrics(evaluated.predictions, num_classes, is_mapped=is_mapped)
-    averages = metrics.averages()
-    remark = f"of the same checkpoint, on {evaluated.test_set}, {averages['count']:,} images"
+    metrics = ClassificationMetrics(predictions, len(class_names), is_mapped=is_mapped)
+    averages, classes = metrics.averages(), test_set.classes
+    remark = f"of the same checkpoint, on {test_set.name}, {averages['count']:,} images"
     scaled = f", with temperature {temperature:.4f}" if temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
     shown = {title: averages[key] for key, title in titles.items() if key in averages}
@@ -144,56 +145,37 @@ def report_classes(evaluated: Evaluated, checkpoint: str, temperature: float | N
         *((title, f"{value:.2f}%", remark) for title, value in shown.items()),
         ("Loss", f"{averages['loss']:.4f}", f"cross entropy of the same checkpoint{scaled}"),
     ]
-    return TaskReport(cards, sections_of(evaluated, metrics))
-
-
-def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
-    """Make thumbnails of the images that `Predictions.extremes` selects for the report.
-
-    dataset: the test set. Returns {index into the arrays of `predictions`: (file, JPEG)}. The JPEG
-    is None if the image can no longer be read.
-    """
-    thumbnails = {}
-    for i in np.concatenate(list(predictions.extremes(SHOWN).values())).tolist():
-        made = make_thumbnail(dataset, int(predictions.indices[i]), side=CLASS_SIDE)
-        thumbnails[i] = made.name, made.jpeg
-    return thumbnails
-
-
-def sections_of(evaluated: Evaluated, metrics: ClassificationMetrics) -> list[Html]:
-    """Render the report's sections as HTML: metrics, table of classes, errors, and images.
-
-    The table lists the classes that have images, lowest accuracy first. If there are more than
-    MOST_CLASSES, it lists only the worst and the best. The confusion matrix is shown if the test
-    set and the model have the same classes, and at most FULL_MATRIX of them. metrics: of the
-    predictions in `evaluated`.
-    """
-    test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     table = metrics.per_class(len(classes))
     correct, count = map(np.array, (table.pop("right"), table.pop("count")))
     table.pop("recall", None)  # the accuracy
     accuracy = correct / np.maximum(count, 1)
     order = [n for n in np.argsort(accuracy, kind="stable").tolist() if count[n]]
-    caption = f"Metrics of each class of {test_set}, the lowest accuracy (recall) first"
+    caption = f"Metrics of each class of {test_set.name}, the lowest accuracy (recall) first"
     if len(order) > MOST_CLASSES:
         half = MOST_CLASSES // 2
-        caption = f"Classes of {test_set}: the {half} worst and best of {len(order)} classes"
+        caption = f"Classes of {test_set.name}: the {half} worst and best of {len(order)} classes"
         order = order[:half] + order[-half:]
     matrix = None
-    if evaluated.same and len(classes) <= FULL_MATRIX:
+    if not is_mapped and len(classes) <= FULL_MATRIX:
         matrix = confusion_matrix(predictions.targets, predictions.predicted, len(classes)).tolist()
+    groups = predictions.extremes(SHOWN)
+    thumbnails = {
+        i: make_thumbnail(test_set.dataset, int(predictions.indices[i]), side=CLASS_SIDE)
+        for i in np.concatenate(list(groups.values())).tolist()
+    }
     section = render_template(
         "tasks/image/class_report.html.j2",
-        **evaluated._asdict(),
+        **dict(test_set=test_set.name, classes=classes, predicted_names=class_names),
         **dict(correct=correct, count=count, order=order, caption=caption),
         metrics=metric_rows(metrics),
         columns={COLUMNS[name]: column for name, column in table.items()},
-        reliability=reliability_bars(predictions) if evaluated.same else None,
+        reliability=None if is_mapped else reliability_bars(predictions),
+        bar_width=1 / NUM_BINS,
         matrix=matrix,
         mistakes=predictions.mistakes(MOST_MISTAKES),
-        groups=predictions.extremes(SHOWN),
+        **dict(predictions=predictions, groups=groups, thumbnails=thumbnails),
     )
-    return [Html(section)]
+    return TaskReport(cards, [Html(section)])
 
 
 def metric_rows(metrics: ClassificationMetrics) -> list[tuple[str, str, str]]:
@@ -208,24 +190,11 @@ def metric_rows(metrics: ClassificationMetrics) -> list[tuple[str, str, str]]:
     return rows
 
 
-class Bar(NamedTuple):
-    """A bar of the reliability diagram.
-
-    left: position of the left edge, as a fraction of the plot's width. width, height: fractions of
-    the plot's width and height. label: text that describes the bar.
-    """
-
-    left: float
-    width: float
-    height: float  # accuracy
-    label: str
-
-
-def reliability_bars(predictions: Predictions) -> list[Bar] | None:
+def reliability_bars(predictions: Predictions) -> list[tuple[float, float, str]] | None:
     """Return the bars of the reliability diagram, or None if a confidence is NaN.
 
-    There is one bar for each bin of confidence that has images. The height of the bar is the
-    accuracy of the predictions in the bin.
+    There is one bar for each bin of confidence that has images: (lower edge of the bin, accuracy of
+    the predictions in the bin, text that describes the bar).
     """
     bins = calibration_bins(predictions.probability, predictions.correct)
     if bins is None:
@@ -238,5 +207,5 @@ def reliability_bars(predictions: Predictions) -> list[Bar] | None:
                 f"{(i + 1) / NUM_BINS:.0%}: accuracy {correct / images:.1%}, mean confidence "
                 f"{confidence / images:.1%}"
             )
-            bars.append(Bar(i / NUM_BINS, 1 / NUM_BINS, correct / images, label))
+            bars.append((i / NUM_BINS, correct / images, label))
     return bars

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import to_pil_image
 
 from vil.data import own_arguments
 from vil.data.batch import Batch
@@ -32,7 +30,6 @@ from vil.engine.evaluation import autocast, evaluating, iter_in_step
 from vil.engine.loop import Loss
 from vil.integrations.optimize import OptimizedModel
 from vil.models.features import pooled_features
-from vil.pretrained.load_weights import Report
 from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.cost import model_cost
 from vil.tasks.image.predictions import Prediction
@@ -40,9 +37,6 @@ from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet, merge
 from vil.utils.errors import DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.memory import copy_to_device
-
-if TYPE_CHECKING:
-    from vil.tasks.image.build import ImageBuilder
 
 MAX_EVAL_BATCH = 64  # images
 LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
@@ -55,8 +49,6 @@ class ImageTask(Task):
 
     Args:
         target: the kind of target, which computes the loss and the metrics.
-        builder: builds the network and opens the datasets; None for a task that gets its datasets
-            as arguments.
         transform: evaluation transform, from a PIL image to a tensor (c, H, W).
         image_weights: weight of each training image in the loss, 1-dim; None: all weights are 1.
         crop_transform: evaluation transform for the square crops of test-time augmentation. It
@@ -76,7 +68,6 @@ class ImageTask(Task):
         self,
         target: Target,
         *,
-        builder: "ImageBuilder | None" = None,
         transform: Callable[[Image.Image], Tensor] | None = None,
         crop_transform: Callable[[Image.Image], Tensor] | None = None,
         image_weights: Tensor | None = None,
@@ -85,7 +76,7 @@ class ImageTask(Task):
         if not hasattr(self, "metric"):
             self.metric = make_metric(target.metrics)
         super().__init__(**common)
-        self.target, self.target_type, self.builder = target, target.target_type, builder
+        self.target, self.target_type = target, target.target_type
         self.transform, self.crop_transform = transform, crop_transform or transform
         self.image_weights = target.to_device(image_weights)
         target.check_weights(image_weights is not None)
@@ -96,24 +87,7 @@ class ImageTask(Task):
             return hasattr(cls.kind, ability)
         return super().supports(ability)
 
-    # ---- built from the config
-
-    def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
-        return self.builder.build_model(load_pretrained=load_pretrained)
-
-    def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        # strict is ignored: weights must be complete, except for a head replaced by FINETUNE.HEAD
-        return self.builder.load_weights(model, path)
-
-    def open_train_set(self) -> ImageDataset:
-        return self.builder.open_train_set(any_classes=self.accepts_any_classes)
-
-    def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
-        any_classes = self.accepts_any_classes
-        return self.builder.open_test_set(name, split, self.class_names, any_classes=any_classes)
-
-    def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
-        return self.builder.synthetic(num_samples, folder, split)
+    # ---- called by `vil.train` and by `vil data check`
 
     @as_config_error
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
@@ -127,14 +101,6 @@ class ImageTask(Task):
 
     def count_classes(self, dataset: ImageDataset) -> dict[str, int]:
         return self.summarize_targets(dataset).counts
-
-    def draw_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
-        mean, std = (torch.tensor(x)[:, None, None] for x in self.builder.mean_and_std())
-        images = batch.to("cpu").images.float() * std + mean  # (B, C, H, W)
-        return [
-            (to_pil_image(image[:3].clamp(0, 1)), self.format_target(target))
-            for image, target in zip(images, batch.targets)
-        ]
 
     def format_target(self, target: Tensor) -> str:
         """Convert the target of one image in a batch to text.
@@ -278,8 +244,12 @@ class ImageTask(Task):
         return replace(prediction, target=target)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
-        """Write the prediction onto a copy of the image."""
-        return draw_lines(image, self.target.describe(prediction, self.label))
+        """Write the prediction onto a copy of the image, which is enlarged if it is small."""
+        canvas, _ = enlarge(image)
+        pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
+        for line in self.target.describe(prediction, self.label):
+            y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
+        return canvas
 
     # ---- called by the report
 
@@ -289,15 +259,6 @@ class ImageTask(Task):
             results = self.collect(plain, name)
         test_set = TestSet(name, loader.classes, loader.dataset)
         return self.target.report(results, test_set, class_names, checkpoint)
-
-
-def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """Return a copy of an image, enlarged if it is small, with lines of text on it."""
-    canvas, _ = enlarge(image)
-    pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
-    for line in lines:
-        y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
-    return canvas
 
 
 def describe_target(dataset: ImageDataset, index: int) -> str:

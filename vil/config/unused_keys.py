@@ -1,23 +1,13 @@
-"""Read a component's keys from a config, and warn about keys that have no effect."""
+"""Warn about config keys that have no effect."""
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.defaults import KEYS, leaves, value_at
-from vil.utils.registry import Entry
+from vil.config.defaults import KEYS, leaves
 
 log = logging.getLogger(__name__)
-
-
-def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """Read the config keys that set arguments of a component. Returns {argument: value}.
-
-    entry: the component's registry entry, which maps its arguments to config keys.
-    """
-    return {argument: value_at(cfg, key) for argument, key in entry.key_names.items()}
 
 
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
