@@ -73,10 +73,3 @@ def test_a_profile_without_times_is_refused(tmp_path, monkeypatch):
         profile_step(
             lambda: model(torch.ones(1, 2)), model, torch.device("cuda"), tmp_path / "trace.json"
         )
-
-
-def test_the_removed_command_says_what_replaced_it():
-    ended = vil("benchmark", "deploy", "--run", "runs/nano")
-    assert (ended.code, ended.out) == (2, "")
-    assert "use python benchmarks/deploy.py" in ended.err
-    assert ended.err.count("\n") == 1

@@ -204,21 +204,6 @@ def test_command_lines_that_cannot_be(run, words, code, pattern):
     assert re.search(pattern, ended.err), ended.err
 
 
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        ("train", "vil train --config-file coco/"),
-        ("evaluate", "vil evaluate --run"),
-        ("predict", "vil predict --run"),
-    ],
-)
-def test_commands_of_detectors_alone_say_what_replaced_them(command, instead):
-    ended = vil("detect", command, "--run", "x")
-    assert (ended.code, ended.out) == (USAGE, "")
-    assert instead in ended.err
-    assert len(ended.err.splitlines()) == 1
-
-
 def test_formats_and_flags_of_another_task(run):
     ended = vil("predict", "--run", run, "--format", "csv", "x.png")
     assert ended.code == USAGE
