@@ -1,4 +1,4 @@
-"""`vil benchmark attention`: what it prints and writes, and how it refuses."""
+"""`vil benchmark attention`: what it prints and writes."""
 
 import csv
 import json

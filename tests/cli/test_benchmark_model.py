@@ -1,4 +1,4 @@
-"""`vil benchmark model`: the rows it measures, what it writes, and how it refuses."""
+"""`vil benchmark model`: the rows it measures, and what it writes."""
 
 import csv
 import gzip

@@ -315,6 +315,3 @@ def test_the_defaults_are_the_original_s_but_for_three():
     """And every one of its keys is known."""
     changed = diff(get_config(OLD / "defaults.yaml"), get_config()).keys()
     assert changed == {ARCH, "MODEL.VIT.MSVIT.ATTN_TYPE", "OUTPUT_DIR"}
-
-
-# docs/guides/from_*.md

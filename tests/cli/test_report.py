@@ -152,9 +152,6 @@ def test_a_report_with_moved_data(run, photos):
     assert str(photos) in Page("x.html").said  # the run's own config
 
 
-# Answers
-
-
 def test_a_test_set_of_other_classes(trained):
     """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
     draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})

@@ -35,9 +35,6 @@ def said_of(*words, out="attention.png"):
     return ended.err
 
 
-# Attention
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The images and titles of the plots, which are not drawn."""
