@@ -23,6 +23,7 @@ Path(CACHE.name, "native").symlink_to(
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from tests.common.small_runs import TINY, succeeds  # noqa: E402
 from vil.ops.dispatch import CHOICES  # noqa: E402
 from vil.ops.native import library  # noqa: E402
 from vil.tasks import TASKS  # noqa: E402
@@ -43,6 +44,15 @@ def no_choices():
 def without_native(monkeypatch):
     """The native library cannot be used, as on a machine without a compiler."""
     monkeypatch.setattr(library, "_off", ["off for this test"])
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A run of one epoch on generated images of four classes. Tests that change it make a copy."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    words = (*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1", "DATALOADER.WORKERS=0")
+    succeeds("train", *words, "--output_dir", folder)
+    return folder
 
 
 def pytest_collection_modifyitems(items):

@@ -49,9 +49,6 @@ def test_it_loads_and_builds(path):
     assert build_schedule(cfg, optim.name, optim.lr, steps_per_epoch=10).lr_at(0) > 0
 
 
-PRESETS = [path for path in FILES if "_presets_" in path.parts]
-
-
 @pytest.mark.defect("B35")
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_its_head_is_true(path):

@@ -79,17 +79,3 @@ def test_a_dry_run_writes_the_example_to_the_given_file():
     ):
         ended = vil("train", *TINY, *words)
         assert (ended.code, message in ended.err) == (2, True), ended.err
-
-
-def test_a_dry_run_of_generated_data_leaves_nothing_but_the_example(tmp_path):
-    """The config of ImageNet, which is not on this machine, made small enough for a test."""
-    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "--data", "nowhere", "DEVICE=cpu"]
-    size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
-    fake = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 8}", "DATA.NUM_CLASSES=10"]
-    shown = succeeds("train", *words, *size, *fake, "--dry-run", "--all", "--example", "e.png")
-    assert re.search(r"dry run: one step of 4 synthetic images needed at most \d+ MiB\n$", shown)
-    assert "step 1/1" in shown
-    Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("the model has")])
-    cfg = get_config("shown.yaml")
-    assert (cfg.DATA.TRAIN, cfg.DATA.PATH, cfg.DATALOADER.BSZ) == (("fake",), "nowhere", 4)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.png", "shown.yaml"]

@@ -24,8 +24,7 @@ from tests.common.built import task_of
 from tests.common.small_runs import checkpoint, environment, free_port, metrics, results, vil
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import diff, get_config
-from vil.config.defaults import KEYS, SECTIONS, leaves
-from vil.config.legacy import IGNORED_KEYS
+from vil.config.defaults import leaves
 from vil.engine.distributed import DistInfo
 from vil.pretrained.convert_2021 import use_2021_rules
 from vil.pretrained.load_weights import get_2021_names
@@ -316,22 +315,3 @@ def test_the_defaults_are_the_original_s_but_for_three():
     """And every one of its keys is known."""
     changed = diff(get_config(OLD / "defaults.yaml"), get_config()).keys()
     assert changed == {ARCH, "MODEL.VIT.MSVIT.ATTN_TYPE", "OUTPUT_DIR"}
-
-
-# docs/guides/from_*.md
-
-
-@pytest.mark.detection
-def test_the_pages_name_only_what_exists():
-    """In its prose, and in the last column of its tables: the keys and the flags."""
-    helps = vil("train", "--help").out + vil("evaluate", "--help").out
-    flags = {*re.findall(r"--[a-z_-]+", helps), "--local_rank", "--opts", "--nproc_per_node"}
-    count = 0
-    pages = sorted((ROOT / "docs/guides").glob("from_*.md"))
-    for line in "\n".join(page.read_text("utf-8") for page in pages).splitlines():
-        shown = line.split("|")[-2] if line.startswith("|") else line
-        for word in re.findall(r"--[a-z_][a-z_-]+|[A-Z][A-Z_0-9]*(?:\.[A-Z][A-Z_0-9]*)+", shown):
-            known = flags if word.startswith("--") else {*KEYS, *SECTIONS, *IGNORED_KEYS}
-            assert word in known, line
-            count += 1
-    assert count > 80

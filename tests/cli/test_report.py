@@ -8,16 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
-from tests.common.class_task import ClassificationTask
-from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
-from vil.data.batch import Batch
-from vil.tasks.image.class_metrics import ClassificationMetrics
+from tests.common.small_runs import FOLDER, SMALL, draw_pictures, results, vil
 
-USAGE, DATA, CHECKPOINT = 2, 3, 4
-HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b\u202e $x^{ {{}}"]
+DATA = 3
+HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b $x^{ {{}}"]
 
 
 class Page(HTMLParser):
@@ -156,68 +152,11 @@ def test_a_report_with_moved_data(run, photos):
     assert str(photos) in Page("x.html").said  # the run's own config
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("nowhere", USAGE, "there is no folder nowhere: expected the folder of a run"),
-        (".", USAGE, ". is not the folder of a run: it has no config.yaml"),
-        ("RUN --out no/where.html", USAGE, "--out no/where.html: there is no folder no"),
-        ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
-        ("RUN bare", USAGE, "unexpected argument bare: expected one run (to compare the runs of"),
-        ("RUN --config-file x.yaml", USAGE, "the run's config is used: remove --config-file"),
-        ("bare", CHECKPOINT, "bare has no best checkpoint yet: use --no-eval"),
-    ],
-)
-def test_what_cannot_be_reported(run, words, code, message):
-    Path("bare").mkdir()
-    Path("bare/config.yaml").write_text("VERSION: 1\n")
-    ended = vil("report", *words.replace("RUN", str(run)).split())
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err.splitlines()[-1]
-
-
-# Answers
-
-
-def task_of(class_mapping=None):
-    torch.manual_seed(0)
-    batches = [
-        Batch(torch.randn(n, 3, 4, 4), torch.randint(3, (n,)), torch.arange(n) + 10 * n)
-        for n in (5, 1, 7)
-    ]
-    facts = dict(device=torch.device("cpu"), test_sets={"val": batches}, num_classes=6)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
-    return ClassificationTask(**facts, class_mapping=class_mapping), model
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_answers_are_judged_as_evaluation_judges_them(linked):
-    """With a test set of other classes too, one of which no class of the model stands for."""
-    links = torch.zeros(6, 3, dtype=torch.bool)
-    links[[0, 3, 5], [0, 1, 1]] = True
-    task, model = task_of({"val": links} if linked else None)
-    with torch.no_grad():
-        found, wanted = task.collect(model, "val"), task.evaluate(model)["val"]
-    assert ClassificationMetrics(found, 6, is_mapped=linked).averages() == wanted
-    assert found.indices.tolist() == [10, *range(50, 55), *range(70, 77)]
-    if linked:
-        assert set(found.predicted.tolist()) <= {0, 3, 5}
-        assert not found.has_loss.all()
-
-
-@pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory):
-    """A run of four classes, to be copied."""
-    folder = tmp_path_factory.mktemp("tiny") / "run"
-    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", folder).code == 0
-    return folder
-
-
-def test_a_test_set_of_other_classes(tiny_run):
+def test_a_test_set_of_other_classes(trained):
     """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
     draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})
     Path("pets/map.json").write_text(json.dumps({"0": "cat(n1)", "2": "dog(n2)"}))
-    shutil.copytree(tiny_run, "run", symlinks=True)
+    shutil.copytree(trained, "run", symlinks=True)
     words = ["DATA.TEST=[folder]", "DATA.TARGETMAP=map.json", "DATA.KWARGS={}"]
     ended = vil("report", "run", "--data", "pets", *words)
     assert ended.code == 0, ended.err

@@ -69,8 +69,8 @@ def test_fine_tuning_starts_from_the_weights(run, tmp_path):
 @pytest.mark.parametrize("words", [("--output_dir", "run"), ("--output=run",)])
 def test_a_job_with_a_saved_checkpoint_is_requeued(words, tmp_path):
     """SLURM's commands are replaced; srun leaves what a preempted run leaves."""
-    code = 'sleep 1; mkdir run; echo "\\"code\\": 75" > run/status.json; exit 1'
-    for name, text in (("scontrol", "echo scontrol $*"), ("srun", code)):
+    saved = 'mkdir run; echo "\\"code\\": 75" > run/status.json; touch -d "1 hour" run/status.json'
+    for name, text in (("scontrol", "echo scontrol $*"), ("srun", f"{saved}; exit 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     job = dict(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="a", SLURM_JOB_NUM_NODES="1")

@@ -11,14 +11,13 @@ import torch
 import vil as package
 from tests.common.backends import restored_backends
 from tests.common.native_cache import cache_with_library
-from tests.common.small_runs import TINY, succeeds, torchrun, vil
+from tests.common.small_runs import TINY, torchrun, vil
 from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.workflows.attention_backend import backend_requests
 from vil.workflows.execution import execution_of
-from vil.workflows.linear_backend import linear_requests
 
 RESIDUAL = "linear layer and residual"
 WRONG = """
@@ -108,32 +107,6 @@ def test_a_wrong_backend_of_ones_own_is_named(tmp_path):
     assert "<- chosen" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--backends", "blokked"), "unknown backend 'blokked'; did you mean 'blocked'?"),
-        (("--rounds", "0"), "--rounds and --max-gib must be positive"),
-        (("--max-gib", "-1"), "--rounds and --max-gib must be positive"),
-        (("--import", "nowhere.py"), "--import nowhere.py: no such Python file"),
-    ],
-)
-def test_mistakes_are_one_line(words, message):
-    code, _, err = vil("tune", *words, *TINY)
-    assert code == 2
-    assert message in err
-    assert err.strip().count("\n") == 0
-
-
-def test_an_import_that_fails_is_one_line(tmp_path):
-    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
-    code, _, err = vil("info", "--import", "mine.py", *TINY)
-    assert (code, err.strip()) == (
-        2,
-        "vil info: --import mine.py, line 1: ModuleNotFoundError: No module named "
-        "'nothing_of_this_name'",
-    )
-
-
 def test_a_model_without_windows_has_nothing_to_tune():
     words = (*TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
     code, out, _ = vil("tune", *words, "--backends", "blocked")
@@ -169,28 +142,9 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     assert "timing the backends" not in out
 
 
-def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/autotune.json").write_text('{"of another config": "gathered"}')
-    assert vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1").code == 0
-    kept = json.loads((tmp_path / "run/autotune.json").read_text())
-    assert kept.keys() == {
-        "default", *(request.case.bucket() for request in (*asked(*TINY), *linears(*TINY)))
-    }  # fmt: skip
-    assert kept["default"] == "native"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of one epoch, to be copied."""
-    folder = tmp_path_factory.mktemp("tune") / "run"
-    assert vil("train", "--output_dir", folder, *TINY, "OPTIM.EPOCHS=1").code == 0
-    return folder
-
-
-def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(run):
+def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(trained):
     """Then `native` was used only where it was tuned, and only such calls were recorded."""
-    shutil.copytree(run, "run", symlinks=True)
+    shutil.copytree(trained, "run", symlinks=True)
     file = Path("run/autotune.json")
     began = json.loads(file.read_text())
     first = asked(*TINY)[0].case.bucket()
@@ -210,23 +164,13 @@ def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(run):
     ],
     ids=["gone", "damaged"],
 )
-def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(run, table, message):
-    shutil.copytree(run, "run", symlinks=True)
+def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(trained, table, message):
+    shutil.copytree(trained, "run", symlinks=True)
     kept = json.dumps({a.case.bucket(): "mine" for a in asked(*TINY)})
     Path("run/autotune.json").write_text(table or kept)
     outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
     assert outcome.code == 0
     assert message in outcome.out + outcome.err
-
-
-def test_a_process_is_asked_for_its_share_of_the_batch():
-    assert {a.case.batch for a in asked(*TINY)} == {16}
-    assert {a.case.batch for a in asked(*TINY, world=4)} == {4}
-
-
-def test_evaluation_asks_for_evaluation_only():
-    assert {a.case.needs_grad for a in asked(*TINY)} == {True, False}
-    assert {a.case.needs_grad for a in asked(*TINY, training=False)} == {False}
 
 
 def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
@@ -237,11 +181,6 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
         "TUNE has no effect: the config already selects the backend gathered"
         in outcome.out + outcome.err
     )
-
-
-def linears(*words):
-    cfg = get_config(None, words)
-    return linear_requests(package.build_model(cfg), execution_of(cfg, torch.device("cpu")))
 
 
 def asked(*words, world=1, training=True):
@@ -259,16 +198,3 @@ def test_all_ranks_take_what_rank_0_chose(tmp_path):
     assert taken[0] == taken[1]
     assert "training" in taken[0]
     assert not (tmp_path / "cache1/attention.json").exists(), "rank 1 measures nothing"
-
-
-def test_only_the_native_library_may_report_what_it_does(tmp_path, caplog):
-    """Its compilation takes ten seconds. The commands print no other messages of level INFO."""
-    lines = [
-        "import logging",
-        "from vil.ops.native.library import log",
-        "log.info('compiling')",
-        "logging.getLogger('vil.ops').info('details')",
-    ]
-    (tmp_path / "mine.py").write_text("\n".join(lines))
-    succeeds("config", "--import", "mine.py", "--diff")
-    assert caplog.messages == ["compiling"]

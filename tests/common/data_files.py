@@ -1,7 +1,6 @@
 """Write small datasets in every format."""
 
 import base64
-import inspect
 import io
 import json
 import pickle
@@ -177,9 +176,3 @@ def write_hf(root, name):
         parts[name_of_split] = datasets.Dataset.from_dict(columns, features=features)
     datasets.disable_progress_bars()
     datasets.DatasetDict(parts).save_to_disk(root / name)
-
-
-def describe_arguments(dataset):
-    """A dataset's own arguments and defaults, as in the table of docs/guides/data.md."""
-    own = [p for p in inspect.signature(dataset).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return ", ".join(f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own)

@@ -42,7 +42,6 @@ def test_every_key_is_listed_with_what_overrides_it(recipe):
     assert "  LOSS.LABEL_SMOOTHING 0.1 (from command line)" in lines
     assert f"  OPTIM.WD 0.3, not 0.05 (from {recipe}:3)" in lines
     assert "  OPTIM.LR 0.0002" in lines
-    assert len(lines) == 18
 
 
 def test_the_rate_of_a_recipe_is_not_scaled_by_the_preset():
@@ -67,11 +66,6 @@ def test_an_unknown_preset_suggests_the_nearest(capsys):
     assert error.count("\n") == 1
 
 
-def test_the_command_prints_the_keys(recipe, capsys):
-    assert main(["config", "--preset", "finetune", "--config-file", recipe, "--diff"]) == 0
-    assert "OPTIM.LAYER_DECAY: 0.75  # not 1.0; from preset finetune" in capsys.readouterr().out
-
-
 def test_python_logs_the_keys_and_refuses_a_preset_below_a_full_config(recipe, caplog):
     caplog.set_level(logging.INFO)
     assert make_config(recipe, preset="small_data").MODEL.VIT.DROP_PATH == 0.2
@@ -82,13 +76,8 @@ def test_python_logs_the_keys_and_refuses_a_preset_below_a_full_config(recipe, c
 
 @pytest.mark.long
 def test_a_run_with_a_preset_resumes_from_its_saved_config(tmp_path, capsys):
-    words = [
-        "train",
-        "--config-file",
-        "digits/vil_nano.yaml",
-        "--output_dir",
-        str(tmp_path / "run"),
-    ]
+    folder = str(tmp_path / "run")
+    words = ["train", "--config-file", "digits/vil_nano.yaml", "--output_dir", folder]
     words += ["OPTIM.EPOCHS", "1", "SOLVER.WARMUP_EPOCHS", "0", "INPUT.IMAGE_SIZE", "32"]
     assert main([*words, "--preset", "finetune"]) == 0
     out = capsys.readouterr().out

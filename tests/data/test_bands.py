@@ -11,13 +11,6 @@ from PIL import Image
 from tests.common.bad_images import BAD, encode
 from vil.data.bands import BandImage
 from vil.data.datasets.fake import Fake
-from vil.data.datasets.folder import Folder
-from vil.data.datasets.image_list import (
-    ImageList,
-    ImageSource,
-    TransformedImages,
-    find_images,
-)
 from vil.data.image import UnreadableImage, read_image
 from vil.data.transforms import eval_transform, train_transform
 
@@ -98,24 +91,6 @@ def test_files_that_do_not_fit_are_unreadable(source, message):
     source.seek(0)
     with pytest.raises(UnreadableImage, match=message):
         read_image(source, channels=4)
-
-
-def test_a_folder_of_arrays(tmp_path):
-    folder = tmp_path / "train/a"
-    folder.mkdir(parents=True)
-    np.save(folder / "1.npy", PIXELS)
-    Image.new("RGB", (4, 4)).save(folder / "2.png")
-    assert len(Folder(tmp_path, "train")) == 1
-    dataset = Folder(tmp_path, "train", channels=5)
-    assert dataset.image(0).shape == (5, 13, 17)
-    assert dataset.content(0) == (folder / "1.npy").read_bytes()
-    with pytest.raises(UnreadableImage, match="3 channels"):
-        dataset.image(1)
-    assert len(find_images([str(tmp_path)], lambda: b"", 5)) == 2
-    sources = [ImageSource("x", npy(PIXELS).getvalue())]
-    transform = eval_transform(8, channels=5, mean=[0], std=[1])
-    tensor, size = TransformedImages(ImageList(sources, (), 5), transform)[0]
-    assert (tensor.shape, size) == ((5, 8, 8), (13, 17))
 
 
 MAKERS = {

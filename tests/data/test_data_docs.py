@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.common.data_files import describe_arguments, samples, write_folder
-from vil.data import DATASETS, build_dataset
+from tests.common.data_files import samples, write_folder
+from vil.data import build_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs/guides/data.md").read_text(encoding="utf-8")
 
@@ -31,12 +31,3 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
         assert np.array_equal(written.targets, folder.targets)
         assert all(written[i][0].tobytes() == folder[i][0].tobytes() for i in range(20))
         assert len(written.classes) == 10
-
-
-def test_the_tables_have_every_dataset_and_its_own_arguments():
-    rows = re.findall(r"^\| `.*$", PAGE.split("## ")[0], flags=re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    set_by_keys = {"channels", "target_type"}
-    for name, entry in DATASETS.items():
-        arguments = re.findall(r"`(\w+)`", describe_arguments(entry.load()))
-        assert {name, *arguments} - set_by_keys <= named, name

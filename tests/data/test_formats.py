@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.common.data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
+from tests.common.data_files import CLASSES, samples, write_folder, write_tar
 from vil.data import DATASETS, EXTRAS, build_dataset, is_numbered
 from vil.data.datasets.composed import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
@@ -103,20 +103,6 @@ def test_numbered_datasets_take_the_number_of_classes(name, everything):
     assert len(build_dataset(name, everything, "val", num_classes=15).classes) == 15
     with pytest.raises(DataError, match=r"line \d+: class [4-9] is out of range.*0\.\.3"):
         build_dataset(name, everything, "train", num_classes=4)
-
-
-@pytest.mark.parametrize("name", ["folder", "imagenet", "tar", "tsv"])
-def test_members_that_are_not_images_are_counted(name, tmp_path, caplog):
-    write = {"folder": write_folder, "imagenet": write_zip, "tar": write_tar, "tsv": write_tsv}
-    write[name](tmp_path, "val", samples("val", broken=2))
-    dataset = build_dataset(name, tmp_path, "val", eval_transform(6))
-    loader = EvalLoader(dataset, batch_size=5, max_bad_fraction=0.2)
-    assert sum(len(batch) for batch in loader) == 10
-    names = sorted(dataset.sample_name(i) for i in loader.bad_samples.seen)
-    assert [name[-11:] for name in names] == ["c9/bad0.png", "c9/bad1.png"]
-    assert caplog.text.count("unreadable image") == 2
-    with pytest.raises(DataError, match="2 of 12 images cannot be read"):
-        list(EvalLoader(dataset, batch_size=5, max_bad_fraction=0.1))
 
 
 def test_a_folder_and_a_tar_of_the_same_images_are_the_same_dataset(tmp_path):

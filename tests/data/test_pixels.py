@@ -77,11 +77,3 @@ def test_a_gpu_computes_the_same_numbers(name):
     batch = collate(samples, ())
     on_gpu = batch.pin_memory().to("cuda").images
     assert torch.equal(on_gpu.cpu(), batch.to("cpu").images)
-
-
-def test_a_gray_image_has_one_channel():
-    transform = train_transform(
-        16, use_timm=True, channels=1, mean=(0.5,), std=(0.25,), re_prob=1.0
-    )
-    images = [transform(image) for image in draw_images(2)]
-    assert [image.shape for image in images] == [(1, 16, 16)] * 2

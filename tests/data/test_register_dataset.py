@@ -1,8 +1,5 @@
 """A user's own dataset: registered, built by its name, checked at registration and when built."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -80,15 +77,3 @@ def test_a_dataset_that_breaks_the_contract_is_refused(dataset, message):
     with pytest.raises(ValueError, match=message):
         register_dataset("mine", dataset)
     assert "mine" not in DATASETS
-
-
-def test_the_registries_are_read_without_torch():
-    code = """
-import sys
-from vil.data import DATASETS, is_numbered
-from vil.optim import OPTIMIZERS, SCHEDULES
-assert is_numbered("tsv") and not is_numbered("folder")
-assert OPTIMIZERS["sgd"].facts["can_shard"] and "cosine" in SCHEDULES
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

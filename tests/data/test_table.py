@@ -106,19 +106,6 @@ def test_splits_weights_and_groups(root):
     assert "line 4: 'g'" in message
 
 
-def test_a_table_without_splits_is_for_training(root):
-    text = table_of("aabb")
-    assert "DATA.VAL_FRACTION to 0.2" in refusal(root, text, "val")
-    assert len(open_table(root, text, "val", all_rows=True)) == 4
-
-
-def test_unknown_columns_get_a_suggestion(root):
-    with pytest.raises(ValueError, match="column of labels.csv 'lable'; did you mean 'label'"):
-        open_table(root, table_of("aabb"), label_column="lable")
-    with pytest.raises(ValueError, match="unknown column of labels.csv 'path'.*choices: file"):
-        open_table(root, table_of("aabb", "file,label"))
-
-
 PLAIN = table_of("aabb")
 BAD = {
     "missing images": (PLAIN.replace("a/2", "a/9"), r"1 of 4 rows name an image .* line 3: 'a/9"),
@@ -161,20 +148,6 @@ def test_bad_tables_are_refused_with_a_line(root, name):
     (root.parent / "x.png").write_bytes(b"")
     with pytest.raises(DataError, match=pattern):
         open_table(root, text)
-
-
-def test_an_extra_root_that_is_a_text_is_one_folder(root):
-    (root.parent / "x.png").write_bytes(b"")
-    text = BAD["outside"][0]
-    assert "which is not below" in refusal(root, text, extra_roots=str(root.parent / "pool"))
-    assert len(open_table(root, text, extra_roots=str(root.parent))) == 4
-
-
-def test_parquet_without_pyarrow_names_the_extra(root, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    write(root, "x", "x.parquet")
-    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'vil\[tables\]'"):
-        build_dataset("x.parquet", root, "train")
 
 
 def test_parquet_has_the_same_samples(root):

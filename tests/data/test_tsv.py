@@ -218,6 +218,7 @@ def test_labels_of_imagenet_22k_are_json(root):
         ("img:\n", "must have the key 'img'"),
         ("- img\n", "must have the key 'img'"),
         ("img: [1]\n", "img must be the path of a file"),
+        ("a: &a [x, x]\nimg: *a\n", "img must be the path of a file"),
         ("img: no.tsv\n", r"train\.yaml names a file that does not exist: .*no\.tsv"),
         ("img: !!python/object/apply:os.system [touch canary]\n", "cannot be read: could not"),
         ("img: {\n", "cannot be read"),

@@ -23,21 +23,8 @@ def test_numbers_are_prefixes_of_the_longest_list():
     assert parse_views(2) == parse_views("hflip") == (View(), View(mirror=True))
     assert parse_views("10") == VIEWS["crops+hflip"] == ALL
     assert len(set(ALL)) == 10
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("hflp", "did you mean 'hflip'"),
-        ("0", "a number from 1 to 10, got 0"),
-        (11, "a number from 1 to 10, got 11"),
-        ("-2", "unknown test-time augmentation"),
-        ("", "unknown test-time augmentation"),
-    ],
-)
-def test_other_words_are_refused(word, message):
-    with pytest.raises(ValueError, match=message):
-        parse_views(word)
+    with pytest.raises(ValueError, match="a number from 1 to 10, got 11"):
+        parse_views(11)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 8), (40, 30), (16, 200)])

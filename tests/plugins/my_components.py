@@ -4,8 +4,10 @@ task, registered from outside of the package. Given to a run by --import, or ins
 import math
 import os
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import vil
 from vil.data import ImageDataset
@@ -68,27 +70,19 @@ def squared(logits, targets, smoothing=0.0, *, weight):
     return weight * (logits.softmax(-1) - targets).square().mean()
 
 
-class Stripes(ImageDataset):
-    """Images of horizontal or vertical stripes."""
+class Grays(ImageDataset):
+    """Uniform images whose gray level tells their class."""
 
     def __init__(self, root, split, transform=None, *, n=32, size=16, num_classes=2):
         super().__init__(split, transform)
-        import numpy as np
-
         self.size, self.targets = size, np.arange(n) % num_classes
-        self.classes = [f"stripes {number}" for number in range(num_classes)]
+        self.classes = [f"gray {number}" for number in range(num_classes)]
 
     def image(self, index):
-        import numpy as np
-        from PIL import Image
-
-        stripes = (np.arange(self.size) // (1 + index % 5)) % 2 * 255
-        pixels = np.broadcast_to(stripes[:, None], (self.size,) * 2).astype(np.uint8)
-        pixels = pixels if self.targets[index] == 0 else pixels.T
-        return Image.fromarray(np.stack([pixels] * 3, axis=-1))
+        return Image.new("RGB", (self.size,) * 2, (40 * int(self.targets[index]) + index,) * 3)
 
     def sample_name(self, index):
-        return f"stripes {index}"
+        return f"gray {index}"
 
 
 def regression():
@@ -173,7 +167,7 @@ COMPONENTS = {
     "loss": lambda: vil.register_loss(
         "squared", squared, keys={"weight": vil.Key("LOSS.SQUARED_WEIGHT", 2.0, "Its weight.")}
     ),
-    "dataset": lambda: vil.register_dataset("stripes", Stripes, about="stripes"),
+    "dataset": lambda: vil.register_dataset("grays", Grays, about="uniform images"),
     "task": lambda: vil.register_task(
         "brightness",
         regression(),

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch.testing import assert_close
-from torchvision.models import resnet18
 
 import vil
 from vil.config import get_config
@@ -60,27 +59,10 @@ def test_names_follow_torchvision():
     assert len(IMAGENET_CLASSES) == 1000
     with pytest.raises(ValueError, match="did you mean 'IMAGENET1K_V1'"):
         vil.get_weight("ViL_Tiny_Weights.IMAGENET1K_V2")
-    with pytest.raises(ValueError, match="did you mean 'ViL_Tiny_Weights'"):
-        vil.get_weight("ViL_Tin_Weights.IMAGENET1K_V1")
-    with pytest.raises(ValueError, match="did you mean 'vil_tiny'"):
-        vil.get_model_weights("vil_tny")
-    with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
-        vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
     with pytest.raises(ValueError, match="another model: use a member of ViL_Small_Weights"):
         vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
     with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
         vil.ViL_Huge_Weights  # noqa: B018
-
-
-def test_the_shipped_weights():
-    model = vil.get_model("vil_nano", weights="DEFAULT").eval()
-    digits = vil.ViL_Nano_Weights.DIGITS
-    assert sum(p.numel() for p in model.parameters()) == digits.meta["num_params"]
-    assert sum(model.macs((64, 64))) == digits.meta["macs"]
-    assert vil.get_model("vil_nano", weights=digits).head.out_features == 10
-    for file in SHIPPED.glob("*.safetensors"):
-        assert file.stat().st_size < 2e6
-        assert read_metadata(file)["source"]["sha256"]
 
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
@@ -192,13 +174,6 @@ def test_checkpoints_of_other_programs(tmp_path):
     assert vil.load_weights(torch.compile(model), {"net": model.state_dict()}).complete
 
 
-def test_weights_of_another_network_raise():
-    model = vil.get_model("vil_nano")
-    with pytest.raises(CheckpointError, match="another architecture, no name matches") as e:
-        vil.load_weights(model, resnet18().state_dict())
-    assert "stages.0.embed.cls_token" in str(e.value)
-
-
 # Folders
 
 
@@ -250,26 +225,16 @@ def test_a_folder_without_weights_raises(tmp_path, content):
 
 
 def test_bad_folders_raise(tmp_path):
-    cases = {
-        "empty": {},
-        "text": {"config.json": "no"},
-        "strange": {"config.json": '{"vil": {"format": 1, "model": {}}}'},
-        "later": {"config.json": '{"vil": {"format": 99}}'},
-        "theirs": {"config.json": '{"architecture": "resnet18"}'},
-    }
-    patterns = [
-        "no config.json",
-        "cannot read its model card",
-        "model card has no 'trans",
-        "later version",
-        "'vil'",
-    ]
-    for (name, files), pattern in zip(cases.items(), patterns):
-        (tmp_path / name).mkdir()
-        for file, text in files.items():
-            (tmp_path / name / file).write_text(text)
+    with pytest.raises(CheckpointError, match="no config.json"):
+        vil.from_pretrained(tmp_path)
+    for text, pattern in (
+        ("no", "cannot read its model card"),
+        ('{"vil": {"format": 1, "model": {}}}', "model card has no 'trans"),
+        ('{"architecture": "resnet18"}', "'vil'"),
+    ):
+        (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=pattern) as caught:
-            vil.from_pretrained(tmp_path / name)
+            vil.from_pretrained(tmp_path)
         assert "\n" not in str(caught.value)
     torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
     with pytest.raises(CheckpointError, match="has no model card: run vil convert"):

@@ -8,8 +8,6 @@ import pytest
 from sklearn import metrics as sklearn
 
 from vil.tasks.metrics import (
-    MAX_WORK,
-    MIN_RESAMPLES,
     bootstrap,
     calibration_bins,
     confusion_matrix,
@@ -110,12 +108,3 @@ def test_an_interval_contains_the_value_and_is_as_wide_as_theory_says():
     error = math.sqrt(share * (100 - share) / 400)
     assert (low, high) == pytest.approx((share - 1.96 * error, share + 1.96 * error), abs=0.5)
     assert bootstrap(statistic, 400) == {"top1": (low, high)}  # a fixed seed
-
-
-def test_the_work_of_a_bootstrap_is_bounded():
-    calls = []
-    statistic = lambda weights: calls.append(1) or {"a": float(weights[0]), "b": math.nan}  # noqa: E731
-    assert list(bootstrap(statistic, 3, num_values=MAX_WORK // 200)) == ["a"]
-    assert len(calls) == 200
-    assert bootstrap(statistic, 3, num_values=MAX_WORK // MIN_RESAMPLES + 1) == {}
-    assert len(calls) == 200

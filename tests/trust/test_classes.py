@@ -88,15 +88,6 @@ def test_other_names_are_refused(colors, tmp_path):
     assert results_of(run, data, "DATA.CLASSES=by_position")["top1"] == 100
 
 
-def test_a_run_without_names_stays_by_position(colors, tmp_path, caplog):
-    run, data = colors
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    (copy / "classes.txt").unlink()
-    assert results_of(copy, data)["top1"] == 100
-    assert "the model has no class names: the classes of folder are matched by" in caplog.text
-
-
 def test_a_resumed_run_keeps_its_classes(colors, tmp_path):
     """The training set in another order, as by a renamed folder that was renamed back."""
     run, data = colors

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.common.small_runs import checkpoint, vil
 from vil.utils.errors import ConfigError
-from vil.utils.output_paths import output_file, replacing
+from vil.utils.output_paths import replacing
 
 pytestmark = pytest.mark.trust(1)
 
@@ -101,9 +101,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail()
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_device_is_written_to():
-    with replacing(output_file("/dev/null")) as aside:
-        aside.write_text("anything")
-    assert not Path("/dev/null").is_file()

@@ -1,7 +1,5 @@
 """Standard output and stderr may be full, closed or gone, and errors are one line."""
 
-import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.common.small_runs import TINY, command, environment, metrics, vil
-from vil.data.batch import BadSample
-from vil.data.robust_dataset import BadSampleLog
-from vil.tasks.image.predictions import (
-    ClassPrediction,
-    as_json,
-    classes_as_csv,
-    classes_as_table,
-)
 
 pytestmark = pytest.mark.trust(8)
 
@@ -71,49 +61,13 @@ def test_no_file_becomes_standard_output(tmp_path):
     assert len(Path(tmp_path, "p.txt").read_text().splitlines()) > 360
 
 
-def test_a_deleted_working_directory(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    ended = shell(f"rmdir '{gone}'; '{sys.executable}' -m vil predict --sample", gone)
-    assert ended.returncode in (0, 1, 2), ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_a_terminal_gets_no_control_characters(monkeypatch):
+def test_a_terminal_gets_no_control_characters():
     from vil.utils.console import StandardStream
 
     written = []
     terminal = type("Terminal", (), {"isatty": lambda self: True, "write": written.append})
     StandardStream(terminal(), strict=True).write("a\x1b[2Jb\rc\x9bd\te\n")
     assert written == ["a\\x1b[2Jb\\x0dc\\x9bd\te\n"]
-
-
-def test_names_cannot_forge_lines(tmp_path):
-    """In the list of unreadable images, in tables and in CSV; JSON stays JSON."""
-    name = "a\x1b[2J\nb"
-    log = BadSampleLog(10, 1.0, tmp_path / "bad.txt")
-    log.record([BadSample(0, name, "why\nnot")])
-    assert (tmp_path / "bad.txt").read_text() == "a\\x1b[2J\\x0ab\twhy\\x0anot\n"
-    found = [
-        ClassPrediction(name, classes=[(0, 0.5)]),
-        ClassPrediction("b", classes=[(0, float("nan"))]),
-    ]
-    table = "".join(classes_as_table(found, ["c\r"]))
-    assert table.count("\n") == 3
-    assert "\x1b" not in table
-    rows = list(csv.reader("".join(classes_as_csv(found, ["c\r"])).splitlines(True)))
-    assert [row[0] for row in rows[1:]] == [name, "b"]
-    assert rows[1][2] == "c\\r"
-    assert json.loads("".join(as_json(found, ["c"])))[1]["classes"][0]["probability"] is None
-    assert json.loads("".join(as_json([], ["c"]))) == []
-
-
-@pytest.mark.detection
-def test_names_cannot_forge_lines_of_a_detector():
-    from vil.tasks.detection.output_formats import Prediction, as_text
-
-    text = "".join(as_text([Prediction("a\x1b[2J\nb", error="why\nnot")], ["cat"]))
-    assert text == "a\\x1b[2J\\x0ab: cannot be read: why\\x0anot\n"
 
 
 @pytest.fixture
@@ -139,36 +93,14 @@ def test_an_unexpected_error_is_a_line_and_a_file(broken):
 
 
 @pytest.mark.trust(9)
-@pytest.mark.parametrize("words", [("config", "--traceback"), ("config",)])
-def test_a_traceback_can_be_shown(broken, words, monkeypatch):
-    if len(words) == 1:
-        monkeypatch.setenv("VIL_TRACEBACK", "1")
-    assert "Traceback (most recent call last)" in vil(*words).err
+def test_a_traceback_can_be_shown(broken, monkeypatch):
+    assert "Traceback (most recent call last)" in vil("config", "--traceback").err
+    monkeypatch.setenv("VIL_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in vil("config").err
 
 
 @pytest.mark.trust(9)
-@pytest.mark.parametrize("line", ["predict --nosuch", "visualize pattern", "train --output_dir"])
+@pytest.mark.parametrize("line", ["predict --nosuch", "train --output_dir", "report " + "a" * 5000])
 def test_wrong_arguments_are_a_line(line):
     ended = vil(*line.split())
     assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
-
-
-@pytest.mark.trust(9)
-@pytest.mark.parametrize("command", ["evaluate", "predict", "report"])
-def test_a_path_that_cannot_be_used_is_a_line(command):
-    words = {"report": (), "evaluate": ("--run",), "predict": ("--sample", "--run")}[command]
-    ended = vil(command, *words, "a" * 5000)
-    assert ended.code == 2
-    assert ended.err.count("\n") == 1
-    assert "there is no folder aaa" in ended.err
-
-
-@pytest.mark.trust(9)
-def test_two_dashes_end_the_options(tmp_path, monkeypatch):
-    from PIL import Image
-
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8)).save("-dash.png")
-    ended = vil("predict", "--top", "1", "--", "-dash.png")
-    assert ended.code == 0, ended.err
-    assert "-dash.png" in ended.out

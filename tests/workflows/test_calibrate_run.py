@@ -6,15 +6,8 @@ import shutil
 import pytest
 
 import vil as package
-from tests.common.small_runs import TINY, results, succeeds, vil
+from tests.common.small_runs import results, succeeds, vil
 from vil.workflows.calibration import read
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calibrated") / "run"
-    succeeds("train", *TINY, "OPTIM.EPOCHS=2", "--output_dir", folder)
-    return folder
 
 
 @pytest.fixture
@@ -62,9 +55,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     assert package.load_for_inference(run).task.target.temperature is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"temperature": -1, "checkpoint": "step-1"}', '{"temperature": "x"}']
-)
+@pytest.mark.parametrize("text", ["", '{"temperature": -1, "checkpoint": "step-1"}'])
 def test_a_file_that_is_no_calibration_is_refused(run, text):
     (run / "calibration.json").write_text(text)
     ended = vil("evaluate", "--run", run)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.common.small_runs import FOLDER, succeeds, vil
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import DataError
 from vil.workflows.check_data import check_data
 
 OPTIONS = [*FOLDER, "DATALOADER.BSZ=4"]
@@ -120,16 +120,6 @@ def test_the_command_writes_a_sheet_and_json(photos, tmp_path):
     assert failed.code == 3
     assert failed.out.count("problem: train: 1 of 14 images cannot be read") == 1
     assert failed.err.count("\n") == 1
-
-
-def test_bad_input_is_refused(photos):
-    words = ("data", "check", "--data", photos, *OPTIONS)
-    assert vil(*words, "--sheet", "sheet.gif").code == 2
-    assert vil(*words, "--sample", "0").code == 2
-    assert vil(*words, "--json", photos).code == 2
-    assert vil("data", "check", "--data", photos / "none", *OPTIONS).code == 3
-    with pytest.raises(ConfigError, match="DATA.KWARGS"):
-        check(photos, "DATA.KWARGS={colour: 3}")
 
 
 @pytest.mark.detection

@@ -1,7 +1,6 @@
 """Features of images: their file, their order, and what simple classifiers find in them."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,18 +8,9 @@ import torch
 
 import vil
 from tests.common.doc_pages import blocks
-from tests.common.small_runs import TINY, draw_pictures
+from tests.common.small_runs import draw_pictures
 from tests.common.small_runs import vil as command
-from vil.tasks.image.probe import Labeled, probe_features
-from vil.utils.errors import DataError
 from vil.workflows.inference import shipped_weights
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embed") / "run"
-    vil.train(None, [*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1"], output_dir=folder)
-    return folder
 
 
 @pytest.fixture
@@ -29,8 +19,8 @@ def photos(tmp_path, monkeypatch):
     return draw_pictures("photos", {"a": 2, "b": 3})
 
 
-def test_the_head_of_the_model_maps_features_to_predictions(run, photos):
-    model = vil.load_for_inference(run)
+def test_the_head_of_the_model_maps_features_to_predictions(trained, photos):
+    model = vil.load_for_inference(trained)
     features = vil.embed(model, photos, batch_size=2)
     assert (features.shape, features.dtype) == ((5, 32), np.float32)
     with torch.no_grad():
@@ -40,17 +30,17 @@ def test_the_head_of_the_model_maps_features_to_predictions(run, photos):
         assert row.tolist() == pytest.approx(shares, abs=1e-5)
 
 
-def test_a_file_of_features_and_a_table_of_names(run, photos):
+def test_a_file_of_features_and_a_table_of_names(trained, photos):
     for name in ("a/0.png", "a/1.png", "b/1.png"):  # a batch without any image, and one more
         (photos / name).write_bytes(b"")
-    words = ["embed", "--run", run, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
+    words = ["embed", "--run", trained, photos, "DATALOADER.BSZ=2", "--output-file", "features.npy"]
     ended = command(*words)
     assert ended.code == 0, ended.err
     written = "wrote 32 features of each of 5 images to features.npy, image names to features.csv"
     assert ended.out == f"{written}\n"
     assert "3 of 5 images could not be read: their rows are NaN" in ended.err
     features = np.load("features.npy")
-    assert np.array_equal(features, vil.embed(run, photos, batch_size=2), equal_nan=True)
+    assert np.array_equal(features, vil.embed(trained, photos, batch_size=2), equal_nan=True)
     with open("features.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -58,68 +48,15 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
     assert [bool(row["error"]) for row in rows] == np.isnan(features).all(axis=1).tolist()
 
 
-def test_nothing_is_written_if_no_image_can_be_read(run, photos):
-    ended = command("embed", "--run", run, "nowhere.png", "--output-file", "features.npy")
-    assert (ended.code, ended.out) == (3, "")
-    assert "there is no file or folder nowhere.png\n" in ended.err
-    assert not list(Path().glob("features*"))
-    with pytest.raises(DataError, match="none of the 1 images"):
-        vil.embed(run, "nowhere.png")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("photos", 2, "expected a file for the features: add --output-file features.npy"),
-        ("--output-file f.npy", 2, "expected images (files, folders, or - for standard input), "),
-        ("photos --output-file f.txt", 2, "expected a name that ends in .npy"),
-        ("--probe --output-file f.npy", 2, "--probe uses the config's data"),
-        ("--probe DATA.TEST=[nothing_such]", 2, "nothing_such"),
-    ],
-)
-def test_bad_words(run, photos, words, code, message):
-    ended = command("embed", "--run", run, *words.split())
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
-
-
-def test_a_probe_of_a_run(run, tmp_path, monkeypatch):
+def test_a_probe_of_a_run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = command("embed", "--run", run, "--probe")
+    ended = command("embed", "--run", trained, "--probe")
     assert ended.code == 0, ended.err
     first, header, *rows = ended.out.splitlines()
     assert first == "32 features; train 64 images, fake 64 images"
     assert header.split() == ["classifier", "setting", "top1", "fake"]
     assert [row.split("  ")[0] for row in rows] == ["nearest neighbors"] * 2 + ["linear probe"]
     assert all(50 < float(row.split()[-1]) <= 100 for row in rows)
-
-
-def test_a_head_for_other_classes_does_not_matter(run, tmp_path, monkeypatch):
-    """The features of weights for four classes, on data of two."""
-    monkeypatch.chdir(tmp_path)
-    words = ["DATA.NUM_CLASSES=2", "DATA.KWARGS={n: 40, size: 32, num_classes: 2}",
-             "FINETUNE.HEAD=new"]  # fmt: skip
-    ended = command("embed", "--run", run, "--probe", *words)
-    assert ended.code == 0, ended.err
-    assert "train 40 images, fake 40 images" in ended.out
-
-
-def clusters(count, spread, seed=0):
-    """Three clusters in eight dimensions, one per class."""
-    random = np.random.default_rng(seed)
-    classes = np.arange(count) % 3
-    centers = np.random.default_rng(99).normal(size=(3, 8))
-    features = centers[classes] + spread * random.normal(size=(count, 8))
-    return Labeled(features.astype(np.float32), classes)
-
-
-def test_probes_find_clusters():
-    found = probe_features(clusters(90, 0.1), {"val": clusters(30, 0.1, seed=1)})
-    assert [probe.name for probe in found] == ["nearest neighbors"] * 2 + ["linear probe"]
-    assert found[0].setting == "k=20"
-    assert all(probe.top1 == {"val": 100.0} for probe in found)
-    again = probe_features(clusters(90, 0.1), {"val": clusters(30, 0.1, seed=1)})
-    assert again == found
 
 
 @pytest.mark.long

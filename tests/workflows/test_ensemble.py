@@ -119,24 +119,6 @@ def test_models_that_read_images_differently_are_refused(runs):
         vil.predict(models[:1], [])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--tta hflop", "did you mean 'hflip'"),
-        ("--tta 99", "a number from 1 to 10, got 99"),
-        ("--threshold 1.5", "expected a probability from 0 to 1, got '1.5'"),
-        ("--format probabilities --threshold 0.5", "includes every class: remove --threshold"),
-        ("--run none*", "--run none*: no folder matches"),
-        ("{runs}/run1", "run1 is the folder of a run, not of images: write --run"),
-    ],
-)
-def test_bad_words(runs, photos, words, message):
-    words = words.format(runs=runs).split()
-    ended = command("predict", "--run", runs / "run0", photos, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
-
-
 @pytest.mark.detection
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -187,13 +169,3 @@ def test_probabilities_have_a_column_per_class(runs, photos):
             assert (row["file"], cells) == ("photos/a/broken.png", [""] * 4)
         else:
             assert sum(map(float, cells)) == pytest.approx(1, abs=1e-6)
-
-
-def test_the_target_is_written_if_it_is_known(photos):
-    ended = command("predict", "--sample", "--format", "probabilities")
-    rows = list(csv.DictReader(io.StringIO(ended.out)))
-    assert list(rows[0]) == ["file", *map(str, range(10)), "target", "error"]
-    assert [row["target"] for row in rows] == [row["file"].split("/")[0] for row in rows]
-    best = [max(map(str, range(10)), key=lambda name: float(row[name])) for row in rows]
-    correct = sum(name == row["target"] for name, row in zip(best, rows))
-    assert f"{correct} of 360 correct" in ended.err

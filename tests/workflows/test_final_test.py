@@ -113,14 +113,6 @@ def test_a_run_stopped_in_the_final_test_is_finished_on_resuming(pets, tmp_path,
     assert line["top1"] == result.test_metrics["folder"]["top1"]
 
 
-def test_without_val_nothing_changes(pets, tmp_path):
-    words = [word for word in SETS if not word.startswith(("DATA.VAL", "OPTIM.EPOCHS"))]
-    result = vil.train(None, [*words, "OPTIM.EPOCHS=1"], data=pets, output_dir=tmp_path / "run")
-    assert result.test_metrics == {}
-    assert not (tmp_path / "run/test_results.json").exists()
-    assert vil.evaluate(tmp_path / "run") == result.metrics
-
-
 @pytest.mark.long
 def test_two_processes_give_the_same_metrics(pets, trained, tmp_path):
     words = ("--data", pets, "--run", trained.run_dir, "--output_dir", tmp_path)

@@ -6,8 +6,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -18,23 +16,12 @@ from safetensors.torch import load_file
 
 import vil
 from tests.common.small_runs import TINY
-from vil.errors import ConfigError
 from vil.tasks.image.build import transform_settings
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
-
-
-@pytest.mark.parametrize("function", [vil.predict, vil.embed])
-def test_arguments_without_effect_are_refused(function, trained):
-    model, image = vil.load_for_inference(trained.run_dir), Image.new("RGB", (32, 32))
-    with pytest.raises(ConfigError, match="overrides do not change a loaded model"):
-        function(model, image, {"DEVICE": "cpu"})
-    for size in (0, -1):
-        with pytest.raises(ConfigError, match="batch_size must be at least 1"):
-            function(model, image, batch_size=size)
 
 
 def test_an_image_from_pil_is_read_like_its_file(trained, tmp_path):
@@ -80,17 +67,6 @@ def test_a_second_run_is_as_the_first_and_leaves_no_global_state(trained, tmp_pa
     second = vil.train(None, [*TINY, "DETERMINISTIC=True"], output_dir=tmp_path / "two")
     assert global_state() == before
     assert_same_weights(final(second), final(trained))
-
-
-@pytest.mark.long
-def test_a_run_in_this_process_is_that_of_a_process_of_its_own(trained, tmp_path):
-    words = [sys.executable, "-m", "vil", "train", "--output_dir", "three", *TINY]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
-    checkpoints = tmp_path / "three/checkpoints"
-    alone = load_file(
-        checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors"
-    )
-    assert_same_weights(alone, final(trained))
 
 
 def assert_same_weights(ours, theirs):

@@ -1,18 +1,14 @@
 """Detection batches of the loaders: aspect groups, workers, ranks, broken images."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 
-from tests.common.detection.coco_files import box, write
-from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.loader import TrainLoader
 from vil.data.samplers import epoch_order, group_batches, train_batches
-from vil.tasks.detection.data.batch import DetectionBatch, collate
-from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
+from vil.tasks.detection.data.batch import DetectionBatch
+from vil.tasks.detection.data.datasets import build_detection_set
 from vil.tasks.detection.data.transforms import train_transform
-from vil.utils.errors import DataError
 
 TRANSFORM = train_transform(sizes=[40, 56], max_size=90, flip=0.5)
 
@@ -42,11 +38,6 @@ def test_groups_are_mixed_over_the_epoch():
     groups = groups_of(2000, share=0.5)
     kinds = groups[group_batches(epoch_order(2000, 0, 0), groups, 8)][:1900:8]
     assert (kinds[1:] != kinds[:-1]).sum() > 60
-
-
-def test_one_group_leaves_the_order_alone():
-    order = epoch_order(50, 1, 1)
-    assert np.array_equal(group_batches(order, np.zeros(50, int), 8), order)
 
 
 @pytest.mark.parametrize("start", [0, 4, 11])
@@ -103,49 +94,3 @@ def test_batches_are_what_the_loop_needs(scenes_root, small):
     assert torch.equal((moved.images[0] * 255).round().byte(), batch.images[0])
     assert [t["image_id"] for t in moved.targets] == [t["image_id"] for t in batch.targets]
     assert torch.equal(moved.to("cpu").images[0], moved.images[0])
-
-
-def test_a_batch_is_sent_in_few_buffers():
-    """One each for images, boxes, labels and masks, for any number of images."""
-    target = {"boxes": torch.rand(3, 4), "labels": torch.ones(3, dtype=torch.int64), "image_id": 1}
-    target["masks"] = torch.ones(3, 5, 6, dtype=torch.uint8)
-    samples = [(torch.ones(3, 5, 6 + n, dtype=torch.uint8), target, n) for n in range(20)]
-    batch = collate(samples, ())
-    tensors = batch.images + [t[k] for t in batch.targets for k in ("boxes", "labels", "masks")]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 4
-    assert [image.shape for image in batch.images] == [(3, 5, 6 + n) for n in range(20)]
-    assert torch.equal(batch.targets[7]["boxes"], target["boxes"])
-    assert batch.indices.tolist() == list(range(20))
-
-
-def test_evaluation_yields_every_image_once(scenes_root, small):
-    dataset = build_detection_set("scenes", scenes_root, "val", masks=False, **small)
-    for workers in (0, 2):
-        loaders = [
-            EvalLoader(dataset, batch_size=3, rank=r, world=2, workers=workers) for r in range(2)
-        ]
-        ids = [t["image_id"] for loader in loaders for batch in loader for t in batch.targets]
-        assert sorted(ids) == [1, 2, 3, 4]
-
-
-def test_broken_images_are_skipped_and_counted(tmp_path):
-    images = [(f"{n}.png", 9, 9) for n in range(12)]
-    rows = [box(n, image=n + 1, bbox=(0, 0, 9, 9)) for n in range(12)]
-    folder, file = write(tmp_path, rows, images=images)
-    (folder / "3.png").write_bytes(b"no picture")
-    dataset = CocoDataset(folder, file, "train")
-    loader = TrainLoader(dataset, batch_size=6, max_bad_fraction=0.1, bad_file=tmp_path / "bad.txt")
-    (one, two) = loader.batches(0, 2)
-    assert len(one) == len(two) == 6
-    assert "3.png" in (tmp_path / "bad.txt").read_text()
-    evaluation = EvalLoader(CocoDataset(folder, file, "val"), batch_size=4, max_bad_fraction=0.1)
-    ids = [t["image_id"] for batch in evaluation for t in batch.targets]
-    assert ids == [1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12]
-    for picture in folder.iterdir():
-        picture.write_bytes(b"no picture")
-    with pytest.raises(DataError, match="DATA.MAX_BAD_FRACTION"):
-        list(TrainLoader(dataset, batch_size=6).batches(0, 2))
-    with pytest.raises(DataError, match="10 images in a row cannot be read"):
-        list(TrainLoader(dataset, batch_size=6, max_bad_fraction=1.0).batches(0, 2))
-    assert not any(len(b) for b in EvalLoader(dataset, batch_size=4, max_bad_fraction=1.0))
-    shutil.rmtree(folder)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import sys
 
 import numpy as np
 import pycocotools.mask as masks
@@ -23,9 +22,7 @@ from vil.tasks.detection.coco_eval import (
     sort_results,
     to_results,
 )
-from vil.tasks.detection.data.masks import import_faster_coco_eval
-from vil.tasks.detection.detections import Detections, Mask, from_output
-from vil.utils.errors import DataError
+from vil.tasks.detection.detections import Mask, from_output
 
 # pycocotools, of itself
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -143,17 +140,6 @@ def test_the_order_in_which_images_come_changes_nothing(tmp_path):
     assert figures[0] == figures[1]
 
 
-def test_perfect_detections_are_a_hundred(tmp_path):
-    truth, _ = awkward(0)
-    results = [
-        {"image_id": row["image_id"], "category_id": row["category_id"], "bbox": row["bbox"],
-         "score": 0.9} for row in truth["annotations"]
-    ]  # fmt: skip
-    figures = average_precision(written(truth, tmp_path), results)
-    assert figures["box_ap"] == figures["box_ap75"] == figures["box_ar100"] == pytest.approx(100)
-    assert "mask_ap" not in figures
-
-
 def test_no_detection_is_zero_and_no_object_is_no_figure(tmp_path):
     truth, results = awkward(1)
     for kinds in (("bbox",), BOTH):
@@ -163,47 +149,52 @@ def test_no_detection_is_zero_and_no_object_is_no_figure(tmp_path):
     assert all(math.isnan(value) for name, value in empty.items() if name != "per_class")
 
 
+BOX = [10.0, 10.0, 20.0, 50.0]
+IT = [{"id": 1, "name": "it"}]
+
+
+def one_image(annotations, folder, size=(80, 90), categories=IT):
+    """The file of one image, which says that it has this size."""
+    image = {"id": 1, "height": size[0], "width": size[1], "file_name": "a.png"}
+    rows = [{"id": 1, "image_id": 1, "category_id": 1, "bbox": BOX, **row} for row in annotations]
+    return written({"images": [image], "annotations": rows, "categories": categories}, folder)
+
+
+def rle_of(box, size=(80, 90)):
+    rle = masks.merge(masks.frPyObjects(polygon(box), *size))
+    return {"size": list(size), "counts": rle["counts"].decode()}
+
+
+def found_at(box):
+    """The result of a detector that finds the object of `one_image`, in 80 x 90 pixels."""
+    row = {"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5}
+    return [{**row, "segmentation": rle_of(box)}]
+
+
 def test_annotations_may_lack_what_follows_from_the_box(tmp_path):
     """area, iscrowd; and an id of 0, which COCO's code takes for "not found"."""
-    box = [10.0, 10.0, 20.0, 50.0]
-    truth = {
-        "images": [{"id": 1, "height": 80, "width": 90, "file_name": "a.png"}],
-        "annotations": [{"id": 0, "image_id": 1, "category_id": 1, "bbox": box}],
-        "categories": [{"id": 1, "name": "it"}, {"id": 2, "name": "it"}],
-    }
-    file = written(truth, tmp_path)
-    results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5}]
-    figures = average_precision(file, results)
+    file = one_image([{"id": 0}], tmp_path, categories=[*IT, {"id": 2, "name": "it"}])
+    figures = average_precision(file, found_at(BOX))
     assert figures["box_ap"] == figures["box_ap_s"] == pytest.approx(100)
     assert list(figures["per_class"]["box_ap"]) == ["it (1)", "it (2)"]
 
 
 @pytest.mark.parametrize("said", [["10", "10", "20", "50"], [[10, 10], [20, 50]]], ids=str)
 def test_boxes_that_training_takes_are_evaluated(said, tmp_path):
-    truth = {
-        "images": [{"id": 1, "height": 80, "width": 90, "file_name": "a.png"}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": said, "area": 10**400}],
-        "categories": [{"id": 1, "name": "it"}],
-    }
-    found = {"image_id": 1, "category_id": 1, "bbox": [10.0, 10.0, 20.0, 50.0], "score": 0.5}
-    figures = average_precision(written(truth, tmp_path), [found])
+    file = one_image([{"bbox": said, "area": 10**400}], tmp_path)
+    figures = average_precision(file, found_at(BOX))
     assert figures["box_ap"] == figures["box_ap_s"] == pytest.approx(100)
 
 
 def test_annotations_that_are_none_are_left_out(tmp_path):
     """As they are in training, which warns of them; without a mask a box still counts as a box."""
-    box, image = [10.0, 10.0, 20.0, 50.0], {"id": 1, "height": 80, "width": 90, "file_name": "a"}
-    good = {"image_id": 1, "category_id": 1, "bbox": box, "segmentation": polygon(box)}
+    good = {"segmentation": polygon(BOX)}
     bad = [{"image_id": 2}, {"category_id": 7}, {"bbox": [1, 2]}, {"bbox": None}, {"image_id": []}]
     rows = [good, *({**good, **fault} for fault in bad)]
-    truth = {"images": [image], "annotations": rows, "categories": [{"id": 1, "name": "it"}]}
-    rle = masks.merge(masks.frPyObjects(polygon(box), 80, 90))
-    found = {"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5,
-             "segmentation": {"size": [80, 90], "counts": rle["counts"].decode()}}  # fmt: skip
-    figures = average_precision(written(truth, tmp_path), [found], BOTH)
+    figures = average_precision(one_image(rows, tmp_path), found_at(BOX), BOTH)
     assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
-    rows += [{**good, "segmentation": [[1, 2, 3, 4]]}, {**good, "segmentation": []}]
-    figures = average_precision(written(truth, tmp_path), [found], BOTH)
+    rows += [{"segmentation": [[1, 2, 3, 4]]}, {"segmentation": []}]
+    figures = average_precision(one_image(rows, tmp_path), found_at(BOX), BOTH)
     assert figures["box_ar100"] < 40
     assert figures["mask_ap"] == pytest.approx(100)
 
@@ -212,30 +203,10 @@ def test_annotations_that_are_none_are_left_out(tmp_path):
 def test_masks_are_evaluated_at_the_size_of_the_image(said, tmp_path):
     """Whatever size the file gives for it, and its run lengths have: as in training."""
     box = [10.0, 10.0, 20.0, 30.0]
-    image = {"id": 1, "height": said[0], "width": said[1], "file_name": "a"}
-    rle = masks.merge(masks.frPyObjects(polygon(box), *said))
-    shapes = (polygon(box), {"size": list(said), "counts": rle["counts"].decode()})
-    rle = masks.merge(masks.frPyObjects(polygon(box), 80, 90))
-    found = {"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5,
-             "segmentation": {"size": [80, 90], "counts": rle["counts"].decode()}}  # fmt: skip
-    for shape in shapes:
-        row = {"id": 1, "image_id": 1, "category_id": 1, "bbox": box, "segmentation": shape}
-        truth = {"images": [image], "annotations": [row]}
-        truth["categories"] = [{"id": 1, "name": "it"}]
-        figures = average_precision(written(truth, tmp_path), [found], BOTH)
+    for shape in (polygon(box), rle_of(box, said)):
+        file = one_image([{"bbox": box, "segmentation": shape}], tmp_path, said)
+        figures = average_precision(file, found_at(box), BOTH)
         assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "cut.json").write_text('{"images": [')
-    with pytest.raises(DataError, match=r"cut\.json is not JSON, or is truncated"):
-        average_precision(tmp_path / "cut.json", [])
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(DataError, match=r"detection needs .*: pip install 'vil\[detection\]'"):
-        import_faster_coco_eval()
 
 
 def test_rows_of_an_image():
@@ -275,20 +246,3 @@ def test_run_lengths_are_those_of_coco(place, part, share):
         rle["counts"] == masks.encode(np.asfortranarray(paste(mask, (40, 31))))["counts"].decode()
     )
     assert np.array_equal(decode_rle(rle), paste(mask, (40, 31)))
-
-
-def test_an_image_without_detections_has_no_rows():
-    nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long),
-               "scores": torch.zeros(0), "masks": torch.zeros(0, 1, 8, 9)}  # fmt: skip
-    assert to_results(from_output(nothing), image_id=1, size=(8, 9), category_ids=[1]) == []
-
-
-def test_detections_are_picked_and_shifted():
-    found = Detections(
-        torch.tensor([[0.0, 0, 2, 2], [1, 1, 4, 3]]), torch.tensor([1, 2]),
-        torch.tensor([0.9, 0.1]), [Mask(0, 0, np.ones((2, 2), bool)), Mask(1, 1, np.eye(3) > 0)],
-    )  # fmt: skip
-    second = found.select(torch.tensor([False, True])).shift(5, 7)
-    assert second.boxes.tolist() == [[6, 8, 9, 10]]
-    assert second.labels.tolist() == [2]
-    assert np.argwhere(paste(second.masks[0], (20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from PIL import Image
 from pycocotools import mask as oracle
 
-from tests.common.data_files import describe_arguments
 from tests.common.detection.coco_files import (
     BROKEN,
     CATEGORIES,
@@ -24,13 +22,10 @@ from tests.common.detection.coco_files import (
     write,
 )
 from vil.data.image import UnreadableImage
-from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
-from vil.tasks.detection.data.coco_json import REASONS, read_annotations
+from vil.tasks.detection.data.coco_json import REASONS
 from vil.tasks.detection.data.datasets import (
-    DETECTION_SETS,
     CocoDataset,
     build_detection_set,
-    own_arguments,
 )
 from vil.utils.errors import DataError
 
@@ -130,15 +125,6 @@ def test_masks_are_those_of_pycocotools(tmp_path):
             rle = oracle.frPyObjects(rle, 30, 40)
         rle = oracle.merge(rle) if isinstance(rle, list) else rle
         assert np.array_equal(mask, oracle.decode(rle))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 1), (13, 29), (200, 300)], ids=str)
-@pytest.mark.parametrize("share", [0, 0.03, 0.5, 1])
-def test_run_lengths_are_spelt_as_pycocotools_spells_them(size, share):
-    bitmap = (np.random.default_rng(0).random(size) < share).astype(np.uint8)
-    text = oracle.encode(np.asfortranarray(bitmap))["counts"]
-    assert compress_runs(mask_to_runs(bitmap)).encode() == text
-    assert np.array_equal(runs_to_mask(decompress_runs(text), *size), bitmap)
 
 
 def refusal(folder, file, split="train", **options):
@@ -267,9 +253,6 @@ def test_own_layouts(tmp_path):
         build_detection_set("coco", tmp_path, "val", masks=False)
     with pytest.raises(ValueError, match="unknown detection set 'cocoo'; did you mean 'coco'"):
         build_detection_set("cocoo", tmp_path, "val", masks=False)
-    assert own_arguments("coco") == ["images", "annotations", "extra_roots"]
-    assert own_arguments("scenes") == ["seed", "train", "val", "low", "high", "extra_roots"]
-    assert all(own_arguments(name) for name in DETECTION_SETS)
 
 
 def test_a_dataset_is_small_in_memory_and_can_be_sent(tmp_path):
@@ -282,16 +265,3 @@ def test_a_dataset_is_small_in_memory_and_can_be_sent(tmp_path):
     assert torch.equal(again[1][1]["masks"], found[1][1]["masks"])
     objects = sum(len(v) for v in vars(found).values() if isinstance(v, list))
     assert objects == 2 * len(CATEGORIES)
-
-
-def test_columns_have_the_files_sizes(tmp_path):
-    table = read_annotations(write(tmp_path, [box(1) | {"area": "big"}, box(2)])[1])
-    assert table.sizes.tolist() == [list(size) for _, *size in IMAGES]
-    assert table.areas.tolist() == [100, 100]
-
-
-def test_the_table_of_the_docs_has_every_dataset_and_its_own_arguments():
-    page = (Path(__file__).parents[3] / "docs/guides/detection.md").read_text(encoding="utf-8")
-    data = page.partition("## Boxes and masks")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", data, flags=re.MULTILINE))
-    assert rows == {name: describe_arguments(files) for name, files in DETECTION_SETS.items()}

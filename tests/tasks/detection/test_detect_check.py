@@ -81,15 +81,6 @@ def test_wrong_sizes_are_reported(check, tmp_path):
     assert "image a.png: 40 x 30 px in the file, but 30 x 40 px in the image" in shown
 
 
-def test_images_that_are_links_are_followed(check, tmp_path):
-    folder, file = write(tmp_path, [box(1)])
-    (folder / "a.png").rename(tmp_path / "shared.png")
-    (folder / "a.png").symlink_to(tmp_path / "shared.png")
-    code, shown, said = check(file, "--images", folder)
-    assert (code, said) == (0, "")
-    assert shown.endswith("no faults\n")
-
-
 def test_what_ends_a_training_is_exit_code_3(check, tmp_path):
     folder, file = write(tmp_path, [box(1)])
     (folder / "c.jpg").write_bytes(b"no picture")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vil.tasks.detection.data.transforms import PADDING, clip_boxes, train_transform
+from vil.tasks.detection.data.transforms import PADDING, train_transform
 
 pytestmark = pytest.mark.smoke
 
@@ -142,11 +142,3 @@ def test_the_targets_of_the_dataset_are_not_changed():
     before = {key: value.clone() for key, value in target.items() if key != "image_id"}
     train_transform(sizes=[50], max_size=90, flip=1.0)(image, target)
     assert all(torch.equal(target[key], value) for key, value in before.items())
-
-
-def test_clipping_drops_what_is_left_without_a_pixel():
-    boxes = torch.tensor([[-5.0, -5, 3, 4], [9.5, 0, 20, 9], [3, 3, 3, 9], [9, 7, 10, 8]])
-    target = {"boxes": boxes, "labels": torch.arange(4), "image_id": 0}
-    found = clip_boxes(target, (8, 10))
-    assert found["boxes"].tolist() == [[0, 0, 3, 4], [9, 7, 10, 8]]
-    assert found["labels"].tolist() == [0, 3]

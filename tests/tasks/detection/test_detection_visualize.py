@@ -1,21 +1,15 @@
 """Pictures show what was found where it was found, in colours that all people tell apart."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageColor
+from PIL import Image
 
-from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections, Mask
-from vil.tasks.detection.tiled_inference import detect
 from vil.tasks.detection.visualize import (
-    OKABE_ITO,
     TINT,
     class_color,
     draw,
-    stack_side_by_side,
 )
 from vil.utils.image_text import MIN_SIZE
 
@@ -71,40 +65,3 @@ def test_small_images_are_enlarged(size):
     assert drawn.size == (factor * size[0], factor * size[1])
     assert MIN_SIZE <= max(drawn.size) < 2 * MIN_SIZE
     assert draw(grey(*size), found([], [], []), CLASSES).size == drawn.size
-
-
-def test_boxes_outside_the_image_and_empty_boxes():
-    boxes = [[-50.0, -50, 20, 20], [590.0, 480, 700, 600], [30.0, 30, 30, 30], [50.0, 40, 20, 30]]
-    masks = [Mask(0, 0, np.ones((0, 5), bool))] * 4
-    draw(grey(600, 500), found(boxes, [1, 2, 3, 1], masks), CLASSES)
-
-
-def test_without_scores_nothing_says_how_sure():
-    with_, without = (
-        np.asarray(draw(grey(600, 500), found([[100.0, 200, 300, 400]], [2]), CLASSES, scores=s))
-        for s in (True, False)
-    )
-    assert (with_ != GREY).any(axis=-1).sum() > (without != GREY).any(axis=-1).sum()
-
-
-def test_classes_have_colours_of_their_own():
-    colours = [class_color(label) for label in range(1, 22)]
-    assert len(set(colours)) == 21
-    assert colours[:7] == list(map(ImageColor.getrgb, OKABE_ITO))
-    assert class_color(1) == class_color(22)
-    distances = [np.abs(np.subtract(*pair)).sum() for pair in itertools.combinations(colours, 2)]
-    assert min(distances) > 30
-
-
-def test_truth_and_prediction_stand_side_by_side():
-    image = picture((200, 600), [(30, 30, 80, 90), (300, 20, 400, 150)])
-    drawn = draw(
-        Image.fromarray(image.permute(1, 2, 0).numpy()),
-        detect(ToyDetector().eval(), image),
-        CLASSES,
-    )
-    both = stack_side_by_side(drawn, drawn, ("truth", "prediction"))
-    assert both.width == 1208
-    pixels = np.asarray(both)
-    assert np.array_equal(pixels[-200:, :600], pixels[-200:, 608:])
-    assert not np.array_equal(pixels[:-200, :600], pixels[:-200, 608:])

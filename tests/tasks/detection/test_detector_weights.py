@@ -110,3 +110,15 @@ def test_layers_and_decay_of_the_body_are_those_of_the_classifier():
     assert model.layer_of("rpn.head.cls_logits.bias") == model.num_layers == body.num_layers
     kept = {name.removeprefix("backbone.body.") for name in model.no_weight_decay()}
     assert kept == {n for n in body.no_weight_decay() if not n.startswith(("norm.", "head."))}
+
+
+@pytest.mark.trust(5)
+@pytest.mark.parametrize("part", ["body", "head"])
+def test_weights_that_are_not_finite_are_refused(tmp_path, part):
+    model = detector("retinanet")
+    name = next(n for n, _ in model.named_parameters() if ("body" in n) is (part == "body"))
+    with torch.no_grad():
+        dict(model.named_parameters())[name].flatten()[0] = float("nan")
+    save_file(model.state_dict(), tmp_path / "bad.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} has NaN or infinite values"):
+        load_detector(detector("retinanet"), tmp_path / "bad.safetensors")

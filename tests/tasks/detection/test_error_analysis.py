@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.common.detection.masks import paste
 from tests.common.detection.toy_task import CPU, ToyDetector
 from vil.data.loader import EvalLoader
 from vil.tasks.detection.data.datasets import CocoDataset
-from vil.tasks.detection.error_analysis import count_errors, draw_worst, from_results
+from vil.tasks.detection.error_analysis import count_errors, draw_worst
 from vil.tasks.detection.task import DetectionTask
 
 BOX, FAR = [10, 10, 20, 20], [60, 60, 20, 20]  # x y w h
@@ -98,13 +97,3 @@ def test_an_unreadable_image_is_left_out(squares, tmp_path):
     (tmp_path / "2.png").write_bytes(b"")
     written = draw_worst(squares, results, 2, tmp_path / "drawn", "set")
     assert [path.name for path in written] == ["set-2-1.png"]
-
-
-def test_rows_become_detections_again(squares, tmp_path):
-    rows = [row for row in results_of(squares, tmp_path) if row["image_id"] == 9]
-    found = from_results(rows, squares.category_ids)
-    image, target = squares[0]
-    assert found.boxes.tolist() == target["boxes"].tolist()
-    assert found.labels.tolist() == [1]  # of brightness 102: what the toy calls it
-    assert np.array_equal(paste(found.masks[0], (60, 90)), (image[0] > 0).numpy())
-    assert len(from_results([], squares.category_ids)) == 0

@@ -11,7 +11,6 @@ from vil.config import get_config
 from vil.engine.distributed import DistInfo
 from vil.layers.attention.longformer import LongformerAttention
 from vil.workflows.attention_backend import (
-    attention_network,
     backend_requests,
     select_attention_backends,
 )
@@ -41,14 +40,6 @@ def test_one_backend_for_all_sizes(training, without_native):
     copy = deepcopy(model)
     select_attention_backends(model, execution, DistInfo(), training=training, copies=[copy])
     assert set(backends(model)) == set(backends(copy)) == {"blocked"}
-
-
-def test_a_pinned_backend_stays():
-    cfg = get_config(None, [*SMALL, "MODEL.VIT.MSVIT.BACKEND=gathered"])
-    model = vil.build_model(cfg)
-    execution = execution_of(cfg, torch.device("cpu"))
-    select_attention_backends(model, execution, DistInfo(), training=True)
-    assert set(backends(attention_network(model))) == {"gathered"}
 
 
 @pytest.mark.slow

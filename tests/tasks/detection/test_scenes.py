@@ -1,19 +1,15 @@
 """The embedded scenes: an ordinary set in COCO's format, the same for everyone, written once."""
 
 import hashlib
-import json
 import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pycocotools.coco import COCO
 
-from vil.data.datasets import digits
 from vil.data.synthetic import scenes
-from vil.data.synthetic.render import LUMA
 from vil.data.synthetic.scenes import find_scenes, write_scenes
 from vil.tasks.detection.data.datasets import build_detection_set
 from vil.utils.errors import DataError
@@ -84,29 +80,6 @@ def test_pycocotools_reads_them(scenes_root, small, split):
         assert (target["masks"].sum(dim=0) <= 1).all()  # what covers is not covered
 
 
-def test_digits_stand_out_and_backgrounds_are_not_plain(scenes_root, small):
-    dataset = build_detection_set("scenes", scenes_root, "train", masks=True, **small)
-    contrasts = []
-    for image, target in (dataset[i] for i in range(len(dataset))):
-        grey = torch.einsum("chw,c->hw", image.float(), torch.from_numpy(LUMA))
-        whole = target["masks"].bool().any(dim=0)
-        assert grey[~whole].std() > 2
-        for mask, (x1, y1, x2, y2) in zip(target["masks"].bool(), target["boxes"].int().tolist()):
-            near = ~whole[y1:y2, x1:x2]
-            if near.sum() > 20:
-                around = grey[y1:y2, x1:x2][near].mean()
-                contrasts.append(float((grey[mask].mean() - around).abs()))
-    assert np.median(contrasts) > 30
-
-
-def test_splits_share_no_digit():
-    pixels, targets = digits.load()
-    train, val = (digits.split_indices(targets, split) for split in ("train", "val"))
-    assert not set(train) & set(val)
-    scans = {scan.tobytes() for scan in pixels[train]}
-    assert sum(scan.tobytes() in scans for scan in pixels[val]) == 0
-
-
 def test_what_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     class Stop(Exception):
         pass
@@ -138,15 +111,6 @@ def test_processes_that_write_at_once_find_the_same(tmp_path):
         folders = set(pool.map(found_by, [tmp_path] * 6, chunksize=1))
     assert [str(folder) for folder in tmp_path.iterdir()] == list(folders)
     assert digest(folders.pop()) == DIGEST
-
-
-def test_settings_have_folders_of_their_own(tmp_path):
-    one = find_scenes(tmp_path, **SETTINGS)
-    two = find_scenes(tmp_path, **(SETTINGS | {"seed": 1}))
-    assert one != two
-    for folder in (one, two):
-        assert oct(folder.stat().st_mode) == oct((folder / "train").stat().st_mode)
-    assert len(json.loads((two / JSON.format("train")).read_text())["images"]) == 2
 
 
 def test_bad_settings_and_places(tmp_path):

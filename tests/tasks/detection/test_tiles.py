@@ -118,12 +118,6 @@ def test_only_the_best_stay(model):
     assert best.scores.tolist() == pytest.approx([0.9, 0.9, 0.6])
 
 
-def test_an_empty_image(model):
-    found = tiled(model, picture((150, 203), []))
-    assert len(found) == 0
-    assert found.masks == []
-
-
 @pytest.mark.parametrize(("tile", "overlap"), [(64, 64), (64, -1), (0, 0)])
 def test_an_overlap_that_cannot_be(model, tile, overlap):
     with pytest.raises(ValueError, match=f"less than `tile`: got tile {tile} and"):

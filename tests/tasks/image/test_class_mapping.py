@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
-from vil.tasks.image.predictions import ClassPrediction
 
 pytestmark = pytest.mark.smoke
 
@@ -70,17 +68,3 @@ def test_images_of_classes_without_a_link_alone_have_no_loss():
     figures = task_on(batch_of([[0.0] * 7], [FISH])).evaluate(nn.Flatten())["pets"]
     assert math.isnan(figures["loss"])
     assert figures["top5"] == 0
-
-
-def test_links_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"bool tensor \(7, C\)"):
-        task_on(class_mapping=LINKS.T)
-    with pytest.raises(ValueError, match="0 True"):
-        task_on(class_mapping=LINKS & False)
-
-
-def test_classes_without_names_are_drawn_by_their_numbers():
-    unnamed = task_on().visualize(
-        Image.new("RGB", (512, 512)), ClassPrediction("a.png", classes=[(5, 0.9)])
-    )
-    assert unnamed.getbbox()  # not black everywhere

@@ -1,7 +1,6 @@
 """Loss and evaluation of classification, against sums done by hand."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,17 +58,6 @@ def test_metrics_do_not_depend_on_the_batch_size(size):
     assert figures["top1"] == 100 * (logits.argmax(dim=1) == data.targets).sum().item() / 361
 
 
-def test_the_loss_is_the_sum_of_the_batches_in_float64():
-    """As in earlier versions, bit for bit."""
-    data, model = samples(361), toy_model()
-    batches = [pick(data, part) for part in torch.arange(361).split(64)]
-    total = torch.zeros((), dtype=torch.float64)
-    for batch in batches:
-        losses = F.cross_entropy(model(batch.images), batch.targets, reduction="none")
-        total += losses.sum().detach()
-    assert task_on(*batches).evaluate(model)["set"]["loss"] == total.item() / 361
-
-
 def test_metrics_are_those_of_scikit_learn():
     data, model = samples(361), toy_model()
     data.targets[data.targets == 3] = 4  # no image of class 3
@@ -116,17 +104,6 @@ def test_equal_logits_rank_classes_in_order_as_in_predictions():
     assert scores.top5.tolist() == [True] * 5 + [False]
 
 
-def test_a_class_has_a_line_of_its_metrics():
-    task = task_on(batch_of([[2, 1, 0], [2, 1, 0]], [0, 1]), num_classes=3, per_class=True)
-    figures = task.evaluate(nn.Flatten())["set"]
-    task.test_sets["set"] = SimpleNamespace(classes=["a", "b", "c"])
-    first, _, last = task.format_metrics("set", figures)
-    assert first == f"  {'a':20} 1/1  precision 50.00  recall 100.00  f1 66.67  " + (
-        "auroc 50.00  average_precision 50.00"
-    )
-    assert last.startswith(f"  {'c':20} 0/0  precision nan")
-
-
 def test_evaluation_is_plain_cross_entropy_without_dropout_or_gradients():
     data, model = samples(20), toy_model(dropout=0.9)
     task = task_on(data, label_smoothing=0.3, mix=lambda batch: pytest.fail("mixed in evaluation"))
@@ -148,16 +125,6 @@ def test_a_collapse_on_any_of_the_sets_is_a_hint():
     task.test_sets["set"] = [several]
     task.evaluate(nn.Flatten())
     assert task.hint == ""
-
-
-def test_hard_targets_are_smoothed_in_training():
-    data, model = samples(20), toy_model()
-    loss, _, figures = task_on(label_smoothing=0.2).loss(model, data)
-    log_p = model(data.images).log_softmax(dim=1)
-    by_hand = -0.8 * log_p[range(20), data.targets].mean() - 0.2 * log_p.mean()
-    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-12)
-    right = (log_p.argmax(dim=1) == data.targets).sum().item()
-    assert figures["top1"].item() == pytest.approx(100 * right / 20)
 
 
 def test_soft_targets_are_not_smoothed_again_and_count_by_their_largest_class():

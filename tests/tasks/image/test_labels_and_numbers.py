@@ -12,7 +12,6 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from tests.common.small_runs import SMALL, TINY, vil
 from vil.data.batch import Batch
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
 from vil.tasks.image.calibration import choose_thresholds
@@ -63,12 +62,6 @@ def test_multilabel_metrics_of_nan_outputs_are_nan():
     assert all(np.isnan(metrics[name]) for name in ("map", "macro_f1", "micro_f1", "exact"))
     with pytest.raises(DivergedError, match="cannot calibrate"):
         choose_thresholds(outputs.targets > 0.5, outputs.values)
-
-
-def test_thresholds_of_unnamed_labels_can_be_reset():
-    labels = Labels(3, thresholds=[0.1, 0.2, 0.3])
-    labels.apply_calibration({})
-    assert labels.thresholds.tolist() == [0.5] * 3
 
 
 def test_a_threshold_is_above_0_for_probabilities_of_0():
@@ -153,25 +146,3 @@ def test_digits_with_other_targets(data):
         used = {int(i) for d in (train, val) for i in np.unique(d.cells)}
         assert not set(np.unique(train.cells)) & set(np.unique(val.cells)) - {-1}
         assert len(used) > 1500
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["TASK=regression", "DATA.TRAIN=[digits]", "DATA.TEST=[digits]", "DATA.NUM_CLASSES=10"],
-         "digits has one class per image, but TASK regression needs numbers"),
-        (["TASK=multilabel", "AUG.MIXUP_PROB=0.5", "AUG.MIXUP=1"], "set AUG.MIXUP_PROB to 0"),
-        (["TASK=regression", "REGRESSION.MEAN=[1, 2]"], "REGRESSION.MEAN has 2 numbers, but"),
-        (["TASK=regression", "REGRESSION.STD=[0, 1, 1, 1]"], "auto, or numbers above 0"),
-        (["TASK=multilabel", "MULTILABEL.LOSS=assymetric"], "did you mean asymmetric"),
-        (["TASK=multilabel", "DATALOADER.SAMPLER=balanced"], "with one class per image"),
-        (["TASK=multi-label"], "did you mean multilabel"),
-    ],
-)  # fmt: skip
-def test_wrong_settings_are_refused_in_one_line(tmp_path, words, text):
-    small = SMALL if any("digits" in word for word in words) else TINY
-    ended = vil("train", *small, *words, "--output_dir", tmp_path / "run")
-    assert ended.code in (2, 3)
-    assert text in ended.err
-    assert len(ended.err.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
