@@ -1,11 +1,13 @@
 """Divide the query chunks of a window or a layout into groups that can be computed together.
 
-In a group, all query chunks have the same number of key chunks. Query chunks that also have the
-same displacements and masks, such as the interior of the grid, form a group of their own if there
-are at least MIN_EQUAL of them. Such a group stores its displacements and its mask only once.
+A block is a few query chunks that attend to the same key chunks. Usually it is a single query
+chunk, but in a grid of 2 x 2 chunks it is all four. In a group, all blocks have equally many query
+chunks and key chunks. Blocks that also have the same displacements and masks, such as the interior
+of the grid, form a group of their own if they have at least MIN_SCORES scores. Such a group stores
+its displacements and its mask only once.
 
 Shapes: Q chunks of W tokens, E pairs of a query chunk and a key chunk, S displacements, T masks. In
-a group: P query chunks with J key chunks each.
+a group: P blocks of M query chunks with J key chunks.
 """
 
 from collections.abc import Iterator
@@ -19,19 +21,20 @@ from vil.ops.layout import FULL, Layout
 from vil.ops.window import Mask, Window
 from vil.utils.transforms import untraced
 
-MIN_EQUAL = 4  # fewest query chunks with equal lists that form a separate group
+MIN_SCORES = 1 << 16  # fewest scores of equal blocks that form a separate group
+MAX_SHARED = 4  # most query chunks of a block
 
 
 class ListGroup(NamedTuple):
-    """P query chunks with J key chunks each, which are computed together. A chunk has W tokens.
+    """P blocks of M query chunks with J key chunks, computed together. A chunk has W tokens.
 
     head: the head that this group belongs to; None if all heads have the same pattern.
-    queries (P,), keys (P, J): indices of the query chunks and of their key chunks.
-    hidden (P or 1, W, J*W) bool: True where a query token must not attend to a key token; None if
+    queries (P, M), keys (P, J): indices of the query chunks and of their key chunks.
+    hidden (P or 1, M*W, J*W) bool: True where a query token must not attend to a key token; None if
     nothing is masked.
-    steps (P or 1, J): the displacement (query chunk minus key chunk) of each key chunk, as an index
-    into `Plan.steps`.
-    The first dimension of hidden and steps is 1 if all query chunks have the same values.
+    steps (P or 1, M, J): the displacement (query chunk minus key chunk) of each key chunk, as an
+    index into `Plan.steps`.
+    The first dimension of hidden and steps is 1 if all blocks have the same values.
     """
 
     head: int | None
@@ -62,13 +65,18 @@ class Plan(NamedTuple):
         """W, the number of tokens of a chunk."""
         return self.sides[0] * self.sides[1]
 
-    def bias_index(self) -> Tensor:
-        """Return int64 indices (S, W, W) into the bias table.
+    @property
+    def is_even(self) -> bool:
+        """Whether all chunks are complete."""
+        return all(n % side == 0 for n, side in zip(self.window.grid, self.sides))
 
-        Entry (s, i, j) is for query token i and key token j of two chunks at displacement s.
+    def bias_index(self) -> Tensor:
+        """Return int64 indices (W, S, W) into the bias table.
+
+        Entry (i, s, j) is for query token i and key token j of two chunks at displacement s.
         """
         rows, cols = (
-            step[:, None, None] + line[:, None] - line
+            line[:, None, None] + step[:, None] - line
             for step, line in zip(self.steps.unbind(1), _positions(self.sides))
         )
         if isinstance(self.window, Layout):
@@ -115,15 +123,19 @@ def make_plan(window: Window | Layout, device: torch.device) -> Plan:
     for head, of_head in enumerate(sizes.split(num_chunks)):
         for num_keys in of_head.unique().tolist():
             queries = (of_head == num_keys).nonzero()[:, 0]
-            lists = first[head * num_chunks + queries, None] + torch.arange(num_keys)  # (P, J)
-            for some, is_equal in _split_equal(kinds[lists].flatten(1)):
-                shared = lists[some[:1]] if is_equal else lists[some]
-                hidden = _hidden_keys(pairs, shared)
-                hidden = None if hidden is None else hidden.to(device)
-                tensors = (queries[some], pairs.key[lists[some]], pairs.step[shared])
-                chunks, keys, steps = (x.to(device) for x in tensors)
-                group = ListGroup(head if heads > 1 else None, chunks, keys, hidden, steps)
-                groups.append(group)
+            lists = first[head * num_chunks + queries, None] + torch.arange(num_keys)  # (.., J)
+            scores = num_keys * (sides[0] * sides[1]) ** 2  # of a query chunk
+            for block in _share_keys(pairs.key[lists]):
+                size, of_block = scores * block.shape[1], lists[block]  # (P, M, J)
+                for some, is_equal in _split_equal(kinds[of_block].flatten(1), size):
+                    shared = of_block[some[:1]] if is_equal else of_block[some]
+                    hidden = _hidden_keys(pairs, shared)
+                    hidden = None if hidden is None else hidden.to(device)
+                    keys = pairs.key[of_block[some, 0]]
+                    tensors = (queries[block[some]], keys, pairs.step[shared])
+                    chunks, keys, steps = (x.to(device) for x in tensors)
+                    group = ListGroup(head if heads > 1 else None, chunks, keys, hidden, steps)
+                    groups.append(group)
     has_blind = isinstance(window, Layout) and window.lists.num_blind > 0
     return Plan(window, sides, tuple(groups), pairs.steps, has_blind)
 
@@ -181,29 +193,46 @@ def _positions(sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def _hidden_keys(pairs: _Pairs, lists: Tensor) -> Tensor | None:
-    """Return `ListGroup.hidden`, (P, W, J*W) bool; None if nothing is masked.
+    """Return `ListGroup.hidden`, (P, M*W, J*W) bool; None if nothing is masked.
 
-    lists (P, J): for each of P query chunks, the indices of its J pairs.
+    lists (P, M, J): for each query chunk of P blocks, the indices of its J pairs.
     """
     masks = pairs.mask[lists]
     if (masks == FULL).all():
         return None
     hidden = torch.cat([~pairs.masks, pairs.masks.new_zeros(1, *pairs.masks.shape[1:])])
-    return hidden[masks].transpose(1, 2).flatten(2)  # FULL is the last
+    return hidden[masks].transpose(2, 3).flatten(3).flatten(1, 2)  # FULL is the last
 
 
-def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
+def _share_keys(keys: Tensor) -> Iterator[Tensor]:
+    """Divide query chunks into blocks with the same key chunks. Yields indices (P, M) for each M.
+
+    keys (n, J): the key chunks of each of n query chunks. If more than MAX_SHARED query chunks have
+    the same key chunks, each of them is a block.
+    """
+    if not keys.shape[1]:
+        yield torch.arange(len(keys))[:, None]
+        return
+    _, which, counts = keys.unique(dim=0, return_inverse=True, return_counts=True)
+    order, sizes = which.argsort(stable=True), counts[which.sort().values]
+    sizes = torch.where(sizes > MAX_SHARED, 1, sizes)
+    for size in sizes.unique().tolist():
+        yield order[sizes == size].unflatten(0, (-1, size))
+
+
+def _split_equal(kinds: Tensor, scores: int) -> Iterator[tuple[Tensor, bool]]:
     """Group the equal rows of a matrix (P, n). Yields (row indices, whether the rows are equal).
 
-    Rows that occur fewer than MIN_EQUAL times are yielded together as one last group of unequal
-    rows.
+    scores: the number of scores of a row. Equal rows that have fewer than MIN_SCORES together are
+    yielded with others, as one last group of unequal rows.
     """
     if not kinds.shape[1]:  # chunks without keys
         yield torch.arange(len(kinds)), True
         return
     _, which, counts = kinds.unique(dim=0, return_inverse=True, return_counts=True)
-    for kind in (counts >= MIN_EQUAL).nonzero()[:, 0].tolist():
+    is_large = (counts * scores >= MIN_SCORES) | (counts == len(kinds))
+    for kind in is_large.nonzero()[:, 0].tolist():
         yield (which == kind).nonzero()[:, 0], True
-    rest = (counts < MIN_EQUAL)[which].nonzero()[:, 0]
+    rest = (~is_large)[which].nonzero()[:, 0]
     if len(rest):
         yield rest, False
