@@ -29,6 +29,7 @@ BY_NUMBER: WeakValueDictionary[int, Pattern] = WeakValueDictionary()
 _counter = itertools.count()
 LAYOUT = "vil.ops.layout:Layout"  # not imported here, because its module imports this one
 DENSITY_CHUNK = 8  # chunk side of the layout that `density` uses
+PANEL_INCHES = 4.0  # side of a panel of `Pattern.plot`
 
 
 class Pairs(NamedTuple):
@@ -174,13 +175,27 @@ class Pattern:
         return self.layout(grid, DENSITY_CHUNK).count_pairs() / (self.heads * math.prod(grid) ** 2)
 
     def plot(self, grid: Grid, query: Grid | None = None) -> Figure:
-        """Plot the keys of one query, and the mask of all pairs.
+        """Plot two panels for each mask: the keys of one query in the grid, and all pairs.
 
         query: (row, column) of the query, by default the middle of the grid.
         """
-        from vil.ops.patterns.plot import plot_mask
+        from matplotlib.figure import Figure
 
-        return plot_mask(self.mask(grid), grid, query, str(self))
+        masks = self.mask(grid).reshape(-1, math.prod(grid), math.prod(grid)).numpy()
+        row, col = query or (grid[0] // 2, grid[1] // 2)
+        size = (2 * PANEL_INCHES, len(masks) * PANEL_INCHES)
+        figure = Figure(figsize=size, layout="constrained")
+        figure.suptitle(str(self))
+        axes = figure.subplots(len(masks), 2, squeeze=False)
+        for number, ((keys, pairs), mask) in enumerate(zip(axes, masks)):
+            head = f"head {number}: " if len(masks) > 1 else ""
+            of_query = mask[row * grid[1] + col].reshape(grid)
+            keys.imshow(of_query, cmap="Blues", vmin=0, vmax=1)
+            keys.plot(col, row, "o", color="tab:orange")
+            keys.set_title(f"{head}keys of the token at {row}, {col}")
+            pairs.imshow(mask, cmap="Blues", vmin=0, vmax=1)
+            pairs.set_title("all queries (rows) and keys")
+        return figure
 
     def __or__(self, other: Pattern) -> Pattern:
         return combine("|", self, other)
