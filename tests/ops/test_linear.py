@@ -326,9 +326,7 @@ def calls(monkeypatch):
         return call_operator(operator, x, *args)
 
     CHOICES["any"] = "native"
-    monkeypatch.setattr(
-        "vil.ops.linear_case.choose", lambda case: CHOICES.get("any", "torch")
-    )
+    monkeypatch.setattr("vil.ops.linear_case.choose", lambda case: CHOICES.get("any", "torch"))
     monkeypatch.setattr("vil.ops.linear.call_operator", counted)
     monkeypatch.setattr("vil.ops.mlp.call_operator", counted_mlp)
     return found
