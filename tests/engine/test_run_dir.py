@@ -106,17 +106,6 @@ def test_commands_and_versions_are_kept_for_every_start(tmp_path):
     assert (tmp_path / "command.txt").read_text().count(sys.argv[0]) == 2
 
 
-def test_the_curves_are_drawn_from_what_a_run_logged(tmp_path):
-    from vil.report.curves import draw
-
-    toy_train(tmp_path, draw=draw)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "epo')
-    files = draw(tmp_path)
-    assert [file.name for file in files] == ["loss.png", "accuracy.png", "lr.png"]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
-
-
 def test_a_run_starts_while_another_process_looks_at_its_lock(tmp_path, monkeypatch):
     (tmp_path / "run.lock").touch()
     code = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, 2); print(); input()"

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import CheckpointError
 import vil
 from vil.integrations.timm_attention import PatchedAttention
 from vil.layers.attention import set_progress
-from vil.layers.attention.longformer import LongformerAttention
 from vil.ops import Window
 from vil.ops.reference import attended_keys
 from vil.utils.train_step import TrainStep
@@ -351,14 +350,6 @@ def test_torch_export_with_dynamic_sizes():
     want = copy.deepcopy(model)(images)  # copied after export: no symbolic size remains
     assert torch.allclose(exported.module()(images), want, atol=1e-5)
     assert pickle.dumps(model)
-
-
-def test_utilities_find_patched_attentions():
-    model = vil.patch_attention(vit(), window=2, backend="gathered")
-    found = [m for m in model.modules() if isinstance(m, LongformerAttention)]
-    assert len(found) == 2
-    for words in ("window=2", "backend=gathered", "in place of Attention"):
-        assert words in repr(model.blocks[0].attn)
 
 
 ERRORS = {
