@@ -144,9 +144,3 @@ def test_bad_input_is_refused_before_anything_is_measured(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert not Path("d").exists()
-
-
-@pytest.mark.slow
-def test_compiled_paths(subject):
-    rows = compare(subject, "compile", "fast+bf16+compile", "aoti")
-    assert [row.reason for row in rows] == [""] * 4

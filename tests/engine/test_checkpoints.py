@@ -111,7 +111,12 @@ def flip_a_bit(file):
     file.write_bytes(content)
 
 
-CORRUPTIONS = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
+CORRUPTIONS = {
+    "truncated": truncate,
+    "emptied": lambda file: os.truncate(file, 0),
+    "flipped": flip_a_bit,
+    "missing": Path.unlink,
+}
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -42,7 +42,7 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tail", [b"\0" * 4096, b"\xff\xfe\n\x80", b'{"step": "x"}\n1\n', b"[" * 9999]
+    "tail", [b"\0" * 4096, b"\xff\xfe\n\x80", b'{"step": "x"}\n1\n{"st', b"[" * 9999]
 )
 def test_incomplete_log_lines_of_a_crash_are_dropped(tmp_path, tail):
     log = opened(tmp_path)

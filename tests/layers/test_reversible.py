@@ -245,20 +245,6 @@ def test_without_gradients_nothing_is_stored():
     assert torch.equal(recomputed(blocks.requires_grad_(False), x.detach(), (7, 8)), out)
 
 
-def test_parameters_of_a_functional_call_get_the_gradients():
-    """Those of the call are used in backward, although the modules have their own back."""
-    blocks = make_blocks(rate=0.0)
-    x = make_tokens(blocks, (7, 8))
-
-    scaled = {f"blocks.{k}": (1.5 * p).detach() for k, p in blocks.named_parameters()}
-    found = []
-    for run in (recomputed, two_streams):
-        given = {name: value.clone().requires_grad_() for name, value in scaled.items()}
-        loss = torch.func.functional_call(Wrapped(blocks, run), given, (x,)).square().sum()
-        found.append(torch.autograd.grad(loss, list(given.values())))
-    assert_equal(*found)
-
-
 def test_func_transforms_compute_the_formula():
     blocks = make_blocks(rate=0.0).eval()
     x = make_tokens(blocks, (7, 8))

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from tests.common.attention_cases import (
     FACTORS,
     PAIRWISE,
-    all_cases,
     make_case,
     name_of,
 )
@@ -75,16 +74,10 @@ KINDS = [  # every backend with each mask, exact (1) and chunks (0), that it sup
 
 
 @pytest.mark.defect("B14")
+@pytest.mark.trust(10)
 @pytest.mark.parametrize("case", PAIRWISE + EXACT, ids=name_of)
 def test_backends_equal_the_reference(case):
     check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FACTORS["kind"], ids=str)
-def test_backends_equal_the_reference_on_the_full_product(kind):
-    for case in all_cases(kind):
-        check(case)
 
 
 @pytest.mark.long
