@@ -97,9 +97,8 @@ def test_gradient_checkpointing_is_ignored_with_a_warning(caplog):
     plain = step(small().double().train(), x)
     assert_close(step(model, x), plain)
     model.set_grad_checkpointing()
-    assert [r.getMessage() for r in caplog.records] == [
-        "gradient checkpointing is ignored: reversible blocks are always recomputed"
-    ] * 2
+    assert len(caplog.records) == 2
+    assert all("checkpointing is ignored" in record.getMessage() for record in caplog.records)
     model.set_grad_checkpointing(False)
     assert len(caplog.records) == 2
 

@@ -140,10 +140,8 @@ def test_attentions_without_relative_bias_get_absolute_positions_and_a_warning(c
     arch = "l1,h1,d8,n1,g1,p4,f2,a0_l2,h2,d16,n2,g1,p2,f2,a0_l3,h2,d16,n2,s0,g0,p2,a0"
     stages = parse_arch(arch, "longformer/longformer,performer")
     model = MsViT(stages, img_size=40, num_classes=5)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the attention of stage 2 (performer) does not support a relative position bias: an "
-        "absolute position embedding is used instead"
-    ]
+    (record,) = caplog.records
+    assert "stage 2 (performer) does not support a relative position bias" in record.getMessage()
     assert [stage.embed.position is not None for stage in model.stages] == [False, True, False]
     assert [spec.absolute for spec in model.specs] == [False, True, False]
     biased = {

@@ -203,11 +203,6 @@ def test_a_compiler_that_fails_is_one_line(tmp_path):
 def test_a_wrong_value_of_the_variable_is_an_error(tmp_path):
     _, error = attend_elsewhere(tmp_path, "pass", VIL_NATIVE="maybe").communicate()
     assert "VIL_NATIVE must be 0 (no compiled code) or 1, not 'maybe'" in error
-    ended = subprocess.run(
-        [sys.executable, "-m", "vil", "info", "DEVICE", "cpu"],
-        env={**os.environ, "VIL_NATIVE": "maybe"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
 
 
 @needs_compiler
@@ -295,8 +290,6 @@ def test_a_library_of_the_package_that_does_not_fit_is_compiled(copied, tmp_path
     [
         ((), ["amx", "avx512_bf16", "avx512", "avx2"]),
         (("amx_tile",), ["avx512_bf16", "avx512", "avx2"]),
-        (("amx_tile", "avx512_bf16"), ["avx512", "avx2"]),
-        (("avx512f",), ["avx2"]),
         (("avx512f", "fma"), []),
     ],
     ids=str,
