@@ -60,7 +60,6 @@ MODELS = {
         eva, use_rot_pos_emb=True, num_reg_tokens=3, scale_attn_inner=True, attn_type="rope"
     ),
 }
-LARGE = ["vit_tiny_patch16_224", "deit3_small_patch16_224"]
 
 
 def randomize(model: nn.Module) -> nn.Module:
@@ -110,9 +109,8 @@ def mask(window: Window, num_prefix: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_a_window_over_the_grid_changes_nothing(name):
-    model = randomize(timm.create_model(name))
+def test_a_window_over_the_grid_changes_nothing():
+    model = randomize(timm.create_model("vit_tiny_patch16_224"))
     images = torch.randn(1, 3, 224, 224)
     assert_same(model, patched(model, window=14), images)
     seven = patched(model)  # two chunks a side: every chunk sees every other

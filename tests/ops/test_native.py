@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,8 +228,8 @@ def test_the_lock_of_a_killed_process_is_free(copied, tmp_path):
     slow = copied.replace("time.sleep(1)", "print('locked', flush=True), time.sleep(99)")
     stuck = attend_elsewhere(tmp_path, slow)
     assert stuck.stdout.readline() == "locked\n"
-    other = attend_elsewhere(tmp_path, copied)
-    time.sleep(0.1)
+    other = attend_elsewhere(tmp_path, f"{copied}; print('begun', flush=True)")
+    assert other.stdout.readline() == "begun\n"
     stuck.kill()
     stuck.communicate()
     finish(other)
