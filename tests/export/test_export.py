@@ -91,7 +91,7 @@ def test_onnx_at_other_sizes_and_batches(model, written):
         assert difference(file, model, size) < 1e-4, size
 
 
-@pytest.mark.slow
+@pytest.mark.defect("B16")
 def test_torch_programs_of_every_attention(model, folder):
     export_model(model, folder / "m.pt2", size=(64, 48))
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""Attention modules: results of the 2021 reference, padding, odd sizes, export, MACs, registry."""
+"""Attention modules: results of the 2021 reference, padding, odd sizes, MACs, registry."""
 
 import subprocess
 import sys
@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vil
 from tests.common.golden import GOLDEN, read, step_with_mode
-from tests.common.marks import cases
 from vil.layers.attention import (
     ATTENTIONS,
     Attention,
@@ -179,38 +178,6 @@ def test_bfloat16_is_close_to_float32(name):
     for found in (mixed, pure):
         assert found.dtype == torch.bfloat16
         assert (found.float() - wanted).norm() < 0.03 * wanted.norm()
-
-
-class OnMaps(torch.nn.Module):
-    """An attention without global tokens, on (B, C, X, Y)."""
-
-    def __init__(self, attention: torch.nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x.flatten(2).mT, (x.shape[2], x.shape[3]))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "name",
-    cases(
-        [name for name in ATTENTIONS if name != "global"],
-        long=[name for name in ATTENTIONS if name not in ("longformer", "full")],
-    ),
-)
-def test_export_with_symbolic_sizes(name):
-    own = OWN.get(name, {}) | ({"backend": "gathered"} if name == "longformer" else {})
-    attention = vil.build_attention(name, dim=8, num_heads=2, num_global=0, grid=(4, 4), **own)
-    module = OnMaps(attention).eval()
-    rows, cols = (torch.export.Dim(axis, min=4, max=64) for axis in ("rows", "cols"))
-    exported = torch.export.export(
-        module, (torch.randn(2, 8, 7, 5),), dynamic_shapes={"x": {2: rows, 3: cols}}
-    ).module()
-    for size in ((7, 5), (4, 4), (6, 9), (12, 5)):
-        x = torch.randn(2, 8, *size)
-        assert torch.allclose(exported(x), module(x), atol=1e-5), size
 
 
 @pytest.mark.defect("B15")
