@@ -118,23 +118,10 @@ def test_a_model_with_weights():
     assert "agree %" in done.stdout
 
 
-@pytest.mark.long
-def test_models_without_weights():
-    """Only speed, memory and size."""
-    words = ("--paths", "bf16", "--beside", "timm/vit_tiny_patch16_224")
-    done = run(*MODEL, *QUICK, *words, "INPUT.IMAGE_SIZE=224")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(Path("d/deploy.json").read_text())["rows"]
-    assert [row["model"] for row in rows[2:]] == 2 * ["timm/vit_tiny_patch16_224"]
-    assert {(row["agreement"], row["published"]) for row in rows} == {(None, None)}
-    assert all(row["images_per_second_4"] > 0 for row in rows)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--paths", "onnx+int9"), "path 'onnx+int9'"),
-        (("--agreement", "101"), "--agreement: expected a number from 0 to 100, got 101"),
         (("--calibration", "no"), "--calibration: there is no folder no"),
         (("TASK=multilabel",), "this config is for a multilabel classifier"),
     ],
@@ -144,9 +131,3 @@ def test_bad_input_is_refused_before_anything_is_measured(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert not Path("d").exists()
-
-
-@pytest.mark.slow
-def test_compiled_paths(subject):
-    rows = compare(subject, "compile", "fast+bf16+compile", "aoti")
-    assert [row.reason for row in rows] == [""] * 4

@@ -35,12 +35,6 @@ def make_case(kind, grid, window, num_global, bias, valid, dtype) -> Case:
     )
 
 
-def all_cases(kind: tuple[int, int]) -> list[Case]:
-    """The full product for one mask and mode, duplicates left out."""
-    rest = [values for name, values in FACTORS.items() if name != "kind"]
-    return list(dict.fromkeys(make_case(kind, *row) for row in itertools.product(*rest)))
-
-
 def pairwise_rows(tries: int = 40) -> list[tuple]:
     """A greedy covering array: every value of a factor meets every value of every other factor."""
     draw, values = random.Random(0), list(FACTORS.values())

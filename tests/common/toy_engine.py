@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.common.class_task import ClassificationTask
 from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
-from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resolve_link, resume
 from vil.engine.fsdp import shard
 from vil.engine.loop import Loss, train
 from vil.engine.preemption import PreemptionGuard
@@ -149,6 +150,17 @@ def toy_train(
 
 def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder, file="model.safetensors"):
+    """The tensors of a file of the last checkpoint."""
+    return load_file(resolve_link(Path(folder, "checkpoints"), "last") / file)
+
+
+def saved_state(folder):
+    """What state.pt of the last checkpoint holds."""
+    last = resolve_link(Path(folder, "checkpoints"), "last")
+    return torch.load(last / "state.pt", weights_only=True)
 
 
 def start(*runs, **environment):

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.common.one_rank import one_rank
-from tests.common.toy_engine import CPU, launch, metrics, toy_train
+from tests.common.toy_engine import CPU, launch, metrics, toy_train, weights
 from vil.engine.build import process_group
-from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo, read_environment, start
 
 
@@ -18,10 +16,6 @@ def evaluations(folder):
 
 def losses(folder):
     return [m["loss"] for m in metrics(folder)]
-
-
-def final_weights(folder, file="model.safetensors"):
-    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 @pytest.mark.long
@@ -39,7 +33,7 @@ def test_ranks_together_are_one_process(world, accumulate, options, tmp_path):
     assert evaluations(together) == evaluations(alone)
     assert losses(together) == pytest.approx(losses(alone), rel=1e-6)
     for file in ("model.safetensors", "ema.safetensors")[: 1 + ("ema" in options)]:
-        ours, theirs = final_weights(together, file), final_weights(alone, file)
+        ours, theirs = weights(together, file), weights(alone, file)
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-9)
 

@@ -54,11 +54,6 @@ def test_a_run_stops_after_evaluations_without_an_improvement(tmp_path, capsys):
     assert status(tmp_path)["reason"] == ""
 
 
-def test_the_last_epoch_is_not_an_early_stop(tmp_path):
-    state = toy_train(tmp_path, task=scripted(50, 40, 30), epochs=3, patience=2)
-    assert (state.step, status(tmp_path)["reason"]) == (15, "")
-
-
 def test_a_metric_that_falls_improves(tmp_path):
     task = scripted(3.0, 2.0, 2.5, 1.0, metric=Metric("error", higher_is_better=False))
     state = toy_train(tmp_path, task=task, epochs=4, patience=2)

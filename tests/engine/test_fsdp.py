@@ -5,10 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.common.toy_engine import launch, metrics, toy_train
-from vil.engine.checkpoint.save_load import resolve_link
+from tests.common.toy_engine import launch, metrics, saved_state, toy_train, weights
 
 pytestmark = pytest.mark.long
 
@@ -16,20 +14,11 @@ OPTIONS = {"ema": 0.8, "clip_grad": 0.1, "save_steps": 1}
 FILES = ("model.safetensors", "ema.safetensors")
 
 
-def weights(folder, file):
-    return load_file(resolve_link(folder / "checkpoints", "last") / file)
-
-
-def optimizer_state(folder):
-    saved = torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
-    return saved["optimizer"]
-
-
 def assert_close(folder, other, rtol=1e-6):
     close = partial(torch.testing.assert_close, rtol=rtol, atol=1e-8 if rtol else 0)
     for file in FILES:
         close(weights(folder, file), weights(other, file))
-    close(optimizer_state(folder), optimizer_state(other))
+    close(saved_state(folder)["optimizer"], saved_state(other)["optimizer"])
 
 
 OPTIMIZERS = ("sgd", "adam", "lamb", "timm/lion", "timm/nadamw", "timm/adan")

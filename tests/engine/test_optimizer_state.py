@@ -1,88 +1,96 @@
-"""Every optimizer resumes bit for bit, with its state by parameter name.
+"""Every optimizer, also of timm, resumes bit for bit, with its state by parameter name.
 
 timm's lamb counts steps per group, not per parameter.
 """
 
 import pytest
 import torch
+from torch import nn
 
-from tests.common.toy_engine import DTYPE, toy_model
+from tests.common.marks import cases
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume, save
 from vil.engine.distributed import DistInfo
-from vil.engine.loop import set_lr
+from vil.engine.loop import seed_step, set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
 pytestmark = pytest.mark.smoke
 
 OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
-SCALER = torch.amp.GradScaler("cpu", enabled=False)
+ENTRIES = {n: e for n, e in OPTIMIZERS.all_entries().items() if n.startswith("timm/")}
+TIMM = sorted(name for name, entry in ENTRIES.items() if "refused" not in entry.facts)
+RUNS_OF_TIMM = [(name, 0.9, 0.9) for name in TIMM]  # and the layer decays before and after
+SWITCHES = [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)]
+RUNS = [(name, *switch) for name in OURS for switch in SWITCHES] + RUNS_OF_TIMM
+LR = 0.01
 
 
-def made(name, layer_decay=1.0):
-    """A toy model and its optimizer, with a group per layer where layer_decay is not 1."""
-    model = toy_model()
-    spare = {name for name, _ in model.named_parameters() if name.endswith("bias")}
-    groups = decay_groups(
-        model.named_parameters(),
-        0.05,
-        0.0,
-        spare,
-        layers={name: int(name[0]) for name, _ in model.named_parameters()},
-        layer_decay=layer_decay,
+def made(name, layer_decay=1.0, **settings):
+    """A model with parameters of every kind: convolution, matrices, vectors, and a table without
+    decay; and its optimizer, with a group per layer where layer_decay is not 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 2), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(),
+        nn.Linear(16, 20),
+    )  # fmt: skip
+    model[4].table = nn.Parameter(torch.randn(8, 16))
+    no_decay = {name for name, p in model.named_parameters() if p.ndim < 2 or "table" in name}
+    options = dict(
+        layers={name: int(name[0]) for name, _ in model.named_parameters()}, layer_decay=layer_decay
     )
-    return model, build_optimizer(name, groups, lr=0.01, eps=1e-3)
+    groups = decay_groups(model.named_parameters(), 0.05, 0.0, no_decay, **options)
+    optimizer = build_optimizer(name, groups, lr=LR, **settings)
+    return TrainObjects(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
 
 
-def run(model, optimizer, steps):
-    for step in steps:
-        images = torch.randn(4, 3, 2, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(step))
+def run(objects, start, stop):
+    model, optimizer = objects.model, objects.optimizer
+    for step in range(start, stop):
+        seed_step(0, step, 0)
+        set_lr(optimizer, LR / (1 + step))
         optimizer.zero_grad()
-        model(images).square().mean().backward()
-        set_lr(optimizer, 0.01 / (step + 1))
+        outputs = model(torch.randn(4, 3, 2, 2)) + model[4].table.square().mean()
+        outputs[:, :10].square().mean().backward()
         optimizer.step()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_unfrozen_parameters_start_without_state(tmp_path, name, capsys):
-    model, optimizer = made(name)
-    model[1].requires_grad_(False)
-    frozen = set(model[1].parameters())
-    for group in optimizer.param_groups:
+    objects = made(name)
+    objects.model[3].requires_grad_(False)
+    frozen = set(objects.model[3].parameters())
+    for group in objects.optimizer.param_groups:
         pairs = [(n, p) for n, p in zip(group["param_names"], group["params"]) if p not in frozen]
         group["param_names"], group["params"] = map(list, zip(*pairs))
-    run(model, optimizer, range(3))
-    state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
-    resumed, its_optimizer = made(name)
-    before = resumed[1].weight.detach().clone()
-    fresh = TrainState(0, 1, 4, 5, name)
-    objects = TrainObjects(resumed, its_optimizer, SCALER)
-    resume(tmp_path, fresh, objects, dist=DistInfo(), say=print)
+    run(objects, 0, 3)
+    save(tmp_path, objects, TrainState(0, 1, 4, 5, name, step=3), dist=DistInfo(), keep=1)
+    resumed = made(name)
+    before = resumed.model[3].weight.detach().clone()
+    resume(tmp_path, TrainState(0, 1, 4, 5, name), resumed, dist=DistInfo(), say=print)
     told = capsys.readouterr().out
-    assert "2 parameters have no saved optimizer state, the first: 1.weight" in told
-    run(resumed, its_optimizer, range(3, 5))
-    assert not torch.equal(before, resumed[1].weight)
-    assert all(p.isfinite().all() for p in resumed.parameters())
+    assert "2 parameters have no saved optimizer state, the first: 3.weight" in told
+    run(resumed, 3, 5)
+    assert not torch.equal(before, resumed.model[3].weight)
+    assert all(p.isfinite().all() for p in resumed.model.parameters())
 
 
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)])
-def test_every_optimizer_resumes(tmp_path, name, before, after):
+@pytest.mark.filterwarnings("ignore:It is highly recommended")
+@pytest.mark.parametrize("run_of", cases(RUNS, long=RUNS_OF_TIMM), ids=str)
+def test_every_optimizer_resumes(tmp_path, run_of):
     """Also if layer-wise learning rates, and so the groups, were switched on or off."""
-    model, optimizer = made(name, before)
-    run(model, optimizer, range(3))
+    name, before, after = run_of
+    objects, resumed = made(name, before), made(name, after)
+    initial = {k: v.clone() for k, v in objects.model.state_dict().items()}
+    run(objects, 0, 3)
     state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
-    resumed, its_optimizer = made(name, after)
-    fresh, objects = TrainState(0, 1, 4, 5, name), TrainObjects(resumed, its_optimizer, SCALER)
-    assert resume(tmp_path, fresh, objects, dist=DistInfo(), say=print) == state
-    if before == after:
-        run(model, optimizer, range(3, 6))
-        run(resumed, its_optimizer, range(3, 6))
-    else:  # with equal learning rates only state and counters matter
-        for each, its in ((model, optimizer), (resumed, its_optimizer)):
-            for group in its.param_groups:
+    save(tmp_path, objects, state, dist=DistInfo(), keep=1)
+    fresh = TrainState(0, 1, 4, 5, name)
+    assert resume(tmp_path, fresh, resumed, dist=DistInfo(), say=print) == state
+    for each in (objects, resumed):
+        if before != after:  # with equal learning rates only state and counters matter
+            for group in each.optimizer.param_groups:
                 group["lr_scale"] = 1.0
-            run(each, its, range(3, 6))
-    for ours, theirs in zip(resumed.parameters(), model.parameters()):
-        assert torch.equal(ours, theirs)
+        run(each, 3, 6)
+    for key, value in objects.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[key]), key
+        assert value.isfinite().all(), key
+        assert not torch.equal(value, initial[key]), key

@@ -9,10 +9,9 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.common.class_task import ClassificationTask
-from tests.common.toy_engine import CPU, ToyLoader, held_out, metrics, start, toy_train
+from tests.common.toy_engine import CPU, ToyLoader, held_out, metrics, start, toy_train, weights
 from tests.engine.test_early_stopping import scripted
 from vil.engine.checkpoint import save_load
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
@@ -45,9 +44,7 @@ def straight(tmp_path_factory):
 
 def assert_same_run(folder, other):
     for file in ("model.safetensors", "ema.safetensors"):
-        ours, theirs = (
-            load_file(resolve_link(f / "checkpoints", "last") / file) for f in (folder, other)
-        )
+        ours, theirs = (weights(each, file) for each in (folder, other))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     names = ("step", "split", "loss", "top1", "lr")
     ours, theirs = ([[m.get(n) for n in names] for m in metrics(f)] for f in (folder, other))
@@ -168,10 +165,10 @@ def hang(folder, **options):
 
 @pytest.mark.long  # it waits for twice the limit
 def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
-    process = hang(tmp_path, hang_seconds=1.0)
+    process = hang(tmp_path, hang_seconds=3.0)  # more than a step takes under load
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 6, output
-    assert "rank 0: no step in 1 s; its main thread is in fall_asleep" in output
+    assert "rank 0: no step in 3 s; its main thread is in fall_asleep" in output
     assert "fall_asleep" in (tmp_path / "crash/stacks-rank0.txt").read_text()
     assert (status(tmp_path)["state"], status(tmp_path)["code"]) == ("hung", 6)
 

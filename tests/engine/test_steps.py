@@ -8,17 +8,13 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from tests.common.class_task import ClassificationTask
-from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, toy_train
+from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, toy_train, weights
+from tests.engine.test_early_stopping import scripted
 from vil.engine.checkpoint.save_load import resolve_link
 
 pytestmark = pytest.mark.smoke
-
-
-def weights(folder, file="model.safetensors"):
-    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 def assert_close(ours, theirs):
@@ -132,17 +128,6 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
 # -------------------------------------------------------------------------- learning-rate drops
 
 
-class Scripted(ClassificationTask):
-    """A task whose evaluations return known values."""
-
-    def __init__(self, values):
-        super().__init__(device=CPU, test_sets={}, num_classes=CLASSES)
-        self.values = iter(values)
-
-    def evaluate(self, model, between):
-        return {"set": {"top1": next(self.values)}}
-
-
 def learning_rates(folder):
     return [m["lr"] for m in metrics(folder) if m["split"] == "train"]
 
@@ -150,8 +135,8 @@ def learning_rates(folder):
 def test_the_learning_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
     values = [1.0, 0.5, 2.0, 2.0, 3.0]
     options = {"epochs": 5, "log_freq": 5, "dropout": 0.0}
-    toy_train(tmp_path / "free", task=Scripted(values), **options)
-    state = toy_train(tmp_path / "drops", task=Scripted(values), drop_on_plateau=4.0, **options)
+    toy_train(tmp_path / "free", task=scripted(*values), **options)
+    state = toy_train(tmp_path / "drops", task=scripted(*values), drop_on_plateau=4.0, **options)
     dropped, free = (learning_rates(tmp_path / name) for name in ("drops", "free"))
     factors = [ours / theirs for ours, theirs in zip(dropped, free)]
     assert factors == pytest.approx([1, 1, 1 / 4, 1 / 4, 1 / 16])
@@ -163,7 +148,7 @@ def test_the_learning_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_
 
     folder, options = tmp_path / "crashed", {**options, "drop_on_plateau": 4.0}
     with pytest.raises(KeyboardInterrupt):
-        toy_train(folder, task=Scripted(values), set_progress=crash, **options)
-    assert toy_train(folder, task=Scripted(values[4:]), **options) == state
+        toy_train(folder, task=scripted(*values), set_progress=crash, **options)
+    assert toy_train(folder, task=scripted(*values[4:]), **options) == state
     assert learning_rates(folder) == learning_rates(tmp_path / "drops")
     assert_equal(weights(folder), weights(tmp_path / "drops"))

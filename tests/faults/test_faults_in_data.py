@@ -1,6 +1,5 @@
 """Broken images and dying workers, in real runs."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -11,28 +10,12 @@ import pytest
 
 from tests.common.bad_images import BAD, GOOD
 from tests.common.data_files import png_bytes
-from tests.common.faults.real_runs import begin, end_all, said, status, wait_for_end
-from tests.common.faults.records import record
+from tests.common.faults.real_runs import finish, said, status
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, vil
 from vil.data.robust_dataset import RobustDataset
 
-AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 DATA = 3
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-
-
-def begin_with(folder, *words, **fault):
-    """Start a run with a fault of injected_around.py."""
-    return begin(folder, *words, "--import", AROUND, FAULT=json.dumps(fault))
-
-
-def weights(folder) -> bytes:
-    return (checkpoint(folder) / "model.safetensors").read_bytes()
-
-
-# Images
-
-
 BROKEN = (
     *SMALL, "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2", "DATALOADER.BSZ=18",
     "DATA.MAX_BAD_FRACTION=0.05",
@@ -57,57 +40,42 @@ def pictures(tmp_path_factory):
     return root
 
 
-def test_f13_broken_images(pictures, tmp_path):
+def test_broken_images(pictures, tmp_path):
+    """Two runs without workers and two with them complete all steps, are the same, and list each
+    broken image once and no valid one."""
     listed = {f"train/dog/{name}" for name in BAD} | {"val/cat/cut.png"}
-    folders = {tmp_path / str(number): 2 * (number // 2) for number in range(4)}
-    finished = right = 0
-    for folder, workers in folders.items():
-        process = begin(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={workers}")
-        wait_for_end(process)
-        assert process.returncode == 0, said(folder)
-        finished += [line["step"] for line in metrics(folder, "train")] == list(range(1, 21))
-        names = [line.split("\t")[0] for line in bad_samples(folder)]
-        right += sorted(names) == sorted(listed)
+    ends = []
+    for number in range(4):
+        folder = tmp_path / str(number)
+        finish(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={2 * (number // 2)}")
+        assert [line["step"] for line in metrics(folder, "train")] == list(range(1, 21))
+        lines = (folder / "bad_samples.txt").read_text().splitlines()
+        assert sorted(line.split("\t")[0] for line in lines) == sorted(listed)
         assert metrics(folder, "val")[-1]["count"] == 19
-    alike = {(weights(folder), str(figures(metrics(folder)))) for folder in folders}
-    record("F13", "runs with 0 and 2 workers that complete all steps (of 4)", finished, 4)
-    what = "runs whose bad_samples.txt lists each broken image once and no valid one (of 4)"
-    record("F13", what, right, 4)
-    record("F13", "differences in weights or metrics among the 4 runs", len(alike) - 1, 0)
+        weights = (checkpoint(folder) / "model.safetensors").read_bytes()
+        ends.append((weights, figures(metrics(folder))))
+    assert all(end == ends[0] for end in ends)
 
 
-def bad_samples(folder):
-    return Path(folder, "bad_samples.txt").read_text().splitlines()
-
-
-# Dying workers
-
-
-DEATHS = [("exit", True), ("SIGKILL", True), ("SIGKILL", False), ("exit", False), ("SIGBUS", True)]
-
-
-def test_f14_a_worker_dies(tmp_path):
-    named, orphans = 0, 0
-    for number, (how, training) in enumerate(DEATHS):
-        folder, file = tmp_path / str(number), tmp_path / f"{number}.died"
-        words = (*TINY, f"DATALOADER.WORKERS={1 + number % 2}")
-        fault = dict(what="worker", how=how, training=training, file=str(file))
-        process = begin_with(folder, *words, **fault)
-        wait_for_end(process)
-        pid = file.read_text()
-        line = said(folder).splitlines()[-1].strip("\0")  # which torch's own words end with
-        text = rf"vil train: a DataLoader process died: worker \(pid.* {pid}\) .*DATALOADER\.BSZ"
-        fits = re.match(text, line)
-        right = process.returncode == status(folder)["code"] == DATA
-        named += right and bool(fits) and "Traceback" not in said(folder)
-        orphans += end_all(process)
-    what = "worker deaths reported in one line that names the worker, with exit code 3 (of 5)"
-    record("F14", what, named, 5)
-    record("F14", "processes left behind", orphans, 0)
+@pytest.mark.parametrize(
+    ("how", "training", "workers"),
+    [("exit", True, 1), ("SIGKILL", True, 2), ("SIGKILL", False, 1), ("SIGBUS", True, 2)],
+)
+def test_a_worker_dies(how, training, workers, tmp_path):
+    """One line names it, and no process is left behind."""
+    folder, file = tmp_path / "run", tmp_path / "died"
+    fault = dict(what="worker", how=how, training=training, file=str(file))
+    assert finish(folder, *TINY, f"DATALOADER.WORKERS={workers}", code=DATA, fault=fault) == 0
+    line = said(folder).splitlines()[-1].strip("\0")  # which torch's own words end with
+    pid = file.read_text()
+    text = rf"vil train: a DataLoader process died: worker \(pid.* {pid}\) .*DATALOADER\.BSZ"
+    assert re.match(text, line)
+    assert status(folder)["code"] == DATA
+    assert "Traceback" not in said(folder)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
+def test_a_worker_dies_outside_of_training(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert vil("train", *TINY, "--output_dir", "run").code == 0
     for number in range(3):

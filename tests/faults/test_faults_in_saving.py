@@ -1,4 +1,4 @@
-"""Kills, corruption, full and failing disks while saving: a valid checkpoint is always found."""
+"""Kills, full and failing disks while saving: a valid checkpoint is always found."""
 
 import errno
 import os
@@ -11,7 +11,6 @@ import time
 import pytest
 import torch
 
-from tests.common.faults.records import record
 from tests.common.toy_engine import metrics, toy_model, toy_optimizer, toy_train
 from vil.engine.checkpoint import manifest
 from vil.engine.checkpoint.save_load import (
@@ -53,50 +52,27 @@ def killed_while_saving(folder, seconds):
         finally:
             os._exit(1)
     while not (folder / "last").exists():
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it lives"
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def test_f1_a_hundred_kills_while_saving(tmp_path):
-    draw, found, unreadable, cut = random.Random(0), 0, 0, 0
-    for number in range(100):
-        folder = tmp_path / str(number)
+def test_kills_while_saving(tmp_path):
+    draw, cut, kills = random.Random(0), 0, 0
+    while cut < 20:  # kills that strike inside of a save
+        folder = tmp_path / str(kills)
         killed_while_saving(folder, 0.1 * draw.random())
-        cut += any(folder.glob(".*.tmp"))  # the kill struck inside of a save
-        found += newest_valid(folder) is not None
-        last = resolve_link(folder, "last")
-        unreadable += last is None or find_corruption(last) is not None
+        kills += 1
+        cut += any(folder.glob(".*.tmp"))
+        assert newest_valid(folder) is not None
+        assert find_corruption(resolve_link(folder, "last")) is None
         shutil.rmtree(folder)
-    record("F1", "restarts that find a valid checkpoint (of 100)", found, 100)
-    record("F1", "kills that leave `last` unreadable", unreadable, 0)
-    record("F1", "kills during a save", cut, "30 or more", kept=cut >= 30)
+        assert kills < 400, cut
 
 
-def test_f9_flipped_bits_and_cut_files(tmp_path):
-    toy_train(tmp_path, save_steps=1, keep=9)
-    last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
-    files, draw, found = sorted(last.iterdir()), random.Random(0), 0
-    for number in range(120):
-        file = draw.choice(files)
-        whole = file.read_bytes()
-        place = draw.randrange(len(whole))
-        if number < 100:
-            changed = bytearray(whole)
-            changed[place] ^= 1 << draw.randrange(8)
-            file.write_bytes(changed)
-        else:
-            file.write_bytes(whole[:place])
-        with pytest.warns(UserWarning, match=f"{last.name} skipped"):
-            found += newest_valid(tmp_path / "checkpoints") == before
-        file.write_bytes(whole)
-    assert newest_valid(tmp_path / "checkpoints") == last
-    what = "corruptions detected, previous checkpoint used (100 flipped bits, 20 truncated files)"
-    record("F9", what, found, 120)
-
-
-def test_f10_a_full_disk(tmp_path):
+def test_a_full_disk(tmp_path):
     """Files must be smaller than the first checkpoint's state.pt, so writing fails."""
     toy_train(tmp_path, max_steps=1)
     first = resolve_link(tmp_path / "checkpoints", "last")
@@ -108,22 +84,20 @@ def test_f10_a_full_disk(tmp_path):
             toy_train(tmp_path, save_steps=5, max_failed_saves=5)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    failures = [m["failed"] for m in metrics(tmp_path) if m["split"] == "save"]
-    record("F10", "training continues without the new checkpoint", failures == [1], True)
-    record("F10", "the previous checkpoint is intact", find_corruption(first) is None, True)
+    assert [m["failed"] for m in metrics(tmp_path) if m["split"] == "save"] == [1]
+    assert find_corruption(first) is None
     assert toy_train(tmp_path).step == 10
 
 
-def test_f10_too_little_room(tmp_path, monkeypatch):
+def test_too_little_room(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(manifest.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SaveError, match="MB needed, 0 MB free"):
         toy_train(tmp_path, max_steps=1)
-    left = list((tmp_path / "checkpoints").iterdir())
-    record("F10", "a checkpoint that does not fit leaves no files behind", left == [], True)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
     toy_train(tmp_path, save_steps=5, keep=9)
     last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
     whole = manifest.fingerprint
@@ -135,5 +109,4 @@ def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manifest, "fingerprint", unreadable)
     with pytest.warns(UserWarning, match="cannot be read: Input/output error"):
-        found = newest_valid(tmp_path / "checkpoints")
-    record("F31", "an unreadable checkpoint is skipped", found == before, True)
+        assert newest_valid(tmp_path / "checkpoints") == before

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from tests.common.faults.real_runs import begin, end_all, saved_step, wait_for_end
-from tests.common.faults.records import record
+from tests.common.faults.real_runs import finish, saved_step
 from tests.common.small_runs import TINY, draw_pictures, vil
 
 MSVIT = "MODEL.VIT.MSVIT"
@@ -77,15 +76,13 @@ def base(tmp_path_factory):
     for split in ("train", "val"):
         draw_pictures(root / "pictures" / split, dict.fromkeys("abcd", 16))
     words = (*BASE, f"DATA.PATH={root}/pictures")
-    process = begin(root / "run", *words, fault={"what": "kill", "step": KILLED})
-    wait_for_end(process)
-    end_all(process)
+    finish(root / "run", *words, code=-9, fault={"what": "kill", "step": KILLED})
     assert saved_step(root / "run") == KILLED
     (root / "run").rename(root / "base")
     return root / "base", words
 
 
-def go_on(base, edit):
+def resume(base, edit):
     """Resume a copy of the run with an edit. Returns (exit code, output, folder)."""
     kept, words = base
     folder = kept.with_name("run")
@@ -95,24 +92,6 @@ def go_on(base, edit):
     return ended.code, ended.out + ended.err, folder
 
 
-def goes_on(base, edit):
-    """Return whether it trains to its end and logs the edit, on the terminal and in log.txt."""
-    code, text, folder = go_on(base, edit)
-    keys = sorted(word.partition("=")[0] for word in edit if word != INSISTS)
-    listed = sorted(re.findall(r"(\S+) is .+ from here, was ", text))
-    logged = sorted(re.findall(r"(\S+) is .+ from here, was ", (folder / "log.txt").read_text()))
-    end = {"OPTIM.EPOCHS=3": 12, "OPTIM.EPOCHS=1": KILLED}.get(edit[0], END)
-    return code == 0 and listed == logged == keys and saved_step(folder) == end
-
-
-def is_refused(base, edit, told):
-    """Return whether it exits with 4, reports the reason and the fix, and changes no files."""
-    code, text, folder = go_on(base, edit)
-    way_out = "MODEL.MODEL_PATH set to " in text
-    same = contents(folder) == contents(base[0])
-    return code == 4 and told in text and way_out and same and "train epoch" not in text
-
-
 def contents(folder):
     """Return {file: bytes} of a folder, without the lock and the log."""
     files = (file for file in folder.rglob("*") if file.is_file())
@@ -120,37 +99,37 @@ def contents(folder):
     return {name: data for name, data in others.items() if name.name not in ("run.lock", "log.txt")}
 
 
-def test_f29_edits_that_may_be_made(base):
-    right = [edit for edit in ALLOWED if goes_on(base, edit)]
-    assert right == ALLOWED
-    what = f"allowed edits: the run resumes and logs exactly the edited keys (of {len(ALLOWED)})"
-    record("F29", what, len(right), len(ALLOWED))
+@pytest.mark.parametrize("edit", ALLOWED + [[*edit, INSISTS] for edit in ALLOWED_THEN], ids=str)
+def test_an_edit_that_is_allowed(base, edit):
+    """The run trains to its end, and names exactly the edited keys, also in log.txt."""
+    code, text, folder = resume(base, edit)
+    assert code == 0, text
+    keys = sorted(word.partition("=")[0] for word in edit if word != INSISTS)
+    for each in (text, (folder / "log.txt").read_text()):
+        assert sorted(re.findall(r"(\S+) is .+ from here, was ", each)) == keys
+    end = {"OPTIM.EPOCHS=3": 12, "OPTIM.EPOCHS=1": KILLED}.get(edit[0], END)
+    assert saved_step(folder) == end
 
 
-def test_f29_edits_that_are_refused(base):
-    right = [edit for edit, told in REFUSED.items() if is_refused(base, edit, told)]
-    assert right == list(REFUSED)
-    count = len(REFUSED)
-    what = f"other edits: refused with both values, run folder unchanged (of {count})"
-    record("F29", what, len(right), len(REFUSED))
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [*REFUSED.items(), *(((*edit, INSISTS), told) for edit, told in REFUSED_THEN.items())],
+    ids=str,
+)
+def test_an_edit_that_is_refused(base, edit, told):
+    """With both values and the fix; the folder does not change."""
+    code, text, folder = resume(base, edit)
+    assert code == 4
+    assert told in text
+    assert "MODEL.MODEL_PATH set to " in text
+    assert "train epoch" not in text
+    assert contents(folder) == contents(base[0])
 
 
-def test_f29_edits_somebody_insists_on(base):
-    edits = [[*edit, INSISTS] for edit in ALLOWED_THEN]
-    right = [edit for edit in edits if goes_on(base, edit)]
-    assert right == edits
-    refused = {(*edit, INSISTS): told for edit, told in REFUSED_THEN.items()}
-    stopped = [edit for edit, told in refused.items() if is_refused(base, edit, told)]
-    assert stopped == list(refused)
-    found = f"{len(right)} and {len(stopped)}"
-    what = "with RUN.ALLOW_CHANGES: edits that resume (of 4), and edits still refused (of 4)"
-    record("F29", what, found, "4 and 4")
-
-
-def test_f29_insisting_is_for_once(base):
+def test_insisting_is_for_once(base):
     """Also where the next start reads the run's own config."""
-    assert goes_on(base, [f"{MSVIT}.SW_EXACT=1", INSISTS])
-    folder = base[0].with_name("run")
+    code, _, folder = resume(base, [f"{MSVIT}.SW_EXACT=1", INSISTS])
+    assert code == 0
     ended = vil("train", "--output_dir", folder, "--resume", f"{MSVIT}.SW_EXACT=0")
-    asked = ended.code == 4 and "SW_EXACT 1 (now 0)" in ended.err
-    record("F29", "RUN.ALLOW_CHANGES applies to one start: the next edit is refused", asked, True)
+    assert ended.code == 4
+    assert "SW_EXACT 1 (now 0)" in ended.err

@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.faults.real_runs import INJECTED, begin, end_all, said, wait_for_end
-from tests.common.faults.records import record
-from tests.common.faults.same_runs import equal_digests, fingerprint
+from tests.common.faults.real_runs import INJECTED, finish
+from tests.common.faults.same_runs import assert_same_end, fingerprint
 from tests.common.small_runs import TINY, checkpoint, metrics, torchrun
 
 PER_EPOCH = 12
@@ -65,50 +64,35 @@ def still(folder, last):
     return [0, *same] if prints[0]["model"] == prints[0]["ema"] else same
 
 
-def test_f12_infinite_gradients(runs):
-    right = {"still": 0, "counted": 0, "scaled": 0, "infinite": 0}
-    for name, folder in runs.items():
-        last = 2 * PER_EPOCH if name in ("whole", "resumed") else PER_EPOCH
-        bad = [step for step in BAD if step < last]
-        lines = metrics(folder, "train")
-        scale = None if "bfloat16" in name else 2.0 ** (16 - len(bad))
-        state = torch.load(checkpoint(folder) / "state.pt", weights_only=True)
-        right["still"] += still(folder, last) == bad
-        right["counted"] += lines[-1]["skipped"] == state["state"]["skipped"] == len(bad)
-        right["scaled"] += lines[-1].get("scale") == state["scaler"].get("scale") == scale
-        weights = [load_file(file) for file in folder.glob("checkpoints/*/*.safetensors")]
-        right["infinite"] += sum(not x.isfinite().all() for w in weights for x in w.values())
-    what = "runs in which the non-finite steps, and only these, change nothing (of 7)"
-    record("F12", what, right["still"], 7)
-    record("F12", "runs that log the number of skipped steps (of 7)", right["counted"], 7)
-    what = (
-        "runs with the expected loss scale: halved at each skipped step in float16, none in "
-        "bfloat16 (of 7)"
-    )
-    record("F12", what, right["scaled"], 7)
-    record("F12", "non-finite tensors in all checkpoints", right["infinite"], 0)
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+def test_infinite_gradients(runs, name):
+    """These steps, and only these, change nothing; they are counted; in float16 each halves the
+    loss scale."""
+    folder = runs[name]
+    last = 2 * PER_EPOCH if name in ("whole", "resumed") else PER_EPOCH
+    bad = [step for step in BAD if step < last]
+    assert still(folder, last) == bad
+    line = metrics(folder, "train")[-1]
+    state = torch.load(checkpoint(folder) / "state.pt", weights_only=True)
+    assert line["skipped"] == state["state"]["skipped"] == len(bad)
+    scale = None if "bfloat16" in name else 2.0 ** (16 - len(bad))
+    assert line.get("scale") == state["scaler"].get("scale") == scale
+    for file in folder.glob("checkpoints/*/*.safetensors"):
+        assert all(x.isfinite().all() for x in load_file(file).values())
 
 
-def test_f12_a_float16_run_resumes_bit_for_bit(runs):
-    same = equal_digests(runs["resumed"], runs["whole"])
-    what = (
-        "resumed between non-finite steps: SHA-256 digests equal, including the loss scale (of 5)"
-    )
-    record("F12", what, same, 5)
+def test_a_float16_run_resumes_bit_for_bit(runs):
+    """Resumed between non-finite steps, with the loss scale."""
+    assert_same_end(runs["resumed"], runs["whole"])
 
 
-def test_f12_a_loss_that_is_scaled_too_much(tmp_path):
+def test_a_loss_that_is_scaled_too_much(tmp_path):
     """Real overflow: the scale falls until float16 holds the gradients."""
     folder = tmp_path / "run"
-    words = (*SMALL, HALF, LONGER, "RUN.SAVE_STEPS=0")
-    process = begin(folder, *words, "DATALOADER.BSZ=4", fault={"what": "scale", "scale": 2.0**22})
-    wait_for_end(process)
-    end_all(process)
-    assert process.returncode == 0, said(folder)
+    words = (*SMALL, HALF, LONGER, "RUN.SAVE_STEPS=0", "DATALOADER.BSZ=4")
+    finish(folder, *words, fault={"what": "scale", "scale": 2.0**22})
     lines = metrics(folder, "train")
     skipped = [line.get("skipped", 0) for line in lines]
-    scales = [line["scale"] for line in lines]
     assert 3 <= skipped[-1] <= 10
     assert lines[-1]["loss"] is not None
-    falls = all(scale == 2.0 ** (22 - count) for scale, count in zip(scales, skipped))
-    record("F12", "real overflow: the loss scale halves with each skipped step", falls, True)
+    assert [line["scale"] for line in lines] == [2.0 ** (22 - count) for count in skipped]

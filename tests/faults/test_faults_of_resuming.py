@@ -4,16 +4,8 @@ import random
 
 import pytest
 
-from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, wait_for_end
-from tests.common.faults.records import record
-from tests.common.faults.same_runs import (
-    DIGESTS,
-    EVERYTHING,
-    WITNESS,
-    equal_digests,
-    miscounted,
-    order,
-)
+from tests.common.faults.real_runs import ELASTIC, finish
+from tests.common.faults.same_runs import EVERYTHING, WITNESS, assert_same_end, miscounted, order
 from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, torchrun, vil
 from tests.common.small_tasks import OTHERS, words_of
@@ -36,26 +28,18 @@ def steps_in_mid_epoch(seed):
     return sorted(random.Random(seed).sample(inside, 3))
 
 
-def start(folder, *words, **options):
-    """Start or resume a run. Returns its exit code."""
+def start(folder, *words, code=0, **options):
+    """Start or resume a run, until it ends with this code."""
     words = (*LONG, *words, "--resume", "--import", WITNESS)
-    process = begin(folder, *words, WITNESS=f"{folder}.seen", **options)
-    wait_for_end(process)
-    end_all(process)
-    return process.returncode
-
-
-def finish(folder, *words, **options):
-    assert start(folder, *words, **options) == 0, said(folder)
-    assert saved_step(folder) == END
+    finish(folder, *words, code=code, WITNESS=f"{folder}.seen", **options)
     return folder
 
 
 def broken_thrice(folder, what, code, *words, seed):
     """Break a run of one process at three steps, and restart it after each."""
     for step in steps_in_mid_epoch(seed):
-        assert start(folder, *words, fault={"what": what, "step": step}) == code, said(folder)
-    return finish(folder, *words)
+        start(folder, *words, code=code, fault={"what": what, "step": step})
+    return start(folder, *words)
 
 
 def resumptions(folder):
@@ -65,7 +49,7 @@ def resumptions(folder):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """The uninterrupted run of one process."""
-    return finish(tmp_path_factory.mktemp("one") / "run")
+    return start(tmp_path_factory.mktemp("one") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -77,54 +61,44 @@ def two(tmp_path_factory):
     return {name: root / name for name in STRATEGIES}
 
 
-def test_f2_one_process_stopped_thrice(one, tmp_path):
+def test_one_process_stopped_thrice(one, tmp_path):
     folder = broken_thrice(tmp_path / "run", "signal", 75, seed=2)
     assert resumptions(folder) == 3
-    record("F2", DIGESTS, equal_digests(folder, one), 4)
+    assert_same_end(folder, one)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_f3_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
+def test_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
     """The launcher restarts both ranks. Together they see the samples of a single process."""
     steps = steps_in_mid_epoch(strategy)
     kills = [{"what": "kill", "step": step, "rank": n % 2} for n, step in enumerate(steps)]
     settings = dict(dist=2, launcher=["--max-restarts=3"], fault=kills, **ELASTIC)
-    folder = finish(tmp_path / "run", STRATEGIES[strategy], **settings)
+    folder = start(tmp_path / "run", STRATEGIES[strategy], **settings)
     assert resumptions(folder) == 3
-    record("F3", f"{strategy}: {DIGESTS}", equal_digests(folder, two[strategy]), 4)
-    other = sum(order(folder)[step] != samples for step, samples in order(one).items())
-    what = f"{strategy}: steps whose samples differ from the single-process run's"
-    record("F3", what, other, 0)
+    assert_same_end(folder, two[strategy])
+    assert order(folder) == order(one)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_f4_killed_thrice_in_mid_epoch(one, workers, tmp_path):
+def test_killed_thrice_in_mid_epoch(one, workers, tmp_path):
+    """No sample is seen twice or never in an epoch."""
     words = f"DATALOADER.WORKERS={workers}"
     folder = broken_thrice(tmp_path / "run", "kill", -9, words, seed=4 + workers)
     assert resumptions(folder) == 3
-    record("F4", f"{workers} workers: {DIGESTS}", equal_digests(folder, one), 4)
-    other = sum(order(folder)[step] != samples for step, samples in order(one).items())
-    what = f"{workers} workers: steps whose samples differ from the uninterrupted run's"
-    record("F4", what, other, 0)
-    wrong = miscounted(order(folder), PER_EPOCH, IMAGES)
-    what = f"{workers} workers: samples seen twice or never in an epoch (5 epochs)"
-    record("F4", what, wrong, 0)
+    assert_same_end(folder, one)
+    assert order(folder) == order(one)
+    assert miscounted(order(folder), PER_EPOCH, IMAGES) == 0
 
 
 @pytest.mark.parametrize("task", cases(OTHERS))
-def test_f4_every_task_killed_and_then_stopped(task, tmp_path):
+def test_every_task_killed_and_then_stopped(task, tmp_path):
     """The same for steps, evaluations, and values that a task derives from the training set."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert vil("train", *words_of(task, whole), *DRAWING, "--output_dir", whole).code == 0
+    words = (*words_of(task, folder), *DRAWING)
     for what, step, code in (("kill", 4, -9), ("signal", 7, 75)):
-        fault = {"what": what, "step": step}
-        words = (*words_of(task, folder), *DRAWING, "--resume")
-        process = begin(folder, *words, fault=fault)
-        wait_for_end(process)
-        end_all(process)
-        assert process.returncode == code, said(folder)
-    assert vil("train", "--resume", "--output_dir", folder, *words[:-1]).code == 0
+        finish(folder, *words, "--resume", code=code, fault={"what": what, "step": step})
+    assert vil("train", "--resume", "--output_dir", folder, *words).code == 0
     assert resumptions(folder) == 2
     assert figures(metrics(folder)) == figures(metrics(whole))
-    what = f"{task}, one SIGKILL and one SIGTERM: {DIGESTS}"
-    record("F4", what, equal_digests(folder, whole), 4)
+    assert_same_end(folder, whole)

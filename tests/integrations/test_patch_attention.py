@@ -22,7 +22,6 @@ from torch.utils.checkpoint import CheckpointError
 import vil
 from vil.integrations.timm_attention import PatchedAttention
 from vil.layers.attention import set_progress
-from vil.layers.attention.longformer import LongformerAttention
 from vil.ops import Window
 from vil.ops.reference import attended_keys
 from vil.utils.train_step import TrainStep
@@ -61,7 +60,6 @@ MODELS = {
         eva, use_rot_pos_emb=True, num_reg_tokens=3, scale_attn_inner=True, attn_type="rope"
     ),
 }
-LARGE = ["vit_tiny_patch16_224", "deit3_small_patch16_224"]
 
 
 def randomize(model: nn.Module) -> nn.Module:
@@ -111,9 +109,8 @@ def mask(window: Window, num_prefix: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_a_window_over_the_grid_changes_nothing(name):
-    model = randomize(timm.create_model(name))
+def test_a_window_over_the_grid_changes_nothing():
+    model = randomize(timm.create_model("vit_tiny_patch16_224"))
     images = torch.randn(1, 3, 224, 224)
     assert_same(model, patched(model, window=14), images)
     seven = patched(model)  # two chunks a side: every chunk sees every other
@@ -353,17 +350,8 @@ def test_torch_export_with_dynamic_sizes():
     assert pickle.dumps(model)
 
 
-def test_utilities_find_patched_attentions():
-    model = vil.patch_attention(vit(), window=2, backend="gathered")
-    found = [m for m in model.modules() if isinstance(m, LongformerAttention)]
-    assert len(found) == 2
-    for words in ("window=2", "backend=gathered", "in place of Attention"):
-        assert words in repr(model.blocks[0].attn)
-
-
 ERRORS = {
     "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*lacks blocks"),
-    "no module": (lambda: "vit", {}, "'vit', which is not a module"),
     "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it lacks blocks"),
     "wrapped": (lambda: nn.Sequential(vit()), {}, r"submodule 0 \(VisionTransformer\) has the"),
     "swin": (
@@ -374,25 +362,13 @@ ERRORS = {
         partial(timm.create_model, "test_vit_relpos"),
         {}, "VisionTransformerRelPos: blocks.0 .* its blocks.0.attn is .*RelPosAttention",
     ),
-    "differences": (partial(vit, attn_layer="diff"), {}, "its blocks.0.attn is .*DiffAttention"),
-    "parallel": (
-        partial(timm.create_model, "vit_base_patch16_224", block_fn=timm.models.vision_transformer
-                .ParallelScalingBlock, depth=1),
-        {}, r"blocks.0 \(ParallelScalingBlock\) has no attention of",
-    ),
     "dropped patches": (partial(vit, patch_drop_rate=0.5), {}, "patch_drop_rate 0.5"),
     "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),
-    "half a window": (vit, dict(window=3.5), "integer of at least 1, got 3.5"),
     "a misspelt name": (vit, dict(attention="longfomer"), "did you mean 'longformer'"),
     "one with weights": (vit, dict(attention="linformer"), "longformer, pattern, global, full"),
-    "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
     "weights apart": (vit, dict(share_weights=False), "unknown argument .*'share_weights'"),
     "full with a window": (vit, dict(attention="full", window=7), "takes no arguments, got window"),
-    "an exact shift": (vit, dict(sw_exact=1, mode=1), "exact window .* needs all nine chunks"),
-    "a misspelt backend": (vit, dict(backend="blokced"), "did you mean 'blocked'"),
     "no such block": (vit, dict(blocks=[0, 2]), r"no block 2: expected .* 0..1, or -2..-1"),
-    "a block by name": (vit, dict(blocks=["0"]), "no block '0'"),
-    "no pattern": (vit, dict(pattern=None), "pattern must be a string such as"),
     "nothing global": (
         partial(vit, class_token=False, global_pool="avg"),
         dict(attention="global"), "at least one global token",
@@ -409,8 +385,7 @@ def test_errors_are_one_line_and_leave_the_model_unchanged(case):
         vil.patch_attention(model, **words)
     assert "\n" not in str(error.value)
     assert repr(model) == before
-    if isinstance(model, nn.Module):
-        assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_masks_and_tokens_off_the_grid_raise():

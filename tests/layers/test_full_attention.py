@@ -6,11 +6,10 @@ import torch
 from tests.common.native_cache import needs_compiler
 from vil.layers.attention import full
 from vil.layers.attention.full import FullAttention
-from vil.ops import BACKENDS, Case
-from vil.ops.dispatch import CHOICES, choose, explain
+from vil.ops import Case
+from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
-from vil.ops.testing import differences, errors
-from vil.ops.window import SELF_CHUNK, Mask, Window
+from vil.ops.testing import differences
 
 SDPA = "masked"  # which torch's fused attention computes here
 DTYPES = [torch.float32, *([torch.bfloat16] if library.has_bfloat16() else [])]
@@ -99,41 +98,3 @@ def test_padding_dropout_and_transforms_use_torch(calls):
     select(module, grid, SDPA)
     module(x, grid)
     assert not calls
-
-
-@pytest.mark.parametrize(
-    ("settings", "call"),
-    [
-        ({}, {"padded": True}),
-        ({}, {"device": "cuda"}),
-        ({"rel_pos": True}, {}),
-        ({"attn_drop": 0.1}, {}),
-    ],
-)
-def test_it_has_no_cases_where_torchs_attention_is_always_used(settings, call):
-    call = dict(training=True, batch=2, dtype=torch.float32, device="cpu") | call
-    assert not list(build((4, 4), 1, **settings).backend_cases((4, 4), **call))
-
-
-def test_without_native_it_says_that_torchs_attention_runs(without_native):
-    call = dict(batch=2, dtype=torch.bfloat16, device="cpu")
-    for case in build((4, 5), 1).backend_cases((4, 5), training=True, **call):
-        assert choose(case) == SDPA
-        assert explain(case)[SDPA] == "chosen"
-
-
-@pytest.mark.parametrize("needs_grad", [False, True])
-@pytest.mark.parametrize(("bias", "valid"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("mask", list(Mask))
-def test_torchs_attention_equals_the_reference_if_the_window_is_the_grid(
-    mask, bias, valid, needs_grad
-):
-    offsets = {} if mask == Mask.EXACT else dict(offsets=(SELF_CHUNK,))
-    case = Case(
-        Window((5, 4), 5, mask, **offsets), 2, 2, 8, 1, torch.float64, table_bias=bias,
-        global_bias=bias, valid=valid, needs_grad=needs_grad,
-    )  # fmt: skip
-    for key, (error, bound) in errors(case, [SDPA]).items():
-        assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
-    cyclic = Case(Window((5, 4), 5, Mask.CYCLIC), 2, 2, 8, 1)  # each key occurs nine times
-    assert BACKENDS[SDPA].unsupported(cyclic)

@@ -4,20 +4,8 @@ import pytest
 import torch
 
 import vil
-from vil.layers.attention.linformer import resize_projection
-from vil.layers.pos_embed import resize_table
 
 pytestmark = pytest.mark.smoke
-
-
-def test_resized_projections_keep_sums_and_global_rows():
-    table = torch.rand(2 + 12, 3, dtype=torch.float64)
-    new = resize_projection(table, (3, 4), (7, 5), num_global=2)
-    assert new.shape == (2 + 35, 3)
-    assert torch.equal(new[:2], table[:2])
-    assert torch.allclose(new[2:], resize_table(table[2:], (3, 4), (7, 5)) * 12 / 35)
-    even = resize_projection(torch.ones_like(table), (3, 4), (7, 5), num_global=2)
-    assert torch.allclose(even[2:].sum(0), torch.full((3,), 12.0, dtype=torch.float64))
 
 
 def test_an_enlarged_image_gives_the_same():

@@ -55,11 +55,6 @@ def test_whether_an_image_depends_on_its_batch(batch_max):
     assert torch.allclose(module(x, (2, 3))[:1], module(x[:1], (2, 3))) != batch_max
 
 
-def test_the_case_of_a_word_does_not_matter():
-    assert build(batch_max="Auto").is_open
-    assert build(batch_max="TRUE").fast_attention.batch_max
-
-
 def test_large_padding_leaves_gradients_finite():
     module, x = build(), torch.randn(1, 13, 8)
     x[:, 7:] = 1e4

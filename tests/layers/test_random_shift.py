@@ -48,8 +48,6 @@ def test_random_shift_ends_at_the_switch_epoch(caplog):
             modes.append(module.current_mode())
     assert all(mode > 0 for mode in modes[:8])  # 0.75 * 10 = 7.5: epochs 0..7
     assert modes[8:] == [0, 0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "random shift is over: from epoch 8, queries attend to all nine chunks "
-        "(in 1 attention modules)"
-    ]
+    (record,) = caplog.records
+    assert "from epoch 8" in record.getMessage()
     assert module.eval().current_mode() == 0

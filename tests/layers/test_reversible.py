@@ -98,17 +98,6 @@ def test_gradients_are_those_of_the_formula(name, padded, num_global, grid):
     assert_equal(found, wanted)
 
 
-def test_one_image_and_one_block():
-    blocks = make_blocks(num=1)
-    x = make_tokens(blocks, (7, 8), batch=1)
-    assert_equal(*(gradients(run, blocks, x, (7, 8)) for run in (recomputed, two_streams)))
-
-
-def test_no_block_changes_nothing():
-    x = torch.randn(1, 4, 6, requires_grad=True)
-    assert run_reversible(nn.ModuleList(), x, (2, 2), recompute=True) is x
-
-
 def test_random_numbers_after_a_backward_pass_are_those_without_recomputation():
     after = []
     for run in (recomputed, two_streams):
@@ -256,20 +245,6 @@ def test_without_gradients_nothing_is_stored():
     assert torch.equal(recomputed(blocks.requires_grad_(False), x.detach(), (7, 8)), out)
 
 
-def test_parameters_of_a_functional_call_get_the_gradients():
-    """Those of the call are used in backward, although the modules have their own back."""
-    blocks = make_blocks(rate=0.0)
-    x = make_tokens(blocks, (7, 8))
-
-    scaled = {f"blocks.{k}": (1.5 * p).detach() for k, p in blocks.named_parameters()}
-    found = []
-    for run in (recomputed, two_streams):
-        given = {name: value.clone().requires_grad_() for name, value in scaled.items()}
-        loss = torch.func.functional_call(Wrapped(blocks, run), given, (x,)).square().sum()
-        found.append(torch.autograd.grad(loss, list(given.values())))
-    assert_equal(*found)
-
-
 def test_func_transforms_compute_the_formula():
     blocks = make_blocks(rate=0.0).eval()
     x = make_tokens(blocks, (7, 8))
@@ -296,16 +271,6 @@ def test_second_derivatives_are_refused_in_a_sentence():
     out = recomputed(blocks, x, (7, 8))
     with pytest.raises(RuntimeError, match="inside a torch.func transform.*store_activations"):
         torch.func.vmap(lambda grad: torch.autograd.grad(out, x, grad))(out.detach()[None])
-
-
-def test_batched_gradients_without_random_numbers():
-    blocks, found = make_blocks(rate=0.0), []
-    x = make_tokens(blocks, (7, 8)).requires_grad_()
-    for run in (recomputed, two_streams):
-        out = run(blocks, x, (7, 8))
-        weights = torch.stack([torch.ones_like(out), out.detach()])
-        found.append(torch.autograd.grad(out, x, weights, is_grads_batched=True))
-    assert_equal(*found)
 
 
 @pytest.mark.parametrize("change", ["eval", "progress", "weights"])

@@ -31,17 +31,6 @@ def test_stages_round_trip(specs):
     assert parse_arch(format_arch(specs), format_attention(specs)) == specs
 
 
-@pytest.mark.parametrize(
-    "attention",
-    ["longformer", "longformer,full", "linformer/longformer,full", "full,full,global/performer"],
-)
-def test_attention_strings_stay_short(attention):
-    arch = "l1,n6_l2,n2_l3,n4"
-    specs = parse_arch(arch, attention)
-    assert format_attention(specs) == attention
-    assert parse_arch(format_arch(specs), format_attention(specs)) == specs
-
-
 def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
     specs = parse_arch("l1,n1_l2,n3_l3,n2,s0_l4,n2", "linformer/longformer,full")
     assert [spec.attention for spec in specs] == [
@@ -56,7 +45,6 @@ def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
     ("attention", "message"),
     [
         ("", "attention '' has an empty name for stage 1"),
-        ("longformer,,full", "'longformer,,full' has an empty name for stage 1"),
         ("longformer/", "'longformer/' has an empty name for stage 2"),
         ("full/full/global", "has names for 3 stages, but ARCH has only 2 stages"),
     ],
@@ -83,11 +71,8 @@ def test_named_architectures_round_trip(name):
         ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
         ("l1,h3,d97", "must be a multiple of the number of heads .letter h., got 97 and 3"),
         ("l1_l3", "l .number of the stage. is 3, but this is stage 2"),
-        ("l1,h3,h3", "'h' appears twice"),
         ("l1,d", "'d' is not a letter followed by a number"),
-        ("", "'' is not a letter"),
         ("l1,p0", r"p \(patch side\) must be at least 1"),
-        ("l1,d9.5", "'d9.5' is not"),
     ],
 )
 def test_malformed_architectures_raise(arch, message):

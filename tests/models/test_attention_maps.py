@@ -158,10 +158,8 @@ def test_padding_tokens_have_no_weight(model):
     ("stage", "block", "queries", "message"),
     [
         (2, 0, None, "no stage with index 2: the model has 2"),
-        (0, 2, None, "no block with index 2: the stage has 2"),
         (0, -3, None, "no block with index -3: the stage has 2"),
         (0, 0, [83], "no token with index 83: the stage has 83 tokens, including the global"),
-        (0, 0, [-1], "no token with index -1"),
     ],
 )
 def test_missing_stage_block_or_query_raises(model, stage, block, queries, message):

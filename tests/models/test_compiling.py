@@ -77,15 +77,6 @@ def test_a_tuned_model_compiles_to_one_graph_with_equal_results(tuned, monkeypat
 
 
 @pytest.mark.long
-def test_an_untuned_model_compiles_to_one_graph():
-    model, images = small().eval(), torch.randn(2, 3, 48, 48)
-    with torch.no_grad():
-        plain = model(images)
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(images), plain)  # with torch's linear layers
-
-
-@pytest.mark.long
 def test_random_shift_compiles_to_one_graph_for_all_modes():
     assert train_compiled(6, mode=1, drop_path_rate=0.2) == 1
 

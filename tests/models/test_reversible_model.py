@@ -1,15 +1,9 @@
 """Reversible models: same parameters and weights, memory, maps, padding, export, and refusals."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from torch import nn
 
 import vil
-from vil.config import get_config
-from vil.data.batch import Batch
-from vil.data.mixup import Mix
 from vil.export import export_model, load_exported
 from vil.layers.attention import set_progress
 from vil.models.arch import parse_arch
@@ -54,26 +48,6 @@ def test_a_training_step_equals_that_of_stored_activations(padded):
     x = torch.randn(2, 3, 40, 47, dtype=torch.float64)
     valid = {"valid": torch.tensor([[40, 47], [17, 30]])} if padded else {}
     assert_close(step(model, x, **valid), step(model, x, stored=True, **valid))
-
-
-def test_drop_path_with_mixup_trains_as_with_stored_activations():
-    """Three updates on batches mixed per sample, which draw between the passes of the model."""
-    mix = Mix(5, mixup_alpha=0.8, cutmix_alpha=1.0, mode="elem", label_smoothing=0.1)
-    trained = []
-    for stored in (False, True):
-        model = small(drop_path_rate=0.5, drop_rate=0.1).double().train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for number in range(3):
-            torch.manual_seed(number)
-            images, targets = torch.randn(4, 3, 40, 40, dtype=torch.float64), torch.arange(4)
-            batch = mix(Batch(images, targets, indices=targets, epoch=0, step=number))
-            with store_activations(model) if stored else nullcontext():
-                logits = model(batch.images)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(logits, batch.targets.double()).backward()
-            optimizer.step()
-        trained.append(dict(model.named_parameters()))
-    assert_close(*trained)
 
 
 def test_weights_of_an_ordinary_model_load_and_print_tells_the_difference():
@@ -123,9 +97,8 @@ def test_gradient_checkpointing_is_ignored_with_a_warning(caplog):
     plain = step(small().double().train(), x)
     assert_close(step(model, x), plain)
     model.set_grad_checkpointing()
-    assert [r.getMessage() for r in caplog.records] == [
-        "gradient checkpointing is ignored: reversible blocks are always recomputed"
-    ] * 2
+    assert len(caplog.records) == 2
+    assert all("checkpointing is ignored" in record.getMessage() for record in caplog.records)
     model.set_grad_checkpointing(False)
     assert len(caplog.records) == 2
 
@@ -139,12 +112,6 @@ def test_the_setting_is_kept_with_the_weights(tmp_path):
     plain = vil.from_pretrained(tmp_path, reversible=False)
     assert not plain.stages[0].reversible
     assert vil.get_model("vil_tiny", reversible=True, num_classes=2).stages[3].reversible
-
-
-def test_the_config_key():
-    arch = "MODEL.VIT.MSVIT.ARCH=l1,h1,d8,n2,p8,a0"
-    for words, wanted in ([arch, "MODEL.VIT.REVERSIBLE=True"], True), ([arch], False):
-        assert vil.build_model(get_config(opts=words)).stages[0].reversible == wanted
 
 
 @pytest.mark.long

@@ -1,4 +1,5 @@
-"""A linear layer with its norm and residual as one operation, and when it is compiled code."""
+"""Linear layers and the MLP, each with its norm and residual as one operation: values, gradients,
+and when compiled code computes them."""
 
 from dataclasses import replace
 
@@ -11,9 +12,8 @@ from tests.common.compiled_layers import assert_traced_alike, assert_trains_alik
 from tests.common.native_cache import needs_compiler
 from vil.layers.attention import build_attention
 from vil.layers.block import Block
-from vil.layers.fused_attention import can_fuse
 from vil.ops.dispatch import CHOICES
-from vil.ops.linear import Norm, linear, linear_native, linear_torch, pack_weight
+from vil.ops.linear import linear, linear_native, linear_torch, pack_weight
 from vil.ops.linear_case import (
     MLP,
     NAMES,
@@ -23,6 +23,7 @@ from vil.ops.linear_case import (
     choose,
     is_packed_native,
 )
+from vil.ops.mlp import SAVED_DIM, MlpWeights, norm_mlp, norm_mlp_native, norm_mlp_torch
 from vil.ops.native import library
 from vil.ops.operator_call import call_operator
 from vil.ops.tuning import linear_tuner
@@ -34,29 +35,29 @@ from vil.ops.tuning.linear_tuner import (
 
 HALVES = [torch.bfloat16] if library.has_bfloat16() else []
 DTYPES = [torch.float32, *HALVES]
-KINDS = [kind for kind in NAMES if kind != MLP]
 CASE = LinearCase("norm linear residual", 301, 48, 80)
+MLP_CASE = replace(CASE, kind=MLP, features=192)
 
 
-def results(compute, case, tensors, dtype=None):
+def results(backend, case, tensors, dtype=None):
     """Return {name: output, or gradient of x, a weight or the residual}."""
     x, weights, cotangent = tensors
     leaves = {name: t.detach().to(dtype or t.dtype) for name, t in {"x": x, **weights}.items()}
     for leaf in leaves.values():
         leaf.requires_grad_()
     x, *rest = leaves.values()
-    out = linear_tuner._run_linear(compute, x, dict(zip(weights, rest)))
+    out = linear_tuner.backends(case)[backend](x, dict(zip(weights, rest)))
     grads = torch.autograd.grad(out, list(leaves.values()), cotangent.to(out.dtype))
     return dict(zip(("out", *leaves), (out.detach(), *grads)))
 
 
-def assert_as_exact_as_torch(case, dtype=None, autocast=False):
+def assert_as_exact_as_torch(case, tensors=None, dtype=None, autocast=False):
     """Compare with float64, by the error that torch's operators make."""
-    tensors = make_tensors(case)
-    exact = results(linear_torch, case, tensors, torch.float64)
+    tensors = tensors or make_tensors(case)
+    exact = results("torch", case, tensors, torch.float64)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        plain = results(linear_torch, case, tensors, dtype)
-        found = results(linear_native, case, tensors, dtype)
+        plain = results("torch", case, tensors, dtype)
+        found = results("native", case, tensors, dtype)
     for name, right in exact.items():
         near, value = plain[name], found[name]
         assert (value.dtype, value.shape) == (near.dtype, near.shape), name
@@ -66,19 +67,49 @@ def assert_as_exact_as_torch(case, dtype=None, autocast=False):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tokens", [1, 15, 16, 257, 1003])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 257, 1003])  # of one task and several
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_it_equals_torch_on_any_number_of_threads(kind, dtype, tokens, threads):
-    assert_as_exact_as_torch(replace(CASE, kind=kind, tokens=tokens), dtype)
+    assert_as_exact_as_torch(replace(CASE, kind=kind, tokens=tokens), dtype=dtype)
 
 
 @needs_compiler
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 64), (208, 400)], ids=str)
 @pytest.mark.parametrize("autocast", [False, *[True] * len(HALVES)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_it_equals_torch_on_other_widths(kind, sizes, autocast):
     assert_as_exact_as_torch(LinearCase(kind, 77, *sizes), autocast=autocast)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_and_equal_activations_stay_finite(dtype):
+    """GELU far out is its input or 0, and the norm of equal channels is its shift."""
+    x, weights, cotangent = make_tensors(replace(MLP_CASE, tokens=40))
+    x = torch.cat([x[:20] * 1e4, torch.full_like(x[20:], 3.0)]).detach()
+    weights["gain"] = weights["gain"].detach() * 1e3
+    assert_as_exact_as_torch(MLP_CASE, (x, weights, cotangent), dtype)
+
+
+@needs_compiler
+def test_an_mlp_without_its_residual():
+    x, weights, cotangent = make_tensors(MLP_CASE)
+    found = []
+    for compute in (norm_mlp_native, norm_mlp_torch):
+        out = compute(x, MlpWeights(**weights), eps=1e-6)
+        found.append([out, *torch.autograd.grad(out, (x, *weights.values()), cotangent)])
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_show(value):
+    x, weights, _ = make_tensors(replace(MLP_CASE, needs_grad=False))
+    x[7, 3] = value
+    out = norm_mlp_native(x, MlpWeights(**weights), eps=1e-6)
+    assert out[7].isnan().all()
+    assert out[torch.arange(len(out)) != 7].isfinite().all()
 
 
 @needs_compiler
@@ -117,39 +148,18 @@ def test_wrong_shapes_are_errors():
 
 
 @needs_compiler
-def test_the_default_dtype_does_not_matter():
-    weight = torch.randn(32, 48)
-    wanted = pack_weight(weight, half=False)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(pack_weight(weight, half=False), wanted)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_repeat_bit_for_bit(dtype, threads):
-    tensors = make_tensors(CASE)
-    first, second = (results(linear_native, CASE, tensors, dtype) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@needs_compiler
 @pytest.mark.parametrize("sizes", [(5001, 48, 80), (90, 208, 400)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, MLP])
-def test_the_result_does_not_depend_on_the_number_of_threads(kind, dtype, sizes):
+@pytest.mark.parametrize("kind", NAMES)
+def test_results_repeat_bit_for_bit_on_any_number_of_threads(kind, dtype, sizes):
     case, found, before = LinearCase(kind, *sizes, dtype), [], torch.get_num_threads()
-    x, weights, cotangent = make_tensors(case)
-    for threads in (1, 2, 3):
+    tensors = make_tensors(case)
+    for threads in (2, 2, 1, 3):
         torch.set_num_threads(threads)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out = linear_tuner.backends(case)["native"](x, weights)
-        grads = torch.autograd.grad(out, (x, *weights.values()), cotangent.to(out.dtype))
-        found.append((out, *grads))
+            found.append(results("native", case, tensors))
     torch.set_num_threads(before)
-    assert all(torch.equal(*pair) for other in found for pair in zip(found[0], other))
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in other)
 
 
 @needs_compiler
@@ -157,7 +167,14 @@ def test_inputs_may_have_any_strides_and_leading_dimensions():
     x, w, residual = torch.randn(3, 20, 48), torch.randn(48, 32).T, torch.randn(20, 3, 32)
     found = linear_native(x.transpose(0, 1), w, residual=residual)
     torch.testing.assert_close(found, linear_torch(x.transpose(0, 1), w, residual=residual))
+    weights = MlpWeights(**make_tensors(replace(MLP_CASE, needs_grad=False))[1])
+    found, wanted = (
+        compute(x.transpose(0, 1), weights, eps=1e-6)
+        for compute in (norm_mlp_native, norm_mlp_torch)
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
     assert linear_native(x[:0], w).shape == (0, 20, 32)
+    assert norm_mlp_native(x[:0], weights, eps=1e-6).shape == (0, 20, 48)
     empty = x[:0].requires_grad_()
     weight = w.clone().requires_grad_()
     grads = torch.autograd.grad(linear_native(empty, weight).sum(), (empty, weight))
@@ -166,15 +183,21 @@ def test_inputs_may_have_any_strides_and_leading_dimensions():
 
 
 @needs_compiler
-@pytest.mark.parametrize("needed", ["x", "gain", "shift", "weight", "bias", "residual"])
-def test_one_gradient_alone(needed):
-    x, weights, cotangent = make_tensors(replace(CASE, needs_grad=False))
+@pytest.mark.parametrize(
+    ("case", "needed"),
+    [
+        *((CASE, name) for name in ("x", "gain", "shift", "weight", "bias", "residual")),
+        (MLP_CASE, "x"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_one_gradient_alone(case, needed):
+    x, weights, cotangent = make_tensors(replace(case, needs_grad=False))
     tensors = {"x": x, **weights}
     tensors[needed].requires_grad_()
-    rest = {name: tensors[name] for name in weights}
     wanted, found = (
-        torch.autograd.grad(linear_tuner._run_linear(f, x, rest), tensors[needed], cotangent)[0]
-        for f in (linear_torch, linear_native)
+        torch.autograd.grad(compute(x, weights), tensors[needed], cotangent)[0]
+        for compute in linear_tuner.backends(case).values()
     )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -187,54 +210,95 @@ def test_packed_weights_give_the_same_outputs_but_no_gradients():
     assert torch.equal(out, linear_native(x, weight))
     with pytest.raises(RuntimeError, match="packed weights has no gradients"):
         out.sum().backward()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(pack_weight(weight, half=False), packed)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @needs_compiler
-def test_the_second_derivative_is_that_of_torch():
-    x, weights, cotangent = make_tensors(LinearCase("norm linear", 9, 16, 32))
-
-    def second(compute):
-        out = linear_tuner._run_linear(compute, x, weights)
-        (first,) = torch.autograd.grad(out, x, cotangent, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), weights["weight"])[0]
-
-    torch.testing.assert_close(second(linear_native), second(linear_torch))
+@pytest.mark.parametrize(("kind", "name"), [(NORM_LINEAR, "weight"), (MLP, "weight1")])
+def test_the_second_derivative_is_that_of_torch(kind, name):
+    case = LinearCase(kind, 9, 16, 32)
+    x, weights, cotangent = make_tensors(case)
+    second = []
+    for compute in linear_tuner.backends(case).values():
+        (first,) = torch.autograd.grad(compute(x, weights), x, cotangent, create_graph=True)
+        second.append(torch.autograd.grad(first.square().sum(), weights[name])[0])
+    torch.testing.assert_close(*second)
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_multiplications_are_counted(kind):
-    x, weights, cotangent = make_tensors(replace(CASE, kind=kind))
+@pytest.mark.parametrize(
+    ("kind", "dim", "repeated"),
+    [*((kind, 48, 0) for kind in NAMES if kind != MLP), (MLP, 48, 1), (MLP, SAVED_DIM, 0)],
+)
+def test_its_multiplications_are_counted(kind, dim, repeated):
+    """repeated: matmuls of the forward pass that an MLP of few channels repeats in backward."""
+    case = replace(CASE, kind=kind, tokens=10, dim=dim)
+    x, weights, cotangent = make_tensors(case)
     counts = []
-    for compute in (linear_torch, linear_native):
+    for compute in linear_tuner.backends(case).values():
         with FlopCounterMode(display=False) as counter:
-            out = linear_tuner._run_linear(compute, x, weights)
+            out = compute(x, weights)
+            forward = counter.get_total_flops()
             torch.autograd.grad(out, (x, *weights.values()), cotangent)
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] > 0
+        counts.append((forward, counter.get_total_flops() - forward))
+    (forward, backward), (native_forward, native_backward) = counts
+    assert native_forward == forward > 0
+    assert native_backward == backward + repeated * forward / 2
+
+
+def test_it_says_what_it_cannot_compute():
+    reasons = {
+        "it needs a CPU, not cuda": replace(MLP_CASE, device="cuda"),
+        "not in float16": replace(MLP_CASE, dtype=torch.float16),
+        "channels must be multiples of 16": replace(MLP_CASE, dim=50),
+    }
+    for reason, case in reasons.items():
+        assert any(reason in text for text in case.unsupported())
+        CHOICES[case.bucket()] = "native"
+        assert choose(case) == "torch"
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
-def test_tuning_stores_the_faster_backend(kind):
-    case = replace(CASE, kind=kind)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [CASE.kind, MLP])
+def test_tuning_stores_the_faster_backend(kind, dtype):
+    case = replace(CASE, kind=kind, dtype=dtype)
     trials = tune_linear(case, rounds=1)
     assert {trial.name for trial in trials if not trial.reason} == {"torch", "native"}
     assert {case.bucket(): trials[0].name} == CHOICES
-    assert choose(replace(case, tokens=400)) == trials[0].name
+    assert trials[0].seconds <= trials[1].seconds
+    CHOICES[case.bucket()] = other = {"torch": "native", "native": "torch"}[by_rule(case)]
+    similar = replace(case, tokens=400)
+    assert choose(similar) == other, "the next power of two is the same"
+    for different in (replace(case, tokens=600), replace(case, needs_grad=False)):
+        assert choose(different) == by_rule(different)
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gain", "weight", "residual"])
-def test_tuning_rejects_a_wrong_gradient(name, monkeypatch):
-    def wrong(x, weight, bias, *, norm, residual):
-        given = {"gain": norm.gain, "weight": weight, "residual": residual}
-        given[name] = given[name] + 0.01 * (given[name] - given[name].detach())
-        norm = Norm(given["gain"], norm.shift, norm.eps)
-        return linear_native(x, given["weight"], bias, norm=norm, residual=given["residual"])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        *((CASE, name) for name in ("gain", "weight", "residual")),
+        *((MLP_CASE, name) for name in ("shift", "bias2", "weight1")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_tuning_rejects_a_wrong_gradient(case, name, monkeypatch):
+    right = linear_tuner.backends(case)
 
-    monkeypatch.setitem(linear_tuner.LINEARS, "native", wrong)
-    assert f"wrong: d{name} is off by" in reason_against_native(CASE)
+    def wrong(x, weights):
+        changed = weights[name] + 0.01 * (weights[name] - weights[name].detach())
+        return right["native"](x, {**weights, name: changed})
+
+    monkeypatch.setattr(linear_tuner, "backends", lambda case: {**right, "native": wrong})
+    assert f"wrong: d{name} is off by" in reason_against_native(case)
+    trials = {trial.name: trial for trial in tune_linear(case, rounds=1)}
+    assert "wrong" in trials["native"].reason
+    assert CHOICES[case.bucket()] == "torch"
 
 
 # --- in a block
@@ -248,151 +312,155 @@ def block(request):
 
 
 @pytest.fixture
-def native_everywhere(monkeypatch):
-    """Let `native` be chosen for every linear layer, and count its calls."""
-    calls = []
+def calls(monkeypatch):
+    """Let `native` be chosen for every layer, and list its calls."""
+    found = []
 
-    def counted(operator, *args):
-        calls.append((args[1] is not None, args[5] is not None))
-        return call_operator(operator, *args)
+    def counted(operator, x, *args):
+        parts = {"norm": args[0], "residual": args[4]}
+        found.append(" ".join(name for name, part in parts.items() if part is not None) or "alone")
+        return call_operator(operator, x, *args)
+
+    def counted_mlp(operator, x, *args):
+        found.append("mlp")
+        return call_operator(operator, x, *args)
 
     CHOICES["any"] = "native"
-    monkeypatch.setattr(
-        "vil.ops.linear_case.choose",
-        lambda case: "torch" if case.kind == MLP else CHOICES.get("any", "torch"),
-    )
+    monkeypatch.setattr("vil.ops.linear_case.choose", lambda case: CHOICES.get("any", "torch"))
     monkeypatch.setattr("vil.ops.linear.call_operator", counted)
-    return calls
-
-
-FUSED = [(True, False), (False, True)]  # (has a norm, has a residual) of both calls
-SEPARATE = (False, False)
+    monkeypatch.setattr("vil.ops.mlp.call_operator", counted_mlp)
+    return found
 
 
 @needs_compiler
-def test_a_block_computes_its_attention_branch_by_two_calls(block, native_everywhere):
+def test_a_block_is_computed_by_three_calls(block, calls):
     x = torch.randn(2, 17, 48)
     found, branch = block(x, (4, 4)), block.attn_branch(x, (4, 4))
-    assert native_everywhere == [*FUSED, (True, False), SEPARATE]
+    assert calls == ["norm", "residual", "mlp", "norm", "alone"]
     CHOICES.clear()
     torch.testing.assert_close(found, block(x, (4, 4)))
     torch.testing.assert_close(branch, block.attn_branch(x, (4, 4)))
-    assert len(native_everywhere) == 4
+    assert len(calls) == 5
 
 
 @needs_compiler
-def test_stochastic_depth_comes_before_the_residual(native_everywhere):
-    attention = build_attention("full", dim=48, num_heads=3)
-    block = Block(attention, drop_path=0.5).train()
+@pytest.mark.parametrize("drop_path", [0.5, nn.Threshold(0.0, 0.0)], ids=["rate", "module"])
+def test_stochastic_depth_comes_before_the_residual(drop_path, calls):
+    rate = drop_path if isinstance(drop_path, float) else 0.0
+    block = Block(build_attention("full", dim=48, num_heads=3), drop_path=rate).train()
+    if not rate:
+        block.drop_path = drop_path
     x = torch.randn(2, 17, 48)
     torch.manual_seed(1)
     found = block(x, (4, 4))
-    assert native_everywhere == [(True, False), SEPARATE]
+    assert calls == ["norm", "alone", "mlp"]
     CHOICES.clear()
     torch.manual_seed(1)
     torch.testing.assert_close(found, block(x, (4, 4)))
 
 
-@needs_compiler
-def test_another_module_for_stochastic_depth_is_called(native_everywhere):
-    block = Block(build_attention("full", dim=48, num_heads=3)).eval()
-    block.drop_path = nn.Threshold(0.0, 0.0)
-    x = torch.randn(2, 17, 48)
-    found = block(x, (4, 4))
-    CHOICES.clear()
-    torch.testing.assert_close(found, block(x, (4, 4)))
+def replace_forward(module):
+    before = module.forward
+    module.forward = lambda *args: 2 * before(*args)
 
 
-def hooked_norm(block):
-    block.norm1.register_forward_pre_hook(lambda *args: None)
+def override_forward(module):
+    cls = type(module)
+    forward = {"forward": lambda self, *args: 2 * cls.forward(self, *args)}
+    module.__class__ = type("Own", (cls,), forward)
 
 
-def hooked_attention(block):
-    block.attn.register_forward_hook(lambda *args: None)
-
-
-def hooked_layer(block):
-    block.attn.proj.register_full_backward_hook(lambda *args: None)
-
-
-def other_norm(block):
-    block.norm1 = nn.Identity()
-
-
-def other_linear(block):
-    block.attn.proj = type("Lora", (nn.Linear,), {})(48, 48)
-
-
-def own_forward(block):
-    cls = type(block.attn)
-    block.attn.__class__ = type(
-        "Own", (cls,), {"forward": lambda self, *args: 2 * cls.forward(self, *args)}
-    )
-
-
-def replaced_forward(block):
-    before = block.attn.forward
-    block.attn.forward = lambda *args: 2 * before(*args)
-
-
-def replaced_layer_forward(block):
-    before = block.attn.proj.forward
-    block.attn.proj.forward = lambda x: 2 * before(x)
-
-
-def dropout(block):
+def add_dropout(block):
     block.attn.proj_drop.p = 0.5
     block.train()
 
 
-CHANGES = (
-    hooked_norm, hooked_attention, hooked_layer, other_norm, other_linear, own_forward,
-    replaced_forward, replaced_layer_forward, dropout,
-)  # fmt: skip
+def set_to(name, make):
+    return lambda block: setattr(block.get_submodule(name.rpartition(".")[0]),
+                                 name.rpartition(".")[2], make())  # fmt: skip
+
+
+class Lora(nn.Linear):
+    """A subclass of a linear layer may compute anything."""
+
+
+IN_ATTENTION = {
+    "a hook of the norm": lambda b: b.norm1.register_forward_pre_hook(lambda m, x: (x[0] + 1,)),
+    "a hook of the attention": lambda b: b.attn.register_forward_hook(lambda m, x, out: 2 * out),
+    "a hook of a layer": lambda b: b.attn.proj.register_full_backward_hook(lambda *args: None),
+    "another norm": set_to("norm1", nn.Identity),
+    "another layer": set_to("attn.proj", lambda: Lora(48, 48)),
+    "a subclass": lambda b: override_forward(b.attn),
+    "a replaced forward": lambda b: replace_forward(b.attn),
+    "a replaced forward of a layer": lambda b: replace_forward(b.attn.proj),
+    "dropout": add_dropout,
+}
+IN_MLP = {
+    "a hook of the second norm": (
+        lambda b: b.norm2.register_forward_pre_hook(lambda m, x: (x[0] + 1,))
+    ),
+    "a hook of fc2": lambda b: b.mlp.fc2.register_forward_hook(lambda m, x, out: 2 * out),
+    "another activation": set_to("mlp.act", nn.ReLU),
+    "another gelu": set_to("mlp.act", lambda: nn.GELU("tanh")),
+    "another fc1": set_to("mlp.fc1", lambda: Lora(48, 192)),
+    "another second norm": set_to("norm2", nn.Identity),
+    "no bias": set_to("mlp.fc1", lambda: nn.Linear(48, 192, bias=False)),
+}
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_modules_that_do_something_else_are_called(block, native_everywhere, change):
-    assert can_fuse(block.norm1, block.attn)
-    change(block)
-    assert not can_fuse(block.norm1, block.attn)
+@pytest.mark.parametrize("change", [*IN_ATTENTION, *IN_MLP])
+def test_modules_that_do_something_else_are_called(block, calls, change):
+    (IN_ATTENTION | IN_MLP)[change](block)
     x = torch.randn(1, 5, 48)
     torch.manual_seed(1)
-    found = block.attn_branch(x, (2, 2))
+    found = block(x, (2, 2))
+    assert ("norm" in calls) == (change in IN_MLP)
+    assert ("mlp" in calls) == (change in IN_ATTENTION)
+    CHOICES.clear()
     torch.manual_seed(1)
-    torch.testing.assert_close(found, block.attn(block.norm1(x), (2, 2)), rtol=0, atol=0)
-    assert (True, False) not in native_everywhere
+    wanted = x + block.attn(block.norm1(x), (2, 2))
+    torch.testing.assert_close(found, wanted + block.mlp(block.norm2(wanted)))
 
 
 @needs_compiler
-def test_padding_is_hidden_after_the_norm(block, native_everywhere):
+def test_padding_is_hidden_after_the_norm(block, calls):
     x = torch.randn(1, 17, 48)
     valid = torch.tensor([[3, 4]])
     x[0, 13:] = float("nan")
     assert block(x, (4, 4), valid)[0, :13].isfinite().all()
-    assert (True, False) not in native_everywhere
+    assert "norm" not in calls
+
+
+def test_other_devices_use_the_modules(block, calls):
+    meta = block.to("meta")
+    assert meta(torch.empty(2, 17, 48, device="meta"), (4, 4)).shape == (2, 17, 48)
+    assert not calls
 
 
 @needs_compiler
-def test_tools_that_trace_see_the_operators_of_torch(block, native_everywhere):
+@pytest.mark.parametrize("kind", ["linear", MLP])
+def test_tools_that_trace_see_the_operators_of_torch(kind, block, calls):
     x = torch.randn(2, 17, 48)
-    weight, bias = (t.detach() for t in block.attn.proj.parameters())
-
-    def compute(x):
-        return linear(x, weight, bias)
-
-    wanted = nn.functional.linear(x, weight, bias)
-    assert_traced_alike(compute, x, wanted)
-    program = torch.export.export(block, (x, (4, 4)))
-    assert "vil.linear" not in str(program.graph)
-    assert not native_everywhere
+    if kind == MLP:
+        _, weights, _ = make_tensors(replace(MLP_CASE, needs_grad=False))
+        weights = MlpWeights(**weights)
+        wanted = norm_mlp_torch(x, weights, eps=1e-6)
+        assert_traced_alike(lambda x: norm_mlp(x, weights, eps=1e-6), x, wanted)
+    else:
+        weight, bias = (t.detach() for t in block.attn.proj.parameters())
+        wanted = nn.functional.linear(x, weight, bias)
+        assert_traced_alike(lambda x: linear(x, weight, bias), x, wanted)
+        graph = str(torch.export.export(block, (x, (4, 4))).graph)
+        assert "vil.linear" not in graph
+        assert "norm_mlp" not in graph
+    assert not calls
 
 
 @needs_compiler
-def test_a_model_trains_alike(native_everywhere):
+def test_a_model_trains_alike(calls):
     assert_trains_alike()
-    assert native_everywhere
+    assert {"norm", "residual", "mlp"} <= {*calls}
 
 
 # --- selection without tuning
@@ -401,7 +469,7 @@ def test_a_model_trains_alike(native_everywhere):
 @needs_compiler
 @pytest.mark.parametrize("phase", ["training", "evaluation", "optimized for inference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, MLP])
+@pytest.mark.parametrize("kind", NAMES)
 def test_the_rule_depends_on_tokens_and_channels(kind, dtype, phase):
     case = LinearCase(kind, 50_000, 48, 48, dtype, packed="inf" in phase)
     case = replace(case, needs_grad=phase == "training")
@@ -444,9 +512,6 @@ def test_a_library_without_bfloat16_is_not_used_for_it(monkeypatch):
 
 
 def test_a_case_for_torch_does_not_load_the_library(monkeypatch):
-    def prepare():
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr(library, "prepare", prepare)
+    monkeypatch.setattr(library, "prepare", lambda: pytest.fail("loaded"))
     assert choose(LinearCase(NORM_LINEAR, 10, 1536, 1536)) == "torch"
     assert not is_packed_native(NORM_LINEAR, 1536, 1536, torch.float32)

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from tests.common.attention_cases import name_of
-from tests.common.layout_cases import LAYOUTS
 from tests.common.marks import cases
 from tests.common.native_cache import needs_compiler
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention, patterns
@@ -56,47 +54,15 @@ def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*CASES[:2], LAYOUT_CASES[0]], ids=name_of)
-def test_the_result_does_not_depend_on_the_number_of_threads(case, dtype):
+def test_results_repeat_bit_for_bit_on_any_number_of_threads(case, dtype):
     """Work is divided by its size only, so neither load nor threads change a sum."""
     case, found, before = replace(case, dtype=dtype, batch=3), [], torch.get_num_threads()
     inputs = make_inputs(case)
-    for threads in (1, 2, 3):
+    for threads in (2, 2, 1, 3):
         torch.set_num_threads(threads)
         found.append(run(BACKENDS["native"].attend, case, inputs))
     torch.set_num_threads(before)
     assert all(torch.equal(found[0][name], other[name]) for other in found for name in other)
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
-def test_it_equals_the_reference_on_every_pattern(case, dtype):
-    for key, (error, bound) in errors(replace(case, dtype=dtype), ["native"]).items():
-        assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
-
-
-@needs_compiler
-def test_token_of_a_layout_that_sees_nothing_gives_zero():
-    mask = torch.ones(35, 35, dtype=torch.bool)
-    mask[[3, 30]] = False
-    layout = Layout((5, 7), 3, patterns.from_mask(mask))
-    leaves = [torch.randn(1, 2, 35, 8, requires_grad=True) for _ in range(3)]
-    out = local_attention(*leaves, layout, backend="native")
-    assert out[:, :, [3, 30]].abs().max() == 0
-    assert out[:, :, 4].abs().min() > 0
-    grads = torch.autograd.grad(out.sum(), leaves)
-    assert all(grad.isfinite().all() for grad in grads)
-    assert grads[0][:, :, [3, 30]].abs().max() == 0
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [CASES[0], LAYOUT_CASES[0]], ids=name_of)
-def test_results_repeat_bit_for_bit(case, dtype, threads):
-    case = replace(case, dtype=dtype)
-    inputs = make_inputs(case)
-    first, second = (run(BACKENDS["native"].attend, case, inputs) for _ in range(2))
-    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @needs_compiler
@@ -129,23 +95,6 @@ def test_large_grids_equal_a_plain_backend(mask, dtype, threads):
 
 
 @needs_compiler
-def test_compiling_with_torch_changes_nothing():
-    case = CASES[0]
-    inputs = make_inputs(case)
-    q = inputs.q.requires_grad_()
-
-    def attend(q):
-        return local_attention(
-            q, inputs.k, inputs.v, case.window, num_global=1, backend="native"
-        ).square()
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(q), attend(q))
-    first, second = (torch.autograd.grad(f(q).sum(), q)[0] for f in (compiled, attend))
-    assert torch.equal(first, second)
-
-
-@needs_compiler
 def test_an_empty_batch_has_empty_outputs_and_no_bias_gradients(threads):
     case = replace(CASES[0], batch=0)
     inputs, numbers = make_inputs(case), to_numbers(case.window, case.num_global)
@@ -165,14 +114,6 @@ def test_a_second_derivative_raises():
     out = local_attention(q, q, q, CASES[0].window, backend="native")
     with pytest.raises(RuntimeError, match="native has no second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
-
-
-def test_it_says_what_it_cannot_compute():
-    unsupported = BACKENDS["native"].unsupported
-    case = Case(Window((6, 6), 2), 1, 1, 4)
-    assert any("not in float64" in x for x in unsupported(replace(case, dtype=torch.float64)))
-    assert any("it needs a CPU, not cuda" in x for x in unsupported(replace(case, device="cuda")))
-    assert any("dropout" in x for x in unsupported(replace(case, dropout=True)))
 
 
 def attend_elsewhere(cache: Path, before: str = "", **environment: str) -> subprocess.Popen:
@@ -261,11 +202,6 @@ def test_a_compiler_that_fails_is_one_line(tmp_path):
 def test_a_wrong_value_of_the_variable_is_an_error(tmp_path):
     _, error = attend_elsewhere(tmp_path, "pass", VIL_NATIVE="maybe").communicate()
     assert "VIL_NATIVE must be 0 (no compiled code) or 1, not 'maybe'" in error
-    ended = subprocess.run(
-        [sys.executable, "-m", "vil", "info", "DEVICE", "cpu"],
-        env={**os.environ, "VIL_NATIVE": "maybe"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
 
 
 @needs_compiler
@@ -292,8 +228,8 @@ def test_the_lock_of_a_killed_process_is_free(copied, tmp_path):
     slow = copied.replace("time.sleep(1)", "print('locked', flush=True), time.sleep(99)")
     stuck = attend_elsewhere(tmp_path, slow)
     assert stuck.stdout.readline() == "locked\n"
-    other = attend_elsewhere(tmp_path, copied)
-    time.sleep(0.1)
+    other = attend_elsewhere(tmp_path, f"{copied}; print('begun', flush=True)")
+    assert other.stdout.readline() == "begun\n"
     stuck.kill()
     stuck.communicate()
     finish(other)
@@ -353,8 +289,6 @@ def test_a_library_of_the_package_that_does_not_fit_is_compiled(copied, tmp_path
     [
         ((), ["amx", "avx512_bf16", "avx512", "avx2"]),
         (("amx_tile",), ["avx512_bf16", "avx512", "avx2"]),
-        (("amx_tile", "avx512_bf16"), ["avx512", "avx2"]),
-        (("avx512f",), ["avx2"]),
         (("avx512f", "fma"), []),
     ],
     ids=str,

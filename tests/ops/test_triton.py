@@ -135,32 +135,19 @@ def check(found: dict[str, tuple[float, float]]) -> None:
         assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e})"
 
 
+SLOW = [case for number, case in enumerate(OTHERS) if number % 4]
+SLOW += SIZES + TABLE_OF_PAIRS + LARGE_LAYOUTS
+
+
+def id_of(case: Case) -> str:
+    return f"d{case.head_dim}-{name_of(case)}"
+
+
 @needs_triton
 @pytest.mark.parametrize(
-    "case",
-    cases(
-        QUICK + OTHERS,
-        long=OTHERS[::4],
-        text=name_of,
-        slow=[case for number, case in enumerate(OTHERS) if number % 4],
-    ),
-    ids=name_of,
+    "case", cases(QUICK + OTHERS[::4] + SLOW, OTHERS[::4], name_of, SLOW), ids=id_of
 )
 def test_the_kernels_equal_the_reference(interpreter, case):
-    check(interpreter(measure, case))
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}")
-def test_the_kernels_equal_the_reference_in_all_sizes(interpreter, case):
-    check(interpreter(measure, case))
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("case", TABLE_OF_PAIRS + LARGE_LAYOUTS, ids=name_of)
-def test_the_kernels_equal_the_reference_on_every_pair_of_values(interpreter, case):
     check(interpreter(measure, case))
 
 
@@ -321,32 +308,15 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
 
 @needs_triton
 @pytest.mark.long
+@pytest.mark.parametrize("text", ["", "swin:7", "local:3"])  # the second: no chunk has a mask
 @pytest.mark.parametrize(
-    ("dim", "size", "kind", "num_global", "bias", "dtype"),
-    [
-        (48, 7, 1, 0, TABLE, HALF),
-        (128, 7, 1, 1, BOTH, SINGLE),  # the most shared memory
-    ],
+    ("dim", "num_global", "bias", "dtype"),
+    [(48, 0, TABLE, HALF), (128, 1, BOTH, SINGLE)],  # the second: the most shared memory
+    ids=["small", "large"],
 )
-def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bias, dtype):
-    case = case_of(dim, (kind, 0), (20, 20), size, num_global, bias, True, dtype)
-    check_compiled(case, compiler(compile_both, case))
-
-
-@needs_triton
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("dim", "size", "text", "num_global", "bias", "dtype"),
-    [
-        (48, 7, "swin:7", 0, TABLE, HALF),  # no chunk has a mask
-        (128, 7, "local:3", 1, BOTH, SINGLE),
-    ],
-)
-def test_the_kernels_of_layouts_compile_for_a_gpu(
-    compiler, dim, size, text, num_global, bias, dtype
-):
-    layout = Layout((21, 21), size, patterns.parse_pattern(text))
-    case = Case(layout, 2, 2, dim, num_global, dtype, "cpu", *bias, True)
+def test_the_kernels_compile_for_a_gpu(compiler, text, dim, num_global, bias, dtype):
+    window = Layout((21, 21), 7, patterns.parse_pattern(text)) if text else Window((20, 20), 7, 1)
+    case = Case(window, 2, 2, dim, num_global, dtype, "cpu", *bias, True)
     check_compiled(case, compiler(compile_both, case))
 
 
@@ -370,9 +340,7 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "case", CASES + SIZES + ALL_LAYOUTS[::6], ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
-)
+@pytest.mark.parametrize("case", CASES + SIZES + ALL_LAYOUTS[::6], ids=id_of)
 def test_the_kernels_equal_the_reference_on_a_gpu(case):
     check(measure(replace(case, device="cuda")))
 

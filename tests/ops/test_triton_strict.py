@@ -1,4 +1,4 @@
-"""The Triton kernels in a stricter interpreter: addresses, integer overflow, numbers of bfloat16.
+"""The Triton kernels in a stricter interpreter: addresses and integer overflow.
 
 Triton decides at import whether it interprets kernels, so functions run in a process that does.
 """
@@ -102,49 +102,3 @@ def test_offsets_do_not_overflow_32_bits(interpreter, window, axis):
     case = Case(window, 2, 2, 16, 1, HALF, "cpu", True, True)
     for far, near in zip(interpreter(run_far, case, axis), interpreter(run_case, case)):
         assert torch.equal(far, near)
-
-
-def leave_memory() -> str:
-
-    from tests.common.triton_dot import dot_kernel
-
-    numbers = torch.ones(16, 16)
-    with checked_memory():
-        try:
-            dot_kernel[(1,)](numbers, numbers, numbers, numbers[1:].clone(), numbers, SIDE=16)
-        except Exception as error:  # the interpreter's own type is known only where Triton is
-            return str(error)
-    return ""
-
-
-@pytest.mark.long
-def test_the_check_of_addresses_finds_a_read_past_the_end(interpreter):
-    assert "16 addresses are outside" in interpreter(leave_memory)
-
-
-def multiply(a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    from tests.common.triton_dot import dot_kernel
-
-    out, rounded = torch.empty(16, 16), torch.empty(16, 16, dtype=BRAIN)
-    dot_kernel[(1,)](a, b, out, exact, rounded, SIDE=16)
-    return out, rounded
-
-
-SPECIAL = [
-    1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, 1 - 2**-9, 0.1, -0.0, 2**-130,
-    2**-149, 3.4e38, -3.4e38, float("inf"), -float("inf"), float("nan"), 65504.0, 1 / 3,
-]  # fmt: skip
-
-
-def test_the_interpreter_multiplies_and_rounds_bfloat16(interpreter):
-    """The unpatched interpreter multiplies the bits of bfloat16, and truncates."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randint(-8, 9, (2, 16, 16), generator=generator).to(BRAIN).unbind()
-    exact = torch.randn(16, 16, generator=generator)
-    exact[0] = torch.tensor(SPECIAL)
-    out, rounded = interpreter(multiply, a, b, exact)
-    assert torch.equal(out, a.float() @ b.float())  # integers: exact in any order
-    assert torch.equal(rounded.nan_to_num(7), exact.bfloat16().nan_to_num(7))
-    a, b = torch.randn(2, 16, 16, generator=generator).to(BRAIN).unbind()
-    out, _ = interpreter(multiply, a, b, exact)
-    torch.testing.assert_close(out, (a.double() @ b.double()).float(), rtol=1e-6, atol=1e-5)

@@ -4,7 +4,6 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -64,11 +63,6 @@ def biased(q, k, v, window, *, bias, **rest):
     return correct(q, k, v, window, bias=LocalBias(table, bias.to_global), **rest)
 
 
-def globally_biased(q, k, v, window, *, bias, **rest):
-    first = Slope.apply(bias.to_global, 0.99)
-    return correct(q, k, v, window, bias=LocalBias(bias.table, first), **rest)
-
-
 def a_thousandth_off(q, k, v, window, **rest):
     return correct(q, k, v, window, **rest) * 1.001
 
@@ -102,7 +96,6 @@ def dropped(q, k, v, window, **rest):
     ("attend", "complaint"),
     [
         (biased, "wrong: grad of table is off by 1.0e-02"),
-        (globally_biased, "wrong: grad of to_global is off by"),
         (a_thousandth_off, "wrong: out is off by"),
         (not_a_number, "wrong: out is off by inf"),
         (dropped, "wrong: grad of q is off by 1.0e+00"),
@@ -145,20 +138,6 @@ def test_a_correct_registered_backend_can_be_chosen(without_native):
     assert choose(replace(CASE, head_dim=16)) == "masked", "another bucket is not tuned"
 
 
-class Called:
-    """A callable object as a backend."""
-
-    def __call__(self, q, k, v, window, **rest):
-        return correct(q, k, v, window, **rest)
-
-
-def test_the_code_of_backends_is_part_of_the_key():
-    before = tuning_cache.fingerprint()
-    register_backend("partial", partial(partial(correct)))
-    register_backend("object", Called())
-    assert tuning_cache.fingerprint() != before, "this file is part of it now"
-
-
 def test_checks_disable_tf32():
     seen = []
 
@@ -173,11 +152,6 @@ def test_checks_disable_tf32():
     assert {"highest", "high"} == set(seen), "checked exactly, timed as the user computes"
     assert torch.get_float32_matmul_precision() == "high"
     torch.set_float32_matmul_precision(before)
-
-
-def test_a_taken_name_raises():
-    with pytest.raises(ValueError, match="the backend 'masked' already exists"):
-        register_backend("masked", correct)
 
 
 @pytest.mark.long
@@ -196,8 +170,9 @@ def test_every_backend_is_tried_or_gives_reasons():
         patterns.parse_pattern("axial | local:1"),
         patterns.from_mask(torch.ones(35, 35, dtype=torch.bool).tril()),  # of this grid only
         patterns.from_blocks(torch.eye(6, dtype=torch.bool).expand(3, -1, -1).clone(), 3),
+        patterns.from_blocks(torch.zeros(6, 6, dtype=torch.bool), 3),
     ],
-    ids=["any grid", "one grid", "per head"],
+    ids=["any grid", "one grid", "per head", "no pairs"],
 )
 def test_the_fastest_backend_of_a_pattern_is_chosen(pattern):
     case = Case(Layout((5, 7), 3, pattern), 2, 3, 4, table_bias=True)
@@ -206,13 +181,6 @@ def test_the_fastest_backend_of_a_pattern_is_chosen(pattern):
         "masked": False, "blocked": False, "gathered": True,
     }  # fmt: skip
     assert choose(case) == trials[0].name
-
-
-def test_a_pattern_without_pairs_is_tuned():
-    blocks = patterns.from_blocks(torch.zeros(4, 4, dtype=torch.bool), 3)
-    case = Case(Layout((5, 6), 3, blocks), 2, 2, 4)
-    trials = tuner.tune(case, ["masked", "blocked"], rounds=1)
-    assert [trial.reason for trial in trials] == ["", ""]
 
 
 def test_an_unknown_name_or_device_raises_before_measuring():
@@ -227,11 +195,6 @@ def test_too_many_bytes_are_a_reason():
     trials = tuner.tune(CASE, ["masked", "blocked"], rounds=1, max_bytes=1000)
     assert all(trial.reason.startswith("needs ") for trial in trials)
     assert not CHOICES
-
-
-def test_in_evaluation_a_pair_is_its_forward():
-    reasons = BACKENDS["blocked+triton"].unsupported(replace(CASE, needs_grad=False))
-    assert reasons == ["without gradients it is the same as the backend blocked"]
 
 
 def test_in_evaluation_only_the_forward_pass_counts():
@@ -282,18 +245,6 @@ def test_cases_of_one_bucket(change, same):
     assert (replace(CASE, **change).bucket() == CASE.bucket()) == same
 
 
-def test_buckets_of_large_sizes_and_of_neighbors():
-    def bucket(side, batch, mode=0):
-        return replace(
-            CASE, window=Window.from_mode((side, side), 3, 0, mode), batch=batch
-        ).bucket()
-
-    assert bucket(90, 500) == bucket(61, 64) == bucket(96, 10**6)
-    assert bucket(90, 64) != bucket(99, 64)
-    assert len({bucket(90, 64, mode) for mode in range(1, 9)}) == 1
-    assert len({bucket(90, 64, mode) for mode in (-1, 0, 1)}) == 3
-
-
 @pytest.mark.parametrize("name", ["masked", "chunk_autograd", "chunk_handgrad"])
 def test_peak_bytes_are_computed_on_fake_tensors(name):
     case = replace(CASE, window=Window((24, 20), 4), head_dim=32)
@@ -341,12 +292,8 @@ def test_choices_of_another_machine_or_code_are_kept(caplog):
     "text",
     [
         "",
-        "{",
         "[]",
-        '"blocked"',
         '{"format": 2, "machines": {}}',
-        '{"format": 1}',
-        '{"format": 1, "machines": {"x": []}}',
         '{"format": 1, "machines": {"x": {"y": {"backend": 3}}}}',
         "\x00\x01",
     ],

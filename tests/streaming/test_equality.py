@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import vil
 from tests.common.marks import cases
@@ -20,13 +19,13 @@ from tests.common.streaming import (
     run_strips,
     run_whole,
 )
-from vil.streaming.softmax import OnlineSoftmax
 
 # Windows and patches that do not divide each other, so that strips, chunks and patches are ragged.
 ARCH = (
     "l1,h1,d4,n{n0},s1,g{g},p4,f3,a{a}_l2,h2,d8,n{n1},s1,g{g},p2,f2,a{a}"
     "_l3,h2,d8,n{n2},s1,g{g},p3,f5,a{a}"
 )
+LOCAL = "longformer"
 MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 # The smallest has one patch in the last stage, the others cut rows off below each stage.
 SIZES = [(24, 24), (131, 47), (61, 250)]
@@ -50,7 +49,7 @@ def assert_equal(model, size, strips, tolerance=FP64, dtype=torch.float64):
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_and_global_tokens(mask, num_global, size):
     model = make_model(arch(num_global), sw_exact=MASKS[mask])
-    assert_equal(model, size, (1, 2, 3, 99))
+    assert_equal(model, size, (1, 3, 99))
 
 
 @pytest.mark.parametrize("absolute", [0, 1])
@@ -117,9 +116,7 @@ def test_other_attentions(attention, num_global):
 def test_stages_of_full_attention(num_global, absolute):
     """As in ViL: local stages, then stages of full attention."""
     text = arch(num_global, (1, 2, 2), absolute)
-    model = make_model(
-        text[: text.index("_l3")].replace("s1", "s1") + "_l3,h2,d8,n3,s0,g0,p2,f7,a0"
-    )
+    model = make_model(text[: text.index("_l3")] + "_l3,h2,d8,n3,s0,g0,p2,f7,a0")
     assert_equal(model, (163, 59), (1, 4))
 
 
@@ -147,31 +144,20 @@ def test_float32(mask):
     assert_equal(model, (163, 90), (1, 4), FP32, torch.float32)
 
 
-@pytest.mark.parametrize("num_global", [0, 1])
-def test_bfloat16_autocast(num_global):
+@pytest.mark.parametrize(
+    ("num_global", "attention"), [(0, LOCAL), (1, LOCAL), (1, f"{LOCAL},full")]
+)
+def test_bfloat16_autocast(num_global, attention):
     """Streaming adds no error: at most twice that of the whole image, both against float64."""
-    model = make_model(arch(num_global, (1, 2, 1)), dtype=torch.float32)
+    model = make_model(arch(num_global, (1, 2, 1)), attention, dtype=torch.float32)
     image = make_image((131, 90), dtype=torch.float32)
-    exact = run_whole(make_model(arch(num_global, (1, 2, 1))), image.double())
+    exact = run_whole(make_model(arch(num_global, (1, 2, 1)), attention), image.double())
     with torch.autocast("cpu", torch.bfloat16):
         whole, result = run_whole(model, image), run_strips(model, image, 1)
     for name, value in result.outputs.items():
         assert value.dtype == whole[name].dtype, name
         one, two = {name: whole[name]}, {name: value}
         assert largest_difference(two, exact) <= 2 * largest_difference(one, exact) + 2**-9
-
-
-def test_full_attention_under_autocast():
-    """Merging keys adds no error to that of torch's attention in bfloat16."""
-    torch.manual_seed(0)
-    q, k, v = (4 * torch.randn(3, 2, 90, 8)).bfloat16()
-    exact = scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.1)
-    with torch.autocast("cpu", torch.bfloat16):
-        whole, softmax = scaled_dot_product_attention(q, k, v, scale=0.1), OnlineSoftmax(q, 0.1)
-        for part in (slice(50), slice(50, 90)):
-            softmax.add(k[:, part], v[:, part])
-    found = softmax.result()
-    assert (found - exact).norm() <= 1.1 * (whole - exact).norm()
 
 
 @pytest.mark.parametrize("backend", ["chunk_handgrad", "masked", "gathered", "unfold_tensor"])
@@ -205,7 +191,7 @@ def test_chosen_plans():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("num_global", "mask"), list(itertools.product((0, 2), MASKS)), ids=str)
+@pytest.mark.parametrize(("num_global", "mask"), [(0, "exact"), (2, "chunks"), (2, "cyclic")])
 def test_large_images(num_global, mask):
     model = make_model(arch(num_global, (1, 4, 2)), sw_exact=MASKS[mask])
     assert_equal(model, (1500, 1111), (1, 7))

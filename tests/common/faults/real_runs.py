@@ -8,12 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.common.small_runs import TINY, command, environment
+from tests.common.small_runs import command, environment
 from vil.engine.checkpoint.save_load import newest_step
 
 INJECTED = str(Path(__file__).with_name("injected.py"))
 ENDLESS = ("OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
-LONG = (*TINY, *ENDLESS)
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
 DEADLINE = 300  # of a run that hangs; four starts in one took 36 s alone, over 90 s under load
@@ -35,6 +34,15 @@ def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
     return process
 
 
+def finish(folder, *words, code=0, **options):
+    """Run until the end, with an exit code. Returns the number of processes left behind."""
+    process = begin(folder, *words, **options)
+    wait_for_end(process)
+    alive = end_all(process)
+    assert process.returncode == code, said(folder)
+    return alive
+
+
 def said(folder) -> str:
     return Path(f"{folder}.log").read_text()
 
@@ -44,22 +52,24 @@ def status(folder) -> dict:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def wait_until_running(process, folder):
-    """Wait until the run is about to do its first step."""
+def wait_until(is_true, process, folder):
+    """Wait until `is_true()`, while the process lives."""
     deadline = time.monotonic() + DEADLINE
-    while status(folder).get("state") != "running":
+    while not is_true():
         assert process.poll() is None, said(folder)
         assert time.monotonic() < deadline, said(folder)
         time.sleep(0.02)
+
+
+def wait_until_running(process, folder):
+    """Wait until the run is about to do its first step."""
+    wait_until(lambda: status(folder).get("state") == "running", process, folder)
 
 
 def wait_for_steps(process, folder):
     """Wait until the run has logged a step."""
-    log, deadline = Path(folder, "metrics.jsonl"), time.monotonic() + DEADLINE
-    while not (log.exists() and log.stat().st_size):
-        assert process.poll() is None, said(folder)
-        assert time.monotonic() < deadline, said(folder)
-        time.sleep(0.02)
+    log = Path(folder, "metrics.jsonl")
+    wait_until(lambda: log.exists() and log.stat().st_size, process, folder)
 
 
 def wait_for_end(process):
@@ -69,6 +79,11 @@ def wait_for_end(process):
     except subprocess.TimeoutExpired:
         end_all(process)
         raise AssertionError(f"hangs after {DEADLINE} s:\n{process.log.read_text()}") from None
+
+
+def repeats(full: int) -> int:
+    """How often to repeat a fault: `full` times with $VIL_FAULTS_FULL, else a third as often."""
+    return full if os.environ.get("VIL_FAULTS_FULL") else max(2, full // 3)
 
 
 def left_over(group: int) -> list[int]:
