@@ -99,19 +99,19 @@ class SweepResult(NamedTuple):
 
     status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
     "unfinished" if runs were stopped otherwise or were not to be trained. code: exit code of the
-    command `vil sweep`. plan: the runs with their configs. metric: its name. rows: a table row for
-    each group of runs that differ only in their seed. runs: a table row for each run. text: the
-    table.
+    command `vil sweep`. rows: a table row for each group of runs that differ only in their seed.
+    runs: a table row for each run. text: the table. plan: the runs with their configs. metric: its
+    name.
     """
 
     status: str
     code: int
     folder: Path
-    plan: list[SweepRun]
-    metric: str
     rows: list[GroupRow]
     runs: list[RunRow]
     text: str
+    plan: list[SweepRun]
+    metric: str
 
 
 def sweep(
@@ -496,7 +496,7 @@ def read_results(
     failed = [code for code in codes if code not in (PREEMPTED, INTERRUPTED)]
     status = "failed" if failed else "unfinished" if codes else "finished"
     code = [*failed, *codes, 0][0]
-    return SweepResult(status, code, runs[0].sweep, runs, metric.name, groups, rows, text)
+    return SweepResult(status, code, runs[0].sweep, groups, rows, text, runs, metric.name)
 
 
 def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
