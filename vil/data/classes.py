@@ -1,4 +1,4 @@
-"""Class lists of datasets: read and check them, and match them to a model's classes.
+"""Class lists of datasets and of runs: read and check them, and match them to a model's classes.
 
 The sorted class names of the training split define the class numbers. A dataset with integer labels
 has no class names.
@@ -104,6 +104,18 @@ def check_class_names(names: Sequence[str], dataset: str) -> None:
     dataset: name of the dataset for the message."""
     if broken := [name for name in names if "\n" in name or "\r" in name]:
         raise DataError(f"{dataset}: the class name {broken[0]!r} has a line break: rename it")
+
+
+def read_class_names(file: Path) -> list[str]:
+    """Read the class names in a run's classes.txt. Returns [] if there is no such file."""
+    if not file.is_file():
+        return []
+    return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+def format_class_names(names: Sequence[str]) -> str:
+    """Return the contents of a run's classes.txt, see `read_class_names`."""
+    return "".join(f"{name}\n" for name in names)
 
 
 def is_unnamed(names: Sequence[str]) -> bool:

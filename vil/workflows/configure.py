@@ -159,6 +159,7 @@ def run_config(
     Raises ConfigError if the folder has no config.yaml, and CheckpointError if the run does not
     have the checkpoint.
     """
+    from vil.data.classes import read_class_names
     from vil.engine.checkpoint.save_load import resolve_link
     from vil.pretrained.load_weights import select_classes
 
@@ -239,13 +240,6 @@ def weights_config(
         config_file = None if own else default
     cfg, _ = resolve(config_file, options)
     return ConfigWithClasses(cfg, select_classes(cfg.FINETUNE.HEAD, class_names) or ())
-
-
-def read_class_names(file: Path) -> list[str]:
-    """Read the class names in a run's classes.txt. Returns [] if there is no such file."""
-    if not file.is_file():
-        return []
-    return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]
 
 
 def read_class_file(file: str | Path, num_classes: int) -> list[str]:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
+from vil.data.classes import read_class_names
 from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
@@ -30,7 +31,6 @@ from vil.workflows.configure import (
     Options,
     Overrides,
     as_options,
-    read_class_names,
     source_config,
     weights_config,
 )

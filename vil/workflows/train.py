@@ -16,7 +16,7 @@ from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
 from vil.data.build import check_extras
-from vil.data.classes import check_class_names
+from vil.data.classes import check_class_names, format_class_names, read_class_names
 from vil.data.dataset import fingerprint
 from vil.data.workers import worker_errors
 from vil.engine import distributed
@@ -50,7 +50,6 @@ from vil.workflows.configure import (
     Overrides,
     as_options,
     make_config,
-    read_class_names,
     saved_config,
 )
 from vil.workflows.execution import execution_of
@@ -256,7 +255,7 @@ def train_config(
         )
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
-        run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
+        run.write("classes.txt", format_class_names(loader.classes))
 
         def load_best(path: Path) -> Loaded:
             words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", "EVAL.FAST=False"]
