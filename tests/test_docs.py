@@ -27,6 +27,7 @@ from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
 from vil.config.removed import REMOVED
 from vil.engine.logger import SLOW_DATA
+from vil.tasks import TASKS
 from vil.tasks.image.build import build_train_transform, transform_settings
 from vil.tasks.image.task import MAX_EVAL_BATCH
 from vil.workflows.execution import execution_of
@@ -412,5 +413,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     execution_of(get_config(opts=["MODEL.COMPILE=True"]), torch.device("cpu"))
     components = (entry for kind in HOMES for entry in registry(kind).values())
     theirs = {key for entry in components for key in entry.key_names.values()}
+    tasks = (entry.load() for entry in TASKS.values())
+    theirs |= {key for task in tasks for key in getattr(task, "target_keys", {}).values()}
     unread = {key for key in KEYS if key not in asked} - {"VERSION", "IMPORTS"} - theirs
     assert unread == set()
