@@ -3,7 +3,6 @@
 import json
 import pickle
 
-import numpy as np
 import pytest
 
 from tests.common.built import task_of
@@ -105,7 +104,7 @@ def test_labels_and_numbers(tmp_path):
     own = dict(target_type="numbers")
     data = read(tmp_path, [{"value": 0.1}, {"value": -3}], "json", **own)
     assert data.classes == ["value"]
-    assert data.targets.tolist() == np.float32([[0.1], [-3]]).tolist()
+    assert data.targets.tolist() == [[0.1], [-3]]
     data = read(tmp_path, ["1 2.5", " 3\t4\n"], "cls", **own)
     assert (data.classes, data.targets.tolist()) == (["value_0", "value_1"], [[1, 2.5], [3, 4]])
 

@@ -84,7 +84,7 @@ def test_numbers_per_image(root):
     data = open_table(root, text, target_type="numbers", label_columns=["y", "x"])
     assert data.classes == ["y", "x"]
     assert data.targets.tolist() == [[-1, 0.5], [2, 1], [4, 300], [0, 0]]
-    assert data.targets.dtype == np.float32
+    assert data.targets.dtype == np.float64
     data = open_table(root, text, target_type="numbers", label_columns="x")
     assert (data.classes, data.targets.tolist()) == (["x"], [[0.5], [1], [300], [0]])
     message = refusal(root, text.replace("1,2", "nan,2"), target_type="numbers", label_column="x")

@@ -131,7 +131,8 @@ def with_weights(
     else:
         found = configure.weights_config(args.config_file, options_of(args), default)
     if getattr(args, "classes", None):
-        names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
+        count = found.cfg.DATA.NUM_CLASSES
+        names = configure.read_class_file(args.classes, count, found.class_names)
         if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
             log.warning(
                 "--classes %s lists the model's classes in another order: the model's order is "

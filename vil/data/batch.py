@@ -24,7 +24,7 @@ class Batch:
     names. The indices stay on the CPU when the batch is moved to a device."""
 
     images: Tensor | PixelBatch  # (B, c, H, W) float32, c channels; a PixelBatch before `to`
-    targets: Tensor  # (B,) int64; (B, K) float32 for labels, numbers and mixed classes
+    targets: Tensor  # (B,) int64; (B, K) float32 for labels and mixed classes, float64 for numbers
     indices: Tensor  # (B,) int64: dataset indices, also of substitutes for bad samples
     epoch: int = 0
     step: int = 0
@@ -48,7 +48,10 @@ class Batch:
             images = self.images.to_float(device, memory_format)
         else:
             images = self.images.to(device, non_blocking=True, memory_format=memory_format)
-        return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
+        targets = self.targets
+        if torch.device(device).type == "mps" and targets.dtype == torch.float64:
+            targets = targets.float()  # MPS has no float64
+        return replace(self, images=images, targets=targets.to(device, non_blocking=True))
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:

@@ -247,11 +247,26 @@ class DataSettings:
                 fractions, selected = [1 - fraction, fraction], 1
                 what = f"{name}, DATA.{split.upper()}_FRACTION {fraction}"
             parts = divide(dataset, rest, groups, fractions, self.split_seed, what)
+            _warn_share(float(np.mean(parts == selected)), fractions[selected], groups[rest], what)
             indices[split], rest = rest[parts == selected], rest[parts != selected]
         indices["train"] = rest
         counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
         logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
         return indices
+
+
+def _warn_share(share: float, wanted: float, groups: np.ndarray, what: str) -> None:
+    """Log a warning if the held-out share of the images differs from the wanted one by more than 5
+    percentage points and more than one image. groups (N,): group of each image. what: text with
+    which the message begins."""
+    if abs(share - wanted) <= max(0.05, 1 / len(groups)):
+        return
+    largest = np.unique(groups, return_counts=True)[1].max()
+    why = "each class needs an image in each part"
+    if largest > 1:
+        why = f"groups of up to {largest} images are not divided (DATA.GROUP_BY)"
+    text = "%s: %.0f %% of the images are held out instead of %.0f %%, because %s"
+    logger.warning(text, what, 100 * share, 100 * wanted, why)
 
 
 def read_settings(cfg: CfgNode) -> DataSettings:

@@ -6,7 +6,10 @@ has no class names.
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,36 @@ from vil.utils.safe_files import regular_file
 
 logger = logging.getLogger(__name__)
 
+is_integer = re.compile(r"[+-]?\d{1,4000}").fullmatch  # `int` refuses more than 4300 digits
+
+
+def normalize_name(name: str) -> str:
+    """Return a name in the composed Unicode form, NFC.
+
+    The same name may occur in two forms that look alike, for example if one of them comes from an
+    archive that was written on macOS.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def list_classes(names: Iterable[str], source: Path) -> list[str]:
+    """Return the class list for the names in `source`: sorted, in the form of `normalize_name`.
+
+    Names that differ only in their Unicode form are one class, of which a warning is logged. The
+    names are sorted as they are written in `source`.
+    """
+    written: dict[str, str] = {}
+    for name in sorted(set(names)):
+        if written.setdefault(normalize_name(name), name) != name:
+            _warn_unicode_forms(source, normalize_name(name))
+    return list(written)
+
+
+@cache  # once per process, because each split reads the classes of the training split
+def _warn_unicode_forms(source: Path, name: str) -> None:
+    text = "%s has the class %s in two Unicode forms (NFC and NFD): both are one class"
+    logger.warning(text, source, name)
+
 
 def classes_of_split(
     split: str, names: list[str], train: Path, read: Callable[[Path], list[str]]
@@ -25,20 +58,20 @@ def classes_of_split(
     """Return the class list to use for a split: the classes of the training split, if it exists.
 
     Args:
-        names: the sorted classes that occur in this split; returned if `train` does not exist.
+        names: the classes that occur in this split; used if `train` does not exist.
         train: path of the training split, a file or folder.
         read: function that reads the class list of a split from its path.
 
-    Raises DataError if `names` has a class that the training split lacks.
+    Returns names in the form of `normalize_name`. Raises DataError if `names` has a class that the
+    training split lacks.
     """
-    if split == "train":
-        return names
-    if not train.exists():
+    path = train.with_name(train.name.replace("train", split))
+    if split != "train" and not train.exists():
         logger.warning("%s does not exist: the classes are taken from the %s split", train, split)
-        return names
-    classes = read(train)
-    if unknown := sorted(set(names) - set(classes)):
-        path = train.with_name(train.name.replace("train", split))
+    if split == "train" or not train.exists():
+        return list_classes(names, path)
+    classes = list_classes(read(train), train)
+    if unknown := sorted(set(map(normalize_name, names)) - set(classes)):
         raise DataError(
             f"{path} has classes that are missing from the training split: {', '.join(unknown)}"
         )
@@ -55,23 +88,28 @@ def match_classes(
         name: the dataset's name in messages.
         by_position: match classes by their numbers, which does not change the dataset.
 
-    Classes are also matched by number if the dataset or the model has no class names. Raises
-    DataError if the sets of names differ, or if two classes have the same name and need reordering.
+    Names that `respell` finds equal match, and the dataset gets the model's spelling. If one side
+    has no class names and the names of the other are not numbers, classes are matched by number,
+    with a warning. Raises DataError if the sets of names differ, or if two classes have the same
+    name and need reordering.
     """
-    here, learned = list(dataset.classes), list(learned)
-    if here == learned or by_position:
+    if list(dataset.classes) == list(learned) or by_position:
         return
-    if is_unnamed(here) or is_unnamed(learned):
-        if not (is_unnamed(here) and is_unnamed(learned)):
-            side = name if is_unnamed(here) else "the model"
-            text = "%s has no class names: the classes of %s are matched by position"
-            logger.warning(text, side, name)
+    here, learned = respell(dataset.classes, learned), list(learned)
+    dataset.classes = here
+    if here == learned or (is_unnamed(here) and is_unnamed(learned)):
         return
     if sorted(here) == sorted(learned) and len(set(here)) == len(here):
         logger.warning(
             "%s has the model's classes in another order: they are matched by name", name
         )
         dataset.reorder_classes(learned)
+        return
+    is_numbered = is_unnamed(here) or is_unnamed(learned)
+    if not learned or (is_numbered and not all(map(is_integer, here + learned))):
+        side = name if is_unnamed(here) else "the model"
+        text = "%s has no class names: the classes of %s are matched by position"
+        logger.warning(text, side, name)
         return
     missing, added = sorted(set(learned) - set(here)), sorted(set(here) - set(learned))
     lists = {"missing": missing, "added": added}
@@ -84,12 +122,29 @@ def match_classes(
     )
 
 
+def respell(names: Sequence[str], learned: Sequence[str]) -> list[str]:
+    """Return `names` in the spelling of `learned` if they differ only in their Unicode form, or as
+    numbers only in leading zeros. If a name is not in `learned`, all are returned as they are."""
+    for form in (normalize_name, _without_zeros):
+        spelling = {form(name): name for name in learned}
+        result = [spelling.get(form(name), "") for name in names]
+        unique = len(spelling) == len(learned) and len(set(result)) == len(result)
+        if unique and set(result) <= set(learned):
+            return result
+    return list(names)
+
+
+def _without_zeros(name: str) -> str:
+    return str(int(name)) if is_integer(name) else normalize_name(name)
+
+
 def add_learned_classes(dataset: Any, learned: Sequence[str], name: str) -> None:
     """Add to a dataset, in place, the model's classes that it lacks. They have no images.
 
     Does nothing for a regression dataset (target_type "numbers"), or if the dataset has a class
     that the model lacks. learned: the model's classes. name: the dataset's name.
     """
+    dataset.classes = respell(dataset.classes, learned)
     here = set(dataset.classes)
     missing = [each for each in learned if each not in here]
     is_subset = here <= set(learned) and len(set(learned)) == len(learned)
@@ -158,7 +213,7 @@ def read_class_mapping(
     mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
     columns = columns_by_name(dataset_classes)
     for number, text in read_entries(path, num_classes).items():
-        mapping[number, columns.get(text.rsplit("(", 1)[0], [])] = True
+        mapping[number, columns.get(normalize_name(text.rsplit("(", 1)[0]), [])] = True
     unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
     if len(unmapped) == len(dataset_classes):
         raise DataError(
@@ -177,7 +232,7 @@ def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
     """Return {name: class numbers that the name selects}. A class called "a(b)" is listed under
     "a(b)" and under "a"."""
     columns = {}
-    for column, name in enumerate(classes):
+    for column, name in enumerate(map(normalize_name, classes)):
         for end in [len(name), *(i for i, character in enumerate(name) if character == "(")]:
             columns.setdefault(name[:end], []).append(column)
     return columns

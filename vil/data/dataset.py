@@ -56,7 +56,10 @@ def fingerprint(dataset: LoadableDataset) -> str:
     """Return a string that identifies a dataset: its length, and a hash of its targets and sample
     names. If there are more than MAX_NAMES names, only MAX_NAMES evenly spaced ones are hashed."""
     count, digest = len(dataset), hashlib.sha256()
-    digest.update(np.ascontiguousarray(getattr(dataset, "targets", ())).tobytes())
+    targets = np.ascontiguousarray(getattr(dataset, "targets", ()))
+    if targets.dtype == np.float64:
+        targets = targets.astype(np.float32)  # so that numbers have one fingerprint in both types
+    digest.update(targets.tobytes())
     for index in np.linspace(0, count - 1, min(count, MAX_NAMES)).astype(int).tolist():
         digest.update(os.fsencode(dataset.sample_name(index)) + b"\0")
     return f"{count} samples {digest.hexdigest()[:16]}"
@@ -72,7 +75,7 @@ class ImageDataset(Dataset, ABC):
     target_type  targets                     an item's target  classes
     "class"      (N,) int64, class numbers   int               names of the classes
     "labels"     (N, K) float32, 0 or 1      (K,) float32      names of the K labels
-    "numbers"    (N, K) float32              (K,) float32      names of the K numbers
+    "numbers"    (N, K) float64              (K,) float64      names of the K numbers
     """
 
     collate = staticmethod(collate)

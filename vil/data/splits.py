@@ -72,7 +72,7 @@ def sample_labels(
         samples, labels = np.nonzero(targets)
         return samples, labels
     columns = []
-    for number, values in enumerate(np.asarray(targets, np.float64).T):
+    for number, values in enumerate(np.asarray(targets, np.float32).T):
         # equal values have the same rank, so they are in the same bin
         ranks = np.searchsorted(np.sort(values, kind="stable"), values)
         columns.append(number * num_bins + ranks * num_bins // count)
@@ -186,6 +186,8 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     count, keys = len(dataset), []
     if group_by in ("column", "auto") and dataset.split_groups is not None:
         keys.append(dataset.split_groups)
+        text = "%s: the column or field of groups is used: images of a group stay in one split"
+        logger.warning(text, name)
     elif group_by == "column":
         raise ConfigError(
             f"DATA.GROUP_BY is 'column', but {name} has no group column: use 'auto' or 'content'"

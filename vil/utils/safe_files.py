@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def regular_file(path: str | Path) -> Path:
 def join_roots(root: str | Path, roots: str | Path | Iterable[str | Path]) -> list[str | Path]:
     """Return [root, *roots] or, if `roots` is a single string or path, [root, roots]."""
     return [root, roots] if isinstance(roots, str | Path) else [root, *roots]
+
+
+def unicode_hint(folder: Path, name: str) -> str:
+    """Return the end of a message about a missing file: a hint if the folder has the file under a
+    name that differs only in its Unicode form, as from an archive written on macOS, else ""."""
+    others = (unicodedata.normalize(form, name) for form in ("NFC", "NFD"))
+    if any(other != name and (folder / other).is_file() for other in others):
+        return " (it has a file whose name differs only in its Unicode form, NFC or NFD: rename it)"
+    return ""
 
 
 def path_below(

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from vil.config import describe_preset, load_config, override
 from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting, from_mapping, from_options
+from vil.data.classes import respell
 from vil.utils.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -242,9 +243,10 @@ def weights_config(
     return ConfigWithClasses(cfg, select_classes(cfg.FINETUNE.HEAD, class_names) or ())
 
 
-def read_class_file(file: str | Path, num_classes: int) -> list[str]:
-    """Read class names from a file with one name per line. Raises ConfigError if the file cannot be
-    read or does not have `num_classes` lines."""
+def read_class_file(file: str | Path, num_classes: int, learned: Sequence[str] = ()) -> list[str]:
+    """Read class names from a file with one name per line, in the spelling of the model's names
+    `learned`, see `respell`. Raises ConfigError if the file cannot be read or does not have
+    `num_classes` lines."""
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]
@@ -252,4 +254,4 @@ def read_class_file(file: str | Path, num_classes: int) -> list[str]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     if len(names) != num_classes:
         raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
-    return names
+    return respell(names, learned)

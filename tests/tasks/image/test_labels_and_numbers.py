@@ -133,6 +133,22 @@ def test_regression_learns_in_standard_deviations(kind):
     assert task.loss(model, batch).value.item() == pytest.approx(3 * expected)
 
 
+def test_large_numbers_that_differ_little_are_learned_and_restored_exactly():
+    """In float32, times in seconds since 1970 are multiples of 128."""
+    numbers = Numbers(1, mean=[1.7e9], std=[10.0], loss="mse")
+    task = ImageTask(numbers, device=CPU)
+    values = np.array([[1.7e9 + 1], [1.7e9 - 2]])
+    batch = Batch(torch.tensor([[0.1], [-0.2]]), torch.from_numpy(values), torch.arange(2))
+    model = torch.nn.Identity()
+    loss = task.loss(model, batch)
+    assert (loss.value.dtype, loss.value.item()) == (torch.float32, pytest.approx(0, abs=1e-12))
+    outputs = task.run(model, list(batch.images))
+    np.testing.assert_allclose(outputs.numpy() - 1.7e9, values - 1.7e9, rtol=1e-6)
+    np.testing.assert_array_equal(task.average_outputs([outputs, outputs]), outputs)
+    kept = numbers.evaluate_batch("set", batch.images, batch).columns
+    assert numbers.measure("set", Outputs(*kept))["mae"] < 1e-5
+
+
 @pytest.mark.parametrize("data", [DigitAngles, DigitSets])
 def test_digits_with_other_targets(data):
     train, val = data(None, "train"), data(None, "val")

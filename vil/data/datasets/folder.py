@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vil.data.bands import PIL_CHANNELS, BandImage
-from vil.data.classes import classes_of_split
+from vil.data.classes import classes_of_split, normalize_name
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.image import read_image
 from vil.utils.errors import DataError
@@ -72,7 +72,7 @@ class Folder(ImageDataset):
                 "%d entries of class folders are ignored (folders, or names without %s), such as %s"
             )
             logger.warning(text, len(skipped), " ".join(extensions(channels)), min(skipped))
-        labels = [self.classes.index(name) for name in names]
+        labels = [self.classes.index(normalize_name(name)) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
         # page by page, as the reference counts change.

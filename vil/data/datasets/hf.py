@@ -21,7 +21,7 @@ from vil.data.splits import number_keys
 from vil.utils.errors import DataError, StoppedError
 from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
-from vil.utils.safe_files import path_below, regular_file
+from vil.utils.safe_files import path_below, regular_file, unicode_hint
 
 NAMES = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
 # Types of columns that can contain the targets. The second tuple is used only if no column has a
@@ -140,7 +140,9 @@ class HuggingFace(ImageDataset):
         for row in np.flatnonzero(~inline).tolist():
             path = path_below(self.folder, names[row], where.lines[row], extra_roots)
             missing[row] = not path.is_file()
-        where.refuse(missing, f"name an image that does not exist below {self.folder}", names)
+        hint = unicode_hint(self.folder, names[missing.argmax()]) if missing.any() else ""
+        problem = f"name an image that does not exist below {self.folder}{hint}"
+        where.refuse(missing, problem, names)
 
     def content(self, index: int) -> bytes:
         try:

@@ -24,7 +24,7 @@ from vil.data.image import read_image
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
-from vil.utils.safe_files import join_roots, path_below, regular_file
+from vil.utils.safe_files import join_roots, path_below, regular_file, unicode_hint
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,9 @@ class Table(ImageDataset):
         paths = [path_below(self.images, name, self.path, roots) for name in names]
         missing = [not path.is_file() for path in paths]
         where = self.where._replace(lines=lines)
-        where.refuse(missing, f"name an image that does not exist below {self.images}", names)
+        hint = unicode_hint(self.images, names[missing.index(True)]) if any(missing) else ""
+        problem = f"name an image that does not exist below {self.images}{hint}"
+        where.refuse(missing, problem, names)
 
     def content(self, index: int) -> bytes:
         return regular_file(self.images / self.sample_name(index)).read_bytes()

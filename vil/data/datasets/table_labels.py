@@ -5,19 +5,24 @@ Shapes: R rows, K labels or numbers.
 """
 
 import itertools
+import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from vil.data.classes import is_integer, list_classes, normalize_name
 from vil.utils.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 IF_NAMES = "; if every text is a class name, set DATA.KWARGS.text_labels True"
-is_integer = re.compile(r"[+-]?\d+").fullmatch
+SURE_SEPARATORS = (",", ";", "|", "\t")  # hardly in the name of a label
+OTHER_SEPARATORS = ("/", "+", "&", " ")  # separators only if splitting leaves fewer labels
 
 
 class Location(NamedTuple):
@@ -88,6 +93,10 @@ def read_targets(
             f"have several labels, separated by {separator} (set TASK to multilabel?){IF_NAMES}"
         )
         where.refuse([len(labels) > 1 for labels in sets], problem, texts)
+    elif target_type == "labels" and not text_labels:
+        warn_joined(
+            sets, where.path, f"no cell has the separator {separator!r}", "DATA.KWARGS.separator"
+        )
     return _read_labels(sets, texts, target_type, where, is_train, text_labels, classes)
 
 
@@ -105,6 +114,10 @@ def _read_labels(
     sets: labels of each row. texts: for each row, the text that a message quotes. If target_type is
     "class", this is the class. The other arguments are those of `read_targets`.
     """
+    classes = [normalize_name(name) for name in classes]
+    if repeated := [name for name, count in Counter(classes).items() if count > 1]:
+        problem = "is twice in the list of classes, maybe in two Unicode forms (NFC and NFD)"
+        raise DataError(f"{where.path}: {repeated[0]} {problem}: rename one of them")
     labels = [[text] for text in texts] if target_type == "class" else sets
     broken = [any("\n" in label or "\r" in label for label in of_row) for of_row in labels]
     where.refuse(broken, "have a label with a line break", texts)
@@ -144,7 +157,38 @@ def read_lists(
     if target_type == "class":
         where.refuse([len(texts) > 1 for texts in items], "have several labels", shown)
     sets = [[text.strip() for text in texts if text.strip()] for texts in items]
+    if target_type == "labels" and not text_labels:
+        warn_joined(sets, where.path, "no list of labels has two items")
     return _read_labels(sets, shown, target_type, where, is_train, text_labels, classes)
+
+
+def warn_joined(sets: Sequence[Sequence[str]], path: Path, why: str, key: str = "") -> None:
+    """Log a warning if no row has several labels, but the labels seem to be several in one text.
+
+    sets: labels of each row. path: of the table or dataset. why: reason why each text is one label.
+    key: config key of the separator; "" if a row has a list of labels.
+    """
+    texts = {text for labels in sets for text in labels}
+    if any(len(labels) > 1 for labels in sets):
+        return
+    remedy = f"set {key} to {{!r}}" if key else "split the labels at the separator {!r}"
+    if texts and all((text[0], text[-1]) in (("[", "]"), ("{", "}")) for text in texts):
+        remedy = "write the labels with a separator between them instead"
+        _warn_joined(path, why, "are lists or JSON objects", min(texts), remedy)
+        return
+    for separator in (*SURE_SEPARATORS, *OTHER_SEPARATORS):
+        joined = sorted(text for text in texts if separator in text)
+        split = {part.strip() for text in texts for part in text.split(separator)}
+        if joined and (separator in SURE_SEPARATORS or len(split) < len(texts)):
+            problem = f"have another separator, {separator!r}"
+            _warn_joined(path, why, problem, joined[0], remedy.format(separator))
+            return
+
+
+@cache  # once per process, because each split reads the labels of the training split
+def _warn_joined(path: Path, why: str, problem: str, example: str, remedy: str) -> None:
+    text = "%s: %s, so each text is one label, but texts %s, such as %r: %s"
+    logger.warning(text, path, why, problem, example[:100], remedy)
 
 
 def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
@@ -177,10 +221,12 @@ def _read_classes(
     where.refuse([not text for text in texts], "have no label", texts)
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
-        classes = sorted({text for text, train in zip(texts, is_train) if train})
+        used = (text for text, train in zip(texts, is_train) if train)
+        classes = list_classes(used, where.path)
         if all(map(is_integer, texts)):
             classes.sort(key=int)
     numbers = {text: number for number, text in enumerate(classes)}
+    texts = [normalize_name(text) for text in texts]
     where.refuse([text not in numbers for text in texts], f"have a class that {unknown}", texts)
     return list(classes), np.array([numbers[text] for text in texts], np.int64)
 
@@ -201,10 +247,11 @@ def _read_sets(
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
         used = (labels for labels, train in zip(sets, is_train) if train)
-        classes = sorted({label for labels in used for label in labels})
+        classes = list_classes(itertools.chain.from_iterable(used), where.path)
     if not classes:
         raise DataError(f"{where.path}: no training image has a label")
     numbers = {text: number for number, text in enumerate(classes)}
+    sets = [[normalize_name(label) for label in labels] for labels in sets]
     wrong = [any(label not in numbers for label in labels) for labels in sets]
     where.refuse(wrong, f"have a label that {unknown}", texts)
     targets = np.zeros((len(texts), len(classes)), np.float32)
@@ -230,8 +277,9 @@ def _read_numbers(
 ) -> np.ndarray:
     columns = []
     for name, texts in zip(names, cells):
-        values = np.array([parse_number(text) for text in texts]).astype(np.float32)
-        where.refuse(~np.isfinite(values), f"have no finite number in the column {name}", texts)
+        values = np.array([parse_number(text) for text in texts], np.float64)
+        wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
+        where.refuse(wrong, f"have no finite number in the column {name}", texts)
         columns.append(values)
     return np.stack(columns, axis=1)
 

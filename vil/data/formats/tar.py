@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vil.data.classes import classes_of_split
+from vil.data.classes import classes_of_split, normalize_name
 from vil.data.dataset import Root, Transform
 from vil.data.datasets.folder import extensions, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, TarArchive, is_hidden
@@ -34,7 +34,8 @@ class Tar(ArchiveDataset):
         read = partial(class_folders, channels=channels)
         self.classes = classes_of_split(split, names, root / "train.tar", read)
         numbers = {name: number for number, name in enumerate(self.classes)}
-        self.targets = np.array([numbers[folder] for folder in folders], np.int64)
+        labels = [numbers[normalize_name(folder)] for folder in folders]
+        self.targets = np.array(labels, np.int64)
 
 
 def open_tar(file: Path, channels: int = 3) -> tuple[TarArchive, list[str]]:

@@ -23,7 +23,7 @@ import yaml as yaml_format
 from PIL import Image
 
 from vil.data.bands import BandImage
-from vil.data.classes import parse_class
+from vil.data.classes import normalize_name, parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
 from vil.data.image import UnreadableImage, read_image
@@ -98,7 +98,7 @@ class Tsv(ImageDataset):
         expected = "a name of the labelmap or an integer" if labelmap else "an integer"
         self.targets = np.empty(len(self.rows), np.int64)
         for sample, (row, text) in enumerate(zip(self.rows, texts)):
-            number = labelmap.get(text)
+            number = labelmap.get(normalize_name(text))
             if number is None:
                 number = parse_class(text, num_classes, labels.path, row + 1, expected)
             self.targets[sample] = number
@@ -185,15 +185,17 @@ def read_rows(linelist: Path | None, count: int) -> np.ndarray:
 
 
 def read_labelmap(file: Path) -> dict[str, int]:
-    """Read a labelmap as {name: class number}. Raises DataError for an invalid or repeated
-    entry."""
+    """Read a labelmap as {name: class number}, with names in the form of `normalize_name`. Raises
+    DataError for an invalid or repeated entry."""
     labelmap, numbers = {}, set()
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip("\n")
     for line, row in enumerate(text.split("\n"), start=1):
         name, _, number = row.rstrip("\r").partition("\t")
+        name = normalize_name(name)
         number = parse_class(number or str(line - 1), None, file, line)
         if not name or name in labelmap or number in numbers:
-            problem = "the name is empty, or the name or the number was used before"
+            problem = "the name is empty, or the name or the number was used before (names in two "
+            problem += "Unicode forms are one name)"
             raise DataError(f"{file}, line {line}: {problem}")
         labelmap[name] = number
         numbers.add(number)

@@ -1,5 +1,6 @@
 """Build the image tasks from a config: targets, transforms, network, datasets, mixup."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,11 @@ from vil.tasks.image.labels import Labels
 from vil.tasks.image.losses import build_loss
 from vil.tasks.image.numbers import Numbers
 from vil.tasks.image.task import ImageTask
+from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.safe_files import path_below
+
+logger = logging.getLogger(__name__)
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 # {whether timm's transform is used: keys of augmentations that are applied to RGB images only}
@@ -141,9 +145,16 @@ class ConfiguredTask(ImageTask):
             by_position = self.settings.classes == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
+        source = f"DATA.TRAIN {', '.join(names)}"
         self.check_num_classes(dataset, ", ".join(names))
-        if dataset.weights is not None and not dataset.weights.any():
-            raise DataError(f"DATA.TRAIN {', '.join(names)}: all sample weights are 0")
+        if dataset.weights is not None:
+            if not dataset.weights.any():
+                raise DataError(f"{source}: all sample weights are 0")
+            logger.warning("%s: the column or field of weights is used in the loss", source)
+        if dataset.target_type == "class" and len(present := np.unique(dataset.targets)) == 1:
+            text = "%s: all images have the same class, %s, so there is nothing to learn: check "
+            text += "the level of the class folders, or the column of labels"
+            logger.warning(text, source, printable(dataset.classes[present[0]]))
         return dataset
 
     def open_test_set(self, name: str, split: str = "val") -> ImageDataset:

@@ -1,7 +1,8 @@
 """Numbers as targets: regression of one or more numbers per image.
 
 Shapes: B images of a batch, N images of a test set, K numbers per image. The network predicts
-normalized numbers, with mean 0 and standard deviation 1 in the training set.
+normalized numbers, with mean 0 and standard deviation 1 in the training set. Numbers are normalized
+and restored in float64, because float32 cannot tell apart large numbers that differ little.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,9 @@ class Numbers(Target):
 
     def set_scale(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Set the mean and the standard deviation with which each number is normalized."""
-        place = dict(dtype=torch.float32, device=self.device)
+        # MPS has no float64
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        place = dict(dtype=dtype, device=self.device)
         self.mean, self.std = torch.tensor(mean, **place), torch.tensor(std, **place)
 
     def read_targets(self, dataset: ImageDataset) -> dict[str, Any]:
@@ -87,10 +90,10 @@ class Numbers(Target):
         metric is in the original units of the numbers.
         """
         outputs = outputs.float()
-        scaled = (batch.targets - self.mean) / self.std
+        scaled = ((batch.targets - self.mean) / self.std).float()
         losses = self.criterion(outputs, scaled, reduction="none").mean(-1)
         error = (self.decode(outputs.detach()) - batch.targets).abs().mean()
-        return mean_loss(losses, image_weights, {"mae": error})
+        return mean_loss(losses, image_weights, {"mae": error.float()})
 
     def decode(self, outputs: Tensor) -> Tensor:
         """Convert the normalized numbers (B, K) that the network returns to the original units."""

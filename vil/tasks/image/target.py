@@ -49,7 +49,7 @@ class Outputs(NamedTuple):
 
     indices: np.ndarray  # (N,) int64: index of the image in the test set
     targets: np.ndarray  # (N,) or (N, K), see `ImageDataset`
-    values: np.ndarray  # (N, K) float32
+    values: np.ndarray  # (N, K) float32, or float64 for numbers
 
 
 class TestSet(NamedTuple):

@@ -201,13 +201,14 @@ class ImageTask(Task):
         return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the decoded outputs (B, K) float32 for images (B, c, H, W) on the device."""
+        """Return the decoded outputs (B, K) for images (B, c, H, W) on the device."""
         with autocast(self.device, self.amp_dtype):
             outputs = model(images).float()
         return self.target.decode(outputs)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return probabilities or numbers (B, K) float32, on the CPU, for B tensors (c, H, W)."""
+        """Return probabilities (B, K) float32 or numbers (B, K) float64, on the CPU, for B tensors
+        (c, H, W)."""
         return self.target.activate(self.compute_outputs(model, self._stack(inputs)).cpu())
 
     def _stack(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -216,7 +217,8 @@ class ImageTask(Task):
 
     def average_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the mean of several outputs (B, K) of `run`, computed in float64."""
-        return torch.stack([output.double() for output in outputs]).mean(dim=0).float()
+        mean = torch.stack([output.double() for output in outputs]).mean(dim=0)
+        return mean.to(outputs[0].dtype)
 
     def for_ensemble(self, tasks: Sequence["ImageTask"]) -> "ImageTask":
         task = copy(self)
@@ -264,12 +266,13 @@ class ImageTask(Task):
 def describe_target(dataset: ImageDataset, index: int) -> str:
     """Return the target of the image `index` as text.
 
-    The text is the name of the class, the names of the labels separated by "|", or the numbers
-    separated by spaces.
+    The text is the name of the class, the names of the labels separated by "|", or the exact
+    numbers separated by spaces.
     """
     target = dataset.targets[index]
     if dataset.target_type == "class":
         return dataset.classes[int(target)]
     if dataset.target_type == "labels":
         return "|".join(name for name, value in zip(dataset.classes, target) if value)
-    return " ".join(f"{value:.9g}" for value in target)
+    short = [(value, f"{value:.9g}") for value in target]
+    return " ".join(text if type(value)(text) == value else str(value) for value, text in short)

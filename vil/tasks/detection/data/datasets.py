@@ -25,7 +25,7 @@ from vil.tasks.detection.data.fake import Files, fake_boxes
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
-from vil.utils.safe_files import join_roots, path_below
+from vil.utils.safe_files import join_roots, path_below, unicode_hint
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class CocoDataset(Dataset):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise DataError(
                 f"images of {annotations} are missing from {self.folder}: "
-                f"{', '.join(missing[:5])}{more}"
+                f"{', '.join(missing[:5])}{more}{unicode_hint(self.folder, missing[0])}"
             )
 
     def __len__(self) -> int:
