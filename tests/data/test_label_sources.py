@@ -110,7 +110,7 @@ def names_by_image(dataset):
     return {dataset.content(i): dataset.classes[target] for i, target in enumerate(dataset.targets)}
 
 
-@pytest.mark.parametrize(("ours", "theirs"), itertools.permutations(SOURCES, 2))
+@pytest.mark.parametrize(("ours", "theirs"), list(itertools.permutations(SOURCES, 2)))
 def test_numbers_as_class_names_are_matched_by_name(ours, theirs, tmp_path):
     """Folders sort 0..11 as texts, and tables as numbers."""
     labels = [str(number) for number in range(12)]

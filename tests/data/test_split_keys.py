@@ -194,3 +194,33 @@ def test_classes_are_counted(root, tmp_path):
     with pytest.raises(ConfigError, match="expected int or auto, got 'many'"):
         get_config(None, ["DATA.NUM_CLASSES=many"])
     assert get_config(None, ["DATA.NUM_CLASSES=3"]).DATA.NUM_CLASSES == 3
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+def test_used_columns_and_an_unusual_share_are_logged(tmp_path, task, caplog):
+    """One line each: a group with half of the images makes VAL_FRACTION 0.2 hold out 50 %."""
+    rows = [f"{i}.png,{'ab'[i % 2]},{'big' if i < 8 else i},1" for i in range(16)]
+    for i in range(16):
+        (tmp_path / f"{i}.png").write_bytes(png_bytes(i))
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,group,weight", *rows]))
+    words = [f"TASK={task}", f"DATA.PATH={tmp_path}", "DATA.FOLDS=4", "DATA.FOLD=0"]
+    parts_of(tmp_path, *words, sets=TABLE)
+    lines = [record.getMessage() for record in caplog.records]
+    for text in ("50 % of the images are held out instead of 25 %, because groups of up to 8",
+                 "the column or field of groups is used",
+                 "the column or field of weights is used"):  # fmt: skip
+        assert len([line for line in lines if text in line]) == 1, lines
+
+
+def test_a_single_class_is_logged(root, tmp_path, caplog):
+    """Also of the images that are there, if the list of classes is longer."""
+    for number in range(8):
+        (tmp_path / f"train/images/{number}.png").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"train/images/{number}.png").write_bytes(png_bytes(number))
+    cfg = get_config(None, [*SMALL, f"DATA.PATH={tmp_path}", "DATA.VAL_FRACTION=0.25"])
+    check_data(cfg)
+    text = "all images have the same class, images, so there is nothing to learn"
+    assert caplog.text.count(text) == 1
+    caplog.clear()
+    check_data(get_config(None, [*SMALL, f"DATA.PATH={root}", "DATA.VAL_FRACTION=0.2"]))
+    assert "nothing to learn" not in caplog.text

@@ -173,7 +173,7 @@ def warn_joined(sets: Sequence[Sequence[str]], path: Path, why: str, key: str = 
         return
     remedy = f"set {key} to {{!r}}" if key else "split the labels at the separator {!r}"
     if texts and all((text[0], text[-1]) in (("[", "]"), ("{", "}")) for text in texts):
-        remedy = "write the labels with a separator between them instead"
+        remedy = "write the labels with a separator between them instead" + (key and f" ({key})")
         _warn_joined(path, why, "are lists or JSON objects", min(texts), remedy)
         return
     for separator in (*SURE_SEPARATORS, *OTHER_SEPARATORS):
