@@ -204,6 +204,7 @@ def test_used_columns_and_an_unusual_share_are_logged(tmp_path, task, caplog):
         (tmp_path / f"{i}.png").write_bytes(png_bytes(i))
     (tmp_path / "labels.csv").write_text("\n".join(["path,label,group,weight", *rows]))
     words = [f"TASK={task}", f"DATA.PATH={tmp_path}", "DATA.FOLDS=4", "DATA.FOLD=0"]
+    with_num_classes(get_config(None, [*TABLE, *words, "DATA.NUM_CLASSES=auto"]))
     parts_of(tmp_path, *words, sets=TABLE)
     lines = [record.getMessage() for record in caplog.records]
     for text in ("50 % of the images are held out instead of 25 %, because groups of up to 8",

@@ -226,6 +226,12 @@ class DataSettings:
                 parts.setdefault(name, ["train"]).append(split)
         return parts
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether the datasets are opened only to count the classes, and a second time later. Then,
+        warnings are logged the second time only."""
+        return self.num_classes == "auto"
+
     def split_indices(self, name: str, dataset: ImageDataset) -> dict[str, np.ndarray]:
         """Divide the training split of the dataset `name`. Returns {split: sorted indices}.
 
@@ -234,6 +240,10 @@ class DataSettings:
         """
         splits = self.divided[name]
         groups = group_samples(dataset, self.group_by, name)
+        is_used = dataset.split_groups is not None and self.group_by in ("column", "auto")
+        if is_used and not self.is_counting:
+            text = "%s: the column or field of groups is used: images of a group stay in one split"
+            logger.warning(text, name)
         rest, indices = np.arange(len(dataset)), {}
         by_fold = "test" if self.val else "val"
         held_out = {"test": self.test_fraction, "val": self.val_fraction}
@@ -247,7 +257,9 @@ class DataSettings:
                 fractions, selected = [1 - fraction, fraction], 1
                 what = f"{name}, DATA.{split.upper()}_FRACTION {fraction}"
             parts = divide(dataset, rest, groups, fractions, self.split_seed, what)
-            _warn_share(float(np.mean(parts == selected)), fractions[selected], groups[rest], what)
+            if not self.is_counting:
+                share = float(np.mean(parts == selected))
+                _warn_share(share, fractions[selected], groups[rest], what)
             indices[split], rest = rest[parts == selected], rest[parts != selected]
         indices["train"] = rest
         counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)

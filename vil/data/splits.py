@@ -186,8 +186,6 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     count, keys = len(dataset), []
     if group_by in ("column", "auto") and dataset.split_groups is not None:
         keys.append(dataset.split_groups)
-        text = "%s: the column or field of groups is used: images of a group stay in one split"
-        logger.warning(text, name)
     elif group_by == "column":
         raise ConfigError(
             f"DATA.GROUP_BY is 'column', but {name} has no group column: use 'auto' or 'content'"

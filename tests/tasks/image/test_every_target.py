@@ -1,5 +1,7 @@
 """What all kinds of target share: weights of images, evaluation in batches, known targets."""
 
+import csv
+
 import pytest
 import torch
 from torch import nn
@@ -108,3 +110,19 @@ def test_known_targets_are_written_in_every_format(kind, values, lines):
     assert all("target" in text for text in known.values())
     assert not any("target" in text for text in unknown.values())
     assert known["csv"].splitlines()[1:] == lines
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_csv_has_the_names_of_classes_and_files_as_they_are(kind):
+    """A spreadsheet may take them for formulas, but a script must find them again."""
+    names, files = ["-1", "=1+1", "@a, b"], ["-3.png", "+1.png", "'a\".png"]
+    target = KINDS[kind]()
+    task = ImageTask(target, device=CPU)
+    predictions = target.predict(torch.eye(OUTPUTS), files, names.__getitem__)
+    known = [task.add_target(each, names[0]) for each in predictions]
+    for format_name in {"csv", "probabilities"} & set(target.formats):
+        text = "".join(target.formats[format_name](known, names))
+        rows = list(csv.DictReader(text.splitlines()))
+        assert {row["file"] for row in rows} == set(files)
+        assert {row["target"] for row in rows} == {names[0]}
+        assert set(names) <= ({row.get("class") for row in rows} | set(rows[0]))

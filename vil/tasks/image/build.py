@@ -150,8 +150,10 @@ class ConfiguredTask(ImageTask):
         if dataset.weights is not None:
             if not dataset.weights.any():
                 raise DataError(f"{source}: all sample weights are 0")
-            logger.warning("%s: the column or field of weights is used in the loss", source)
-        if dataset.target_type == "class" and len(present := np.unique(dataset.targets)) == 1:
+            if not self.settings.is_counting:
+                logger.warning("%s: the column or field of weights is used in the loss", source)
+        present = np.unique(dataset.targets) if dataset.target_type == "class" else ()
+        if len(present) == 1 and not self.settings.is_counting:
             text = "%s: all images have the same class, %s, so there is nothing to learn: check "
             text += "the level of the class folders, or the column of labels"
             logger.warning(text, source, printable(dataset.classes[present[0]]))
