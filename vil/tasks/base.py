@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -337,6 +338,15 @@ class Task:
         dataset: result of `open_split`.
         """
         return summarize_targets(dataset)
+
+    def find_misfits(self, dataset: Any, indices: np.ndarray, sizes: np.ndarray) -> list[Any]:
+        """Return the ways in which the targets of a dataset do not fit its images.
+
+        indices (n,): images that were opened. sizes (n, 2): their width and height. Each item is a
+        text, as a string or by str(), with the attribute `is_common`, whether so many do not fit
+        that the dataset cannot be used for training.
+        """
+        return []
 
     # ---- called by the training loop and by evaluation
 

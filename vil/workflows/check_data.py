@@ -193,7 +193,7 @@ def check_data(
     # the number does not matter, because `Task.open_split` ignores it
     counted = override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
     task = task_for(counted, torch.device("cpu"))
-    splits, problems, missing = {}, [], []
+    splits, problems, missing, misfits = {}, [], [], []
     for label, name, part in list_splits(cfg.DATA.VAL, cfg.DATA.TEST):
         try:
             dataset = task.open_split(name, part)
@@ -212,10 +212,13 @@ def check_data(
             workers = count_workers(cfg.DATALOADER.WORKERS, task.device)
             images = inspect(dataset, workers=workers, max_images=max_images)
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
+        for misfit in task.find_misfits(dataset, images.indices, images.sizes):
+            unusable = misfit.is_common and label == TRAIN
+            (problems if unusable else misfits).append(f"{label}: {printable(str(misfit))}")
     duplicates = find_duplicates({name: split.images for name, split in splits.items()})
     for name, split in splits.items():
         problems += find_problems(name, split, cfg.DATA.MAX_BAD_FRACTION)
-    warnings = find_warnings(splits, duplicates)
+    warnings = [*misfits, *find_warnings(splits, duplicates)]
     suggestions = suggest(cfg, task, splits, missing)
     return DataCheck(
         task=cfg.TASK,

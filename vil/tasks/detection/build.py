@@ -1,5 +1,6 @@
 """Build the detection task from a config: detector, datasets, transforms."""
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from yacs.config import CfgNode
 from vil.config.defaults import tree
 from vil.config.unused_keys import warn_unused
 from vil.data.build import read_settings
+from vil.data.classes import add_learned_classes
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.integrations.build import build_network
@@ -36,8 +38,9 @@ from vil.tasks.detection.models.fpn import strip_head
 from vil.tasks.detection.models.weights import load_detector
 from vil.tasks.detection.task import DetectionTask
 from vil.tasks.detection.visualize import draw
-from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.errors import ConfigError, DataError, as_config_error
 
+logger = logging.getLogger(__name__)
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
@@ -177,6 +180,7 @@ class Detection(DetectionTask):
 
     cost = staticmethod(detector_cost)
     summarize_targets = staticmethod(summarize_boxes)
+    find_misfits = staticmethod(CocoDataset.find_misfits)
     resizes_to_image_size = False  # DETECTION.INPUT decides
 
     def open_train_set(self) -> CocoDataset:
@@ -191,6 +195,19 @@ class Detection(DetectionTask):
     def open_test_set(self, name: str) -> CocoDataset:
         return self._open(name, "val", None)
 
+    def _check(self, dataset: CocoDataset, name: str, *, match: bool = True) -> None:
+        """Also report annotations that do not fit their images.
+
+        Raises DataError if most annotations or images of a training set do not fit.
+        """
+        super()._check(dataset, name, match=match)
+        for misfit in self.find_misfits(dataset, *dataset.sample_sizes()):
+            listed = "vil detect check lists them"
+            if misfit.is_common and dataset.split == "train":
+                file = dataset.annotations
+                raise DataError(f"{file} cannot be used for training: {misfit}; {listed}")
+            logger.warning(f"{dataset.annotations}: {misfit}; {listed}")
+
     def _open(self, name: str, split: str, transform: Callable | None) -> CocoDataset:
         settings = self.settings
         if settings.targetmap:
@@ -201,6 +218,9 @@ class Detection(DetectionTask):
         dataset.value_range = settings.value_range
         if not self.group_aspects:
             dataset.groups = None
+        is_unique = len(set(dataset.classes)) == len(dataset.classes)
+        if split == "val" and settings.classes != "by_position" and is_unique:
+            add_learned_classes(dataset, self.class_names, name)
         self.check_num_classes(dataset, name)
         return dataset
 

@@ -26,12 +26,14 @@ AREAS = {"s": 1, "m": 2, "l": 3}  # index into A: < 32 x 32 pixels, < 96 x 96, l
 
 
 def to_results(
-    detections: Detections, *, image_id: int, size: tuple[int, int], category_ids: list[int]
+    detections: Detections, *, image_id: int, size: tuple[int, int], category_ids: list[int | None]
 ) -> list[dict[str, Any]]:
     """Convert the detections of one image to COCO's results format, a list of dicts.
 
     Each dict is {image_id, category_id, bbox: [x, y, w, h], score} and, for masks, `segmentation`,
     a compressed RLE. size: (H, W) of the image. category_ids: id of each label, from label 1.
+    Detections of a label whose id is None, a category that the annotation file does not have, are
+    left out.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -41,7 +43,7 @@ def to_results(
     ]
     for row, mask in zip(rows, detections.masks or ()):
         row["segmentation"] = {"size": list(size), "counts": compress_runs(mask.runs(size))}
-    return rows
+    return [row for row in rows if row["category_id"] is not None]
 
 
 def decode_rle(rle: dict[str, Any]) -> np.ndarray:

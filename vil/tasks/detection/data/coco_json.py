@@ -62,6 +62,7 @@ class Annotations:
 
     path: Path
     image_ids: Array  # (N,) int64
+    annotation_ids: list  # (M,) of any JSON values
     names: Array  # (N,) bytes: file names, in one buffer that forked workers share
     sizes: Array  # (N, 2) int64: width and height
     category_ids: list[int]  # (K,) ascending
@@ -74,6 +75,12 @@ class Annotations:
     segmentations: Segmentations | None  # None if read without masks
     reasons: Array  # (M,) int64 into REASONS
     dropped: list[Fault]  # annotations that are not usable, in the file's order
+
+    def describe(self, row: int) -> tuple[str, str]:
+        """Return ("annotation <id>", file name of its image) of the annotation `row`."""
+        at = self.images[row]
+        name = os.fsdecode(self.names[at]) if at >= 0 else ""
+        return f"annotation {self.annotation_ids[row]}", name
 
     def count_dropped(self) -> dict[str, int]:
         """Count the dropped annotations and return {reason: count}."""
@@ -123,14 +130,12 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         boxes=parse_boxes([row.get("bbox") for row in rows]),
         segmentations=Segmentations(row.get("segmentation") for row in rows) if masks else None,
     )
-    names, reasons, dropped = [row["file_name"] for row in images], find_reasons(**columns), []
-    for i in np.flatnonzero(reasons).tolist():
-        name = names[image_of[i]] if image_of[i] >= 0 else ""
-        dropped.append(Fault(f"annotation {rows[i].get('id')}", name, REASONS[reasons[i]]))
-    return Annotations(
+    reasons, dropped = find_reasons(**columns), []
+    table = Annotations(
         path=path,
         image_ids=image_ids,
-        names=np.array(list(map(os.fsencode, names))),
+        annotation_ids=[row.get("id") for row in rows],
+        names=np.array([os.fsencode(row["file_name"]) for row in images]),
         category_ids=[category["id"] for category in categories],
         classes=[" ".join(category["name"].split()) for category in categories],
         areas=parse_areas([row.get("area") for row in rows], columns["boxes"]),
@@ -139,6 +144,9 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         dropped=dropped,
         **columns,
     )
+    for i in np.flatnonzero(reasons).tolist():
+        dropped.append(Fault(*table.describe(i), REASONS[reasons[i]]))
+    return table
 
 
 def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:

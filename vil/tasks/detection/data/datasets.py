@@ -7,6 +7,7 @@ when an image is read, because its size may differ from that in the JSON file.
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
 from vil.data import keyword_only
-from vil.data.image import read_image
+from vil.data.image import UnreadableImage, read_image, read_size
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
 from vil.tasks.detection.data.batch import Target, collate
 from vil.tasks.detection.data.coco_json import Annotations, read_annotations
 from vil.tasks.detection.data.fake import Files, fake_boxes
+from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
@@ -31,18 +33,21 @@ logger = logging.getLogger(__name__)
 
 Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 SPLITS = {"train": 0, "val": 1}  # detection sets have no test split
+SIZES = 256  # images whose size is compared with the annotation file before a run
 
 
 class CocoDataset(Dataset):
     """Dataset of images and targets in COCO's format.
 
     dataset[i] returns an image (3, H, W) uint8 RGB, and a target as described by `DetectionBatch`,
-    without crowd annotations. Label l stands for the category with id `category_ids[l - 1]` and
-    name `classes[l - 1]`. The split "train" omits images without a usable box, unless keep_empty is
-    set. Indexing raises UnreadableImage if an image cannot be read.
+    without crowd annotations. Label l stands for the category with name `classes[l - 1]` and id
+    `category_ids[l - 1]`, which is None if the annotation file does not have the category. The
+    split "train" omits images without a usable box, unless keep_empty is set. Indexing raises
+    UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
+    target_type = "boxes"
     value_range: Sequence[float] = ()  # see `to_rgb`
 
     def __init__(
@@ -77,11 +82,12 @@ class CocoDataset(Dataset):
                 f"{table.path}: {len(table.dropped)} of {len(table.reasons)} annotations are "
                 f"dropped ({counts}); run vil detect check to list them"
             )
-        self.segmentations = table.segmentations
+        self.segmentations, self.misfits = table.segmentations, tuple(find_misfits(table))
         # rows[first[i]:last[i]] are the usable annotations of image i
         rows = np.flatnonzero((table.reasons == 0) & ~table.crowd)
         if split == "train" and not len(rows):
-            raise DataError(f"{annotations} has no usable box to train with{explain_none(table)}")
+            reason = "; ".join([explain_none(table), *map(str, self.misfits)])
+            raise DataError(f"{annotations} has no usable box to train with{reason}")
         self.rows = rows[np.argsort(table.images[rows], kind="stable")]
         counts = np.bincount(table.images[rows], minlength=len(table.names))
         last = np.cumsum(counts)
@@ -89,8 +95,9 @@ class CocoDataset(Dataset):
         self.first, self.last = (last - counts)[kept], last[kept]
         self.boxes, self.labels = table.boxes[self.rows], table.labels[self.rows]
         self.names, self.image_ids = table.names[kept], table.image_ids[kept]
-        wide = table.sizes[:, 0] >= table.sizes[:, 1]
-        self.groups = wide[kept].astype(np.int64)  # (N,): 0 tall, 1 wide
+        self.sizes = table.sizes[kept]  # (N, 2): width and height in the annotation file
+        wide = self.sizes[:, 0] >= self.sizes[:, 1]
+        self.groups = wide.astype(np.int64)  # (N,): 0 tall, 1 wide
         if missing := missing_images(self.folder, map(os.fsdecode, self.names.tolist()), roots):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise DataError(
@@ -127,16 +134,36 @@ class CocoDataset(Dataset):
             target["masks"] = masks
         return clip_boxes(target, (height, width))
 
+    def sample_sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Read the sizes of at most SIZES evenly spaced images; skip those that cannot be read.
+
+        Returns the indices (n,) and the (width, height) of the images, (n, 2).
+        """
+        indices, sizes = [], []
+        for index in np.linspace(0, len(self) - 1, min(len(self), SIZES)).astype(int).tolist():
+            with suppress(UnreadableImage):
+                sizes.append(read_size(self.folder / self.sample_name(index)))
+                indices.append(index)
+        return np.array(indices, np.int64), np.array(sizes, np.int64).reshape(-1, 2)
+
+    def find_misfits(self, indices: np.ndarray, sizes: np.ndarray) -> list[Misfit]:
+        """Return the ways in which annotations do not fit their images.
+
+        indices (n,): images that were opened. sizes (n, 2): their width and height.
+        """
+        names = [self.sample_name(index) for index in indices.tolist()]
+        return [*self.misfits, *compare_sizes(names, self.sizes[indices], sizes)]
+
     def reorder_classes(self, names: Sequence[str]) -> None:
         """Renumber the labels so that the classes have the order of `names`.
 
-        names: a permutation of `classes`.
+        names: `classes` in any order, and possibly further classes, which have no objects.
         """
         label = {name: index for index, name in enumerate(names, 1)}
         labels = np.array([0, *(label[name] for name in self.classes)])
-        order = np.argsort(labels[1:])
+        ids = dict(zip(self.classes, self.category_ids))
         self.labels = labels[self.labels]
-        self.category_ids = [self.category_ids[index] for index in order]
+        self.category_ids = [ids.get(name) for name in names]
         self.classes = list(names)
 
     def sample_name(self, index: int) -> str:

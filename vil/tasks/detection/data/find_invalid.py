@@ -11,6 +11,7 @@ import numpy as np
 from vil.data.image import UnreadableImage, read_size
 from vil.tasks.detection.data.coco_json import REASONS, Annotations, Fault, read_annotations
 from vil.tasks.detection.data.datasets import missing_images
+from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.utils.errors import DataError
 
 SHOWN = 12  # number of faults listed per kind
@@ -26,12 +27,14 @@ class AnnotationCheck(NamedTuple):
     """Result of `find_invalid`, with the invalid annotations and images of a dataset.
 
     table: content of the annotation file. summary: lines of text that describe this content.
-    faults: list of all invalid annotations and images.
+    faults: list of all invalid annotations and images. misfits: ways in which annotations do not
+    fit their images.
     """
 
     table: Annotations
     summary: list[str]
     faults: list[Fault]
+    misfits: list[Misfit]
 
     def list_faults(self, *, hint: bool) -> list[str]:
         """Return lines of text that list the faults by reason, at most SHOWN for each reason.
@@ -46,17 +49,22 @@ class AnnotationCheck(NamedTuple):
             lines += [f"{len(faults)} {kind}", *faults[:SHOWN]]
             if len(faults) > SHOWN:
                 lines.append(f"  and {len(faults) - SHOWN} more" + (" (--list FILE)" * hint))
+        lines += [f"warning: {misfit}" for misfit in self.misfits]
         return lines or ["no faults"]
 
     def raise_if_unusable(self) -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        The dataset must have at least one usable box. No image may be missing. The fraction of
+        The dataset must have at least one usable box. Of its boxes, and of its images, at most the
+        fraction `misfits.MAX_SHARE` may not fit. No image may be missing. The fraction of
         unreadable images may be at most MAX_BAD_FRACTION.
         """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():
             raise DataError(f"{path} cannot be used for training: it has no usable box")
+        for misfit in self.misfits:
+            if misfit.is_common and not misfit.of_masks:
+                raise DataError(f"{path} cannot be used for training: {misfit}")
         if missing := sum(fault.reason == MISSING for fault in self.faults):
             raise DataError(f"{path} cannot be used for training: {missing} images are missing")
         unreadable = sum(fault.reason.startswith(UNREADABLE) for fault in self.faults)
@@ -72,7 +80,8 @@ def kind_of(fault: Fault) -> str:
     """Return the heading under which a fault is listed, such as "images: is not in the folder"."""
     if "px in the file" in fault.reason:
         return "images: of another size than the file says"
-    group = "images" if fault.about == "image" else "dropped annotations"
+    dropped = "dropped annotations" if fault.reason in REASONS else "annotations"
+    group = "images" if fault.about == "image" else dropped
     return f"{group}: {fault.reason.split(' (')[0]}"
 
 
@@ -83,11 +92,17 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
     unreadable or of an unexpected size; None: check only the annotations.
     """
     table = read_annotations(annotations, masks=True)
-    masks = bool(table.segmentations.usable.any())
+    masks = bool(table.segmentations.given.any())
     faults = [fault for fault in table.dropped if masks or fault.reason != NO_MASK]
+    misfits = find_misfits(table)
+    for misfit in misfits:
+        rows = misfit.rows[table.reasons[misfit.rows] == 0].tolist()
+        faults += [Fault(*table.describe(row), misfit.reason) for row in rows]
     if images:
-        faults += find_invalid_images(table, Path(images))
-    return AnnotationCheck(table, summarize(table, masks), faults)
+        invalid, other_sizes = find_invalid_images(table, Path(images))
+        faults += invalid
+        misfits += other_sizes
+    return AnnotationCheck(table, summarize(table, masks), faults, misfits)
 
 
 def has_box(table: Annotations) -> np.ndarray:
@@ -101,7 +116,8 @@ def has_box(table: Annotations) -> np.ndarray:
 def summarize(table: Annotations, masks: bool) -> list[str]:
     """Return lines of text with the numbers of images, boxes and masks in an annotation file.
 
-    Boxes are also counted by area and by category. masks: whether any annotation has a mask.
+    Boxes are also counted by area and by category. masks: whether any annotation has a
+    segmentation.
     """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd
@@ -124,16 +140,18 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
     return lines
 
 
-def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
+def find_invalid_images(table: Annotations, folder: Path) -> tuple[list[Fault], list[Misfit]]:
     """Return a fault for each image that is missing, unreadable, or of an unexpected size.
 
+    The second result says whether images have another size than the file says.
     This check follows symbolic links to any folder. Training is stricter: it follows only links to
     the folders in DATA.PATH and DATA.KWARGS.extra_roots.
     """
     names = [os.fsdecode(name) for name in table.names.tolist()]
     missing = set(missing_images(folder, names, roots=[os.sep]))
     faults = [Fault("image", name, MISSING) for name in names if name in missing]
-    for name, expected in zip(names, table.sizes.tolist()):
+    opened, sizes = [], []
+    for index, (name, expected) in enumerate(zip(names, table.sizes.tolist())):
         if name in missing:
             continue
         try:
@@ -141,6 +159,9 @@ def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
         except UnreadableImage as error:
             faults.append(Fault("image", name, f"{UNREADABLE} ({' '.join(str(error).split())})"))
             continue
+        opened.append(index)
+        sizes.append(size)
         if size != expected:
             faults.append(Fault("image", name, WRONG_SIZE.format(*expected, *size)))
-    return faults
+    sizes = np.array(sizes, np.int64).reshape(-1, 2)
+    return faults, compare_sizes([names[i] for i in opened], table.sizes[opened], sizes)
