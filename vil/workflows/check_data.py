@@ -214,7 +214,7 @@ def check_data(
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
         for misfit in task.find_misfits(dataset, images.indices, images.sizes):
             unusable = misfit.is_common and label == TRAIN
-            (problems if unusable else misfits).append(f"{label}: {printable(str(misfit))}")
+            (problems if unusable else misfits).append(f"{label}: {misfit}")
     duplicates = find_duplicates({name: split.images for name, split in splits.items()})
     for name, split in splits.items():
         problems += find_problems(name, split, cfg.DATA.MAX_BAD_FRACTION)

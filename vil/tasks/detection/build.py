@@ -202,11 +202,10 @@ class Detection(DetectionTask):
         """
         super()._check(dataset, name, match=match)
         for misfit in self.find_misfits(dataset, *dataset.sample_sizes()):
-            listed = "vil detect check lists them"
+            text = f"{misfit} (vil detect check lists them)"
             if misfit.is_common and dataset.split == "train":
-                file = dataset.annotations
-                raise DataError(f"{file} cannot be used for training: {misfit}; {listed}")
-            logger.warning(f"{dataset.annotations}: {misfit}; {listed}")
+                raise DataError(f"{dataset.annotations} cannot be used for training: {text}")
+            logger.warning(f"{dataset.annotations}: {text}")
 
     def _open(self, name: str, split: str, transform: Callable | None) -> CocoDataset:
         settings = self.settings

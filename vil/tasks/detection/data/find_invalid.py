@@ -49,7 +49,7 @@ class AnnotationCheck(NamedTuple):
             lines += [f"{len(faults)} {kind}", *faults[:SHOWN]]
             if len(faults) > SHOWN:
                 lines.append(f"  and {len(faults) - SHOWN} more" + (" (--list FILE)" * hint))
-        lines += [f"warning: {misfit}" for misfit in self.misfits]
+        lines += [f"warning: {misfit}" for misfit in self.misfits if misfit.hint]
         return lines or ["no faults"]
 
     def raise_if_unusable(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vil.tasks.detection.data.coco_json import Annotations
 from vil.tasks.detection.data.masks import FORMS
+from vil.utils.console import printable
 
 Array = np.ndarray
 
@@ -60,8 +61,9 @@ class Misfit:
         return len(self.rows) > MAX_SHARE * self.total
 
     def __str__(self) -> str:
-        text = f"{len(self.rows)} of {self.total} {self.about} have {self.reason}"
-        return f"{text}, such as {self.example}" + (f": {self.hint}" if self.hint else "")
+        hint = f": {self.hint}" if self.hint else ""
+        count = f"{len(self.rows)} of {self.total} {self.about}"
+        return f"{count} have {self.reason}, such as {printable(self.example)}{hint}"
 
 
 def find_misfits(table: Annotations) -> list[Misfit]:
@@ -85,13 +87,13 @@ def check_boxes(table: Annotations) -> list[Misfit]:
     small = (given >= 0).all(axis=1) & (given <= 1).all(axis=1)
     fractions = small & (given != given.round()).any(axis=1)
     beyond = ~is_inside(boxes, limits)
-    hint = ""
-    if beyond.sum() > (1 - EXPLAINED) * len(rows):
-        for reading, convert in BOX_READINGS.items():
-            corners = np.stack(convert(*given.T), axis=1)
-            if is_inside(corners, limits).mean() >= EXPLAINED:
-                hint = f"are boxes {reading} instead of x y width height?"
-                break
+    explained = (
+        f"are boxes {reading} instead of x y width height?"
+        for reading, convert in BOX_READINGS.items()
+        if beyond.sum() > (1 - EXPLAINED) * len(rows)
+        and is_inside(np.stack(convert(*given.T), axis=1), limits).mean() >= EXPLAINED
+    )
+    hint = next(explained, "")
     return [
         misfit_of(table, BOX_BEYOND, rows[beyond], len(rows), hint),
         misfit_of(table, BOX_FRACTIONS, rows[fractions], len(rows)),
@@ -190,9 +192,14 @@ def compare_sizes(names: Sequence[str], expected: Array, actual: Array) -> list[
     rows = np.flatnonzero((expected != actual).any(axis=1))
     if not len(rows):
         return []
-    name, (w, h), (width, height) = names[rows[0]], expected[rows[0]], actual[rows[0]]
-    hint = "were they resized after they were annotated?"
-    if (expected[rows, ::-1] == actual[rows]).all(axis=1).mean() >= EXPLAINED:
+    (w, h), (width, height) = expected[rows].T, actual[rows].T
+    turned = (w == height) & (h == width)
+    resized = abs(w * height - h * width) <= np.maximum(width, height)  # sides are rounded
+    hint = ""
+    if turned.mean() >= EXPLAINED:
         hint = "were they turned (by EXIF) after they were annotated?"
+    elif resized.mean() >= EXPLAINED:
+        hint = "were they resized after they were annotated?"
+    name, (w, h), (width, height) = names[rows[0]], expected[rows[0]], actual[rows[0]]
     example = f"{name} ({w} x {h} px in the file, {width} x {height} px in the image)"
     return [Misfit(IMAGE_SIZE, rows, len(names), example, hint, about="images")]
