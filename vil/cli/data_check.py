@@ -6,8 +6,9 @@
 
 Opens every image of the training set and of each test set. Prints the number of images of each
 class, the image sizes, images that cannot be read, duplicates within a split, duplicates across
-splits (leaks), images of a single color, and config values that would fit the data better. --sample
-opens only N images of each split. DATALOADER.WORKERS processes read the images.
+splits (leaks), images of a single color, boxes and masks that do not fit their images, and config
+values that would fit the data better. --sample opens only N images of each split.
+DATALOADER.WORKERS processes read the images.
 
 The exit code is 0 if the data can be used, even if config values must be changed as suggested. It
 is 3 if the data cannot be used. Each reason is printed on a line that begins with "problem".

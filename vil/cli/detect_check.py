@@ -5,12 +5,13 @@
   vil detect check mine/train.json --images mine/train --list faults.tsv
 
 Prints the numbers of images, boxes, masks and categories, and up to twelve examples of each type of
-fault. --list writes all faults to a file, one per line: what is faulty (such as "annotation 7"),
-TAB, file name of the image, TAB, reason. --images also checks that each image exists and has the
-size given in the annotation file. This check follows all symbolic links, but training only accepts
-links to images below DATA.PATH or below a folder in DATA.KWARGS.extra_roots. The exit code is 0 if
-training would only skip the faulty annotations and images, and 3 if the file cannot be used for
-training.
+fault, such as boxes that reach beyond their image. --list writes all faults to a file, one per
+line: what is faulty (such as "annotation 7"), TAB, file name of the image, TAB, reason. --images
+also checks that each image exists and has the size given in the annotation file. This check follows
+all symbolic links, but training only accepts links to images below DATA.PATH or below a folder in
+DATA.KWARGS.extra_roots. The exit code is 0 if training would only skip or report the faulty
+annotations and images, and 3 if the file cannot be used for training, for example because most
+boxes do not fit their images.
 """
 
 import argparse

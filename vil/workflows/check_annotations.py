@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def check_annotations(
     annotations: str | Path, images: str | Path | None = None
 ) -> "AnnotationCheck":
-    """Check an annotation file in COCO format. Returns the invalid entries and a summary of the
-    file.
+    """Check an annotation file in COCO format. Returns the invalid entries, the ways in which
+    annotations do not fit their images, and a summary of the file.
 
     images: folder of the images. If it is given, images are reported too if they are missing or
     unreadable, or if their size differs from the annotation file.

@@ -71,7 +71,7 @@ def find_misfits(table: Annotations) -> list[Misfit]:
 
     Segmentations are checked only if the table was read with masks.
     """
-    found = [*check_boxes(table)]
+    found = check_boxes(table)
     if table.segmentations is not None:
         found += [*check_forms(table), *check_masks(table)]
     return [misfit for misfit in found if len(misfit.rows)]
@@ -87,17 +87,24 @@ def check_boxes(table: Annotations) -> list[Misfit]:
     small = (given >= 0).all(axis=1) & (given <= 1).all(axis=1)
     fractions = small & (given != given.round()).any(axis=1)
     beyond = ~is_inside(boxes, limits)
-    explained = (
-        f"are boxes {reading} instead of x y width height?"
-        for reading, convert in BOX_READINGS.items()
-        if beyond.sum() > (1 - EXPLAINED) * len(rows)
-        and is_inside(np.stack(convert(*given.T), axis=1), limits).mean() >= EXPLAINED
-    )
-    hint = next(explained, "")
+    is_frequent = beyond.sum() > (1 - EXPLAINED) * len(rows)
+    hint = explain_boxes(given, limits) if is_frequent else ""
     return [
         misfit_of(table, BOX_BEYOND, rows[beyond], len(rows), hint),
         misfit_of(table, BOX_FRACTIONS, rows[fractions], len(rows)),
     ]
+
+
+def explain_boxes(given: Array, limits: Array) -> str:
+    """Return what boxes given as four numbers (n, 4) may be, "" if no reading explains them.
+
+    limits (n, 2): width and height of the images.
+    """
+    for reading, convert in BOX_READINGS.items():
+        boxes = np.stack(convert(*given.T), axis=1)
+        if is_inside(boxes, limits).mean() >= EXPLAINED:
+            return f"are boxes {reading} instead of x y width height?"
+    return ""
 
 
 def is_inside(boxes: Array, limits: Array) -> Array:
@@ -194,7 +201,7 @@ def compare_sizes(names: Sequence[str], expected: Array, actual: Array) -> list[
         return []
     (w, h), (width, height) = expected[rows].T, actual[rows].T
     turned = (w == height) & (h == width)
-    resized = abs(w * height - h * width) <= np.maximum(width, height)  # sides are rounded
+    resized = abs(w * height - h * width) <= w + h  # sides are rounded
     hint = ""
     if turned.mean() >= EXPLAINED:
         hint = "were they turned (by EXIF) after they were annotated?"
