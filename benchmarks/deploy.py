@@ -49,6 +49,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import at_least, config_arguments, listed, run_arguments, with_weights
 from vil.config import override
+from vil.data.build import read_options
 from vil.data.datasets.composed import Subset
 from vil.data.datasets.image_list import ImageList, ImageSource
 from vil.engine.build import configure_device
@@ -381,7 +382,7 @@ def open_trained(
     tuning_cache.load("cpu")  # of every batch size
     task = inference.task
     if photos:
-        images = ImageList(photos, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+        images = ImageList(photos, **read_options(cfg))
         calibration = torch.cat(list(iter_calibration_batches(task, images)))
     else:
         calibration = training_images(task, MOST)

@@ -49,6 +49,7 @@ class DataSettings:
     task: str  # TASK
     image_size: int  # INPUT.IMAGE_SIZE
     channels: int  # INPUT.CHANNELS
+    background: Sequence[int]  # INPUT.BACKGROUND
     batch_size: int  # DATALOADER.BSZ, of all ranks together
     accumulate: int  # OPTIM.ACCUMULATE
     workers: int  # DATALOADER.WORKERS
@@ -287,6 +288,7 @@ def read_settings(cfg: CfgNode) -> DataSettings:
         task=cfg.TASK,
         image_size=cfg.INPUT.IMAGE_SIZE,
         channels=cfg.INPUT.CHANNELS,
+        background=cfg.INPUT.BACKGROUND,
         batch_size=cfg.DATALOADER.BSZ,
         accumulate=cfg.OPTIM.ACCUMULATE,
         workers=cfg.DATALOADER.WORKERS,
@@ -297,6 +299,16 @@ def read_settings(cfg: CfgNode) -> DataSettings:
     )
     rest = {field.name for field in fields(DataSettings)} - settings.keys()
     return DataSettings(**settings, **{name: cfg.DATA[name.upper()] for name in rest})
+
+
+def read_options(cfg: CfgNode) -> dict[str, Any]:
+    """Return the keyword arguments with which `vil.data.image.read_image` reads a config's
+    images."""
+    return dict(
+        value_range=cfg.DATA.VALUE_RANGE,
+        channels=cfg.INPUT.CHANNELS,
+        background=cfg.INPUT.BACKGROUND,
+    )
 
 
 def build_train_loader(

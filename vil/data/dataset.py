@@ -5,7 +5,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from PIL import Image
@@ -13,8 +13,10 @@ from torch.utils.data import Dataset
 
 from vil.data.bands import BandImage
 from vil.data.batch import collate
+from vil.data.image import read_image
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
+from vil.utils.rgb import WHITE
 
 Root = str | Path
 Transform = Callable | None  # takes an image; the result replaces the image in a sample
@@ -86,6 +88,7 @@ class ImageDataset(Dataset, ABC):
     split_groups: np.ndarray | None = None
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     channels = 3  # see `read_image`
+    background: Sequence[int] = WHITE  # behind transparent pixels, see `read_image`
     classes: list[str]
     targets: np.ndarray  # not a list, which every forked worker would copy
 
@@ -126,6 +129,10 @@ class ImageDataset(Dataset, ABC):
             padded = np.pad(self.targets, ((0, 0), (0, 1)))  # -1 is a column of zeros
             self.targets = padded[:, [column.get(name, -1) for name in names]]
         self.classes = list(names)
+
+    def read(self, source: str | Path | BinaryIO) -> Image.Image | BandImage:
+        """Decode an image file as the config says, see `read_image`."""
+        return read_image(source, self.value_range, self.channels, self.background)
 
     @abstractmethod
     def image(self, index: int) -> Image.Image | BandImage:

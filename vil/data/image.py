@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from vil.data.bands import PIL_CHANNELS, BandImage, from_pages, is_npy, read_npy
 from vil.utils.errors import StoppedError
-from vil.utils.exif import SWAPPED, orientation
-from vil.utils.rgb import ValueRangeError, to_rgb
+from vil.utils.exif import turn_upright, upright_size
+from vil.utils.rgb import WHITE, ValueRangeError, has_transparency, to_rgb
+from vil.utils.wide_pixels import check_layout, read_wide
 
 
 class UnreadableImage(OSError):
@@ -21,20 +22,25 @@ class UnreadableImage(OSError):
 
 
 def read_image(
-    source: str | Path | BinaryIO, value_range: Sequence[float] = (), channels: int = 3
+    source: str | Path | BinaryIO,
+    value_range: Sequence[float] = (),
+    channels: int = 3,
+    background: Sequence[int] = WHITE,
 ) -> Image.Image | BandImage:
     """Decode an image to 8-bit RGB or to a BandImage, rotated upright by its EXIF orientation.
 
     value_range: see `to_rgb` and `to_bands`. channels: number of channels that the model takes. For
     1 and 3, the result is RGB. For other numbers, it is a BandImage, and the file must have this
-    many channels or pages. Raises UnreadableImage if the image cannot be decoded.
+    many channels or pages. background: color (red, green, blue) behind transparent pixels of an RGB
+    result, in 0..255. Raises UnreadableImage if the image cannot be decoded.
     """
     if channels not in PIL_CHANNELS:
         return _read_bands(source, value_range, channels)
     with open_image(source) as image:
+        wide = read_wide(image, is_required=bool(value_range))
         image.load()
-        _turn_upright(image)
-        return to_rgb(image, value_range)
+        turn_upright(image)
+        return to_rgb(image, value_range, background, wide)
 
 
 def _read_bands(
@@ -44,24 +50,25 @@ def _read_bands(
         if is_npy(source):
             return read_npy(source, channels, value_range)
     with open_image(source) as image:
-        pages = [np.asarray(each) for each in _iter_pages(image, channels)]
+        pages = list(_iter_pages(image, channels, is_required=bool(value_range)))
         return from_pages(pages, channels, value_range, image.mode)
 
 
-def _iter_pages(image: Image.Image, channels: int) -> Iterator[Image.Image]:
-    """Yield the pages of an opened file, rotated upright. Each page has at least one channel, so it
-    stops after channels + 1 pages: the file then has too many."""
+def _iter_pages(image: Image.Image, channels: int, *, is_required: bool) -> Iterator[np.ndarray]:
+    """Yield the pages of an opened file, rotated upright, as arrays (H, W) or (H, W, C). Each page
+    has at least one channel, so it stops after channels + 1 pages: the file then has too many.
+    is_required: see `read_wide`."""
     for number in range(min(getattr(image, "n_frames", 1), channels + 1)):
         image.seek(number)
+        check_layout(image)
+        if (wide := read_wide(image, is_required=is_required)) is not None:
+            yield wide
+            continue
         page = image.copy()
-        _turn_upright(page)
-        has_alpha = page.mode == "P" and "transparency" in page.info
-        yield page.convert("RGBA") if has_alpha else page
-
-
-def _turn_upright(image: Image.Image) -> None:
-    if _orientation(image) != 1:
-        ImageOps.exif_transpose(image, in_place=True)
+        turn_upright(page)
+        if page.mode in ("P", "PA"):
+            page = page.convert("RGBA" if has_transparency(page) else "RGB")
+        yield np.asarray(page)
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
@@ -70,15 +77,7 @@ def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
     Raises UnreadableImage if the header cannot be read.
     """
     with open_image(source) as image:
-        return image.size[::-1] if _orientation(image) in SWAPPED else image.size
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, where 1 is upright. Does not decode pixels: if a PNG stores its
-    EXIF data after the pixels and is not loaded yet, the result is 1."""
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1
-    return orientation(image)
+        return upright_size(image)
 
 
 @contextmanager
@@ -95,6 +94,7 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
             )
         if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
             raise UnidentifiedImageError
+        check_layout(image)
         yield image
 
 

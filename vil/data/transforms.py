@@ -16,8 +16,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transf
 from timm.data import auto_augment as timm_policies
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from vil.data.bands import PIL_CHANNELS
+from vil.data.image import UnreadableImage
 from vil.data.pixels import ImageTransform, Normalization
 from vil.utils.lookup import lookup
 
@@ -148,12 +150,28 @@ def eval_transform(
     return normalize(crop, mean, std, channels)
 
 
+class Resize(v2.Resize):
+    """v2.Resize to a shorter side, which raises UnreadableImage if the longer side of a very narrow
+    image would become so long that the result has more pixels than PIL allows in a file."""
+
+    def forward(self, image: Any) -> Any:
+        (side,) = self.size
+        shorter, longer = sorted(F.get_size(image))
+        pixels, limit = side * (side * longer // shorter), Image.MAX_IMAGE_PIXELS
+        if limit is not None and pixels > max(limit, 4 * side**2):
+            raise UnreadableImage(
+                f"the image has a shorter side of {shorter} and a longer side of {longer} pixels, "
+                f"which is too narrow to resize its shorter side to {side} pixels"
+            )
+        return super().forward(image)
+
+
 def resize_and_crop(
     image_size: int, crop_pct: float, mode: v2.InterpolationMode, crop: Callable
 ) -> list[Callable]:
     """Return the transforms that resize an image's shorter side to image_size / crop_pct and then
     crop the image to image_size. crop: class of the crop, such as v2.CenterCrop."""
-    return [v2.Resize(int(image_size / crop_pct), mode), crop(image_size)]
+    return [Resize(int(image_size / crop_pct), mode), crop(image_size)]
 
 
 def normalize(

@@ -15,7 +15,7 @@ from vil.utils.errors import CheckpointError, one_line
 
 FORMAT = 1
 MAX_SIDE, MAX_CHANNELS, MAX_CLASSES = 16384, 4096, 10_000_000
-TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
+TRANSFORM = ("mean", "std", "crop_pct", "interpolation", "background")
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
@@ -40,9 +40,15 @@ def is_transform(value: Any) -> bool:
         isinstance(value, dict)
         and set(value) <= set(TRANSFORM)
         and all(map(is_channels, (value[key] for key in ("mean", "std") if key in value)))
+        and is_color(value.get("background", [0, 0, 0]))
         and is_number(value.get("crop_pct", 1), 0, 1)
         and isinstance(value.get("interpolation", ""), str)
     )
+
+
+def is_color(value: Any) -> bool:
+    """Return whether a value is a color: a list of three integers from 0 to 255."""
+    return isinstance(value, list) and [is_integer(part, 0, 255) for part in value] == [True] * 3
 
 
 def is_channels(value: Any) -> bool:

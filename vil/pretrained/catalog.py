@@ -232,5 +232,5 @@ def get_notes(weights: ViLWeights) -> dict:
     """Return the value of `MsViT.notes` for published weights: {"transform": settings of the input
     transform, "classes": class names, or None if they are unknown}."""
     settings = weights.transforms.keywords
-    transform = {key: settings[key] for key in TRANSFORM}
+    transform = {key: settings[key] for key in TRANSFORM if key in settings}
     return {"transform": transform, "classes": weights.meta["categories"]}

@@ -122,7 +122,7 @@ def _make_config(model: MsViT, card: Mapping) -> dict:
             "fixed_input_size": False,
             "first_conv": "stages.0.embed.proj",
             "classifier": "head",
-            **(card["transform"] or {}),
+            **{key: x for key, x in (card["transform"] or {}).items() if key != "background"},
         },
         "model_args": get_model_args(card),
         "label_names": card["classes"],

@@ -37,7 +37,8 @@ def make_model_card(
 
     The dict has the architecture, settings, input transform and class names, but no weights.
 
-    transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm.
+    transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm,
+    and background, the color behind transparent pixels.
     classes: class names. The defaults of `transform` and `classes` are in `model.notes`.
     source: the file of the weights. The card records its name and SHA-256.
 

@@ -5,31 +5,39 @@ Other .tif files and .zarr files are read in chunks. All .tif and .zarr files ne
 `stream`. A .png or .jpg file is decoded completely, to 8 bits per channel, and held in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vil.utils.errors import DataError, one_line
-from vil.utils.exif import SWAPPED, orientation
+from vil.utils.exif import turn_upright, upright_size
 from vil.utils.extras import Extra, require_extra
+from vil.utils.rgb import WHITE, flatten, has_transparency
 from vil.utils.safe_files import regular_file
+from vil.utils.wide_pixels import check_layout, is_wide
 
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # {number of channels: mode of Pillow}
+CHANNELS = (1, 3, 4)  # numbers of channels of images that Pillow reads
 MAX_PIXELS = 2**34
 PILLOW = (".png", ".jpg", ".jpeg")
 TIFF = (".tif", ".tiff")
+UNSUPPORTED = ("MINISWHITE", "PALETTE", "CIELAB", "ICCLAB", "ITULAB")  # photometric types of TIFF
+PREMULTIPLIED = 1  # extra sample of TIFF: alpha by which the colors are multiplied
 SUFFIXES = (*PILLOW, *TIFF, ".npy", ".zarr")
 
 
-def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]:
+def open_file(
+    path: str | Path, channels: int, is_hwc: bool, background: Sequence[int] = WHITE
+) -> tuple[Any, bool]:
     """Open an image file. Returns (array, hwc). hwc: True for channels last, False for first.
 
     channels: number of channels that the model needs. is_hwc: value of `hwc` for .npy and .zarr
-    files. It is ignored for other files. Raises DataError if the file cannot be read.
+    files. It is ignored for other files. background: color (red, green, blue) behind transparent
+    pixels of a .png file that is read as gray or RGB, in 0..255. Raises DataError if the file
+    cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -39,7 +47,7 @@ def open_file(path: str | Path, channels: int, is_hwc: bool) -> tuple[Any, bool]
     with _readable(path):
         regular_file(path)
         if suffix in PILLOW:
-            array, is_hwc = _open_pillow(Path(path), channels), True
+            array, is_hwc = _open_pillow(Path(path), channels, background), True
         elif suffix in TIFF:
             array, is_hwc = _open_tiff(path)
         elif suffix == ".npy":
@@ -66,33 +74,40 @@ def _readable(path: str | Path) -> Iterator[None]:
 class PillowRows:
     """An image file, opened by Pillow, as an array (H, W, C) of uint8.
 
-    A file is decoded when its first rows are read. Most PNG files are decoded earlier, in the
-    constructor, because it reads the orientation. mode: Pillow mode of the rows.
+    A PNG file is decoded in the constructor, because its orientation may follow the pixels. Other
+    files are decoded when their first rows are read. channels: 1 for gray, 3 for RGB, or 4 for the
+    channels of the file, such as RGBA. background: see `open_file`.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, image: Image.Image, mode: str) -> None:
-        self.image, self.mode, self.is_upright = image, mode, False
-        swapped = orientation(image) in SWAPPED
-        height, width = image.size if swapped else reversed(image.size)
-        self.shape = (height, width, len(mode) if mode != "L" else 1)
+    def __init__(self, image: Image.Image, channels: int, background: Sequence[int]) -> None:
+        self.image, self.background, self.is_upright = image, background, False
+        if image.format == "PNG":
+            image.load()
+        width, height = upright_size(image)
+        self.shape = (height, width, channels)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Return a range of rows as an array (n, W, C)."""
         if not self.is_upright:
             self.image.load()
-            if orientation(self.image) != 1:
-                self.image = ImageOps.exif_transpose(self.image)
+            turn_upright(self.image)
             self.is_upright = True
         first, stop, _ = rows.indices(self.shape[0])
         strip = self.image.crop((0, first, self.shape[1], stop))
-        array = np.asarray(strip if strip.mode == self.mode else strip.convert(self.mode))
-        return array.reshape(stop - first, *self.shape[1:])
+        channels = self.shape[2]
+        if channels == 4:
+            strip = strip if len(strip.getbands()) == 4 else strip.convert("RGBA")
+        elif strip.mode != "L" or has_transparency(strip):
+            strip = flatten(strip, self.background).convert("RGB")
+        if channels < 4:
+            strip = strip.convert("L" if channels == 1 else "RGB")
+        return np.asarray(strip).reshape(stop - first, *self.shape[1:])
 
 
-def _open_pillow(path: Path, channels: int) -> PillowRows:
-    if channels not in MODES:
+def _open_pillow(path: Path, channels: int, background: Sequence[int]) -> PillowRows:
+    if channels not in CHANNELS:
         raise DataError(
             f"{path}: this format cannot have {channels} channels; use a .tif, .npy or .zarr file"
         )
@@ -103,12 +118,16 @@ def _open_pillow(path: Path, channels: int) -> PillowRows:
         Image.MAX_IMAGE_PIXELS = limit
     if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
         raise DataError(f"{path}: not an image of a known format")
-    if image.mode == "F" or image.mode.startswith("I"):
+    check_layout(image)
+    if image.mode == "F" or image.mode.startswith("I") or is_wide(image):
         raise DataError(
             f"{path}: images with more than 8 bits per channel can be read only from .tif, .npy or "
             ".zarr files"
         )
-    return PillowRows(image, MODES[channels])
+    has_palette = image.mode in ("P", "PA") and has_transparency(image)
+    if channels == 4 and len(image.getbands()) != 4 and not has_palette:
+        raise DataError(f"{path} has the mode {image.mode}, but the model takes 4 channels")
+    return PillowRows(image, channels, background)
 
 
 def _open_tiff(path: str | Path) -> tuple[Any, bool]:
@@ -163,10 +182,15 @@ def _check_values(path: str | Path, page: Any) -> None:
     if turn != 1:
         raise DataError(f"{path}: its orientation is {turn}; save it upright, with orientation 1")
     photometric = getattr(page.photometric, "name", "")
-    if photometric in ("MINISWHITE", "PALETTE"):
+    if photometric in UNSUPPORTED or (photometric == "YCBCR" and page.compression.name != "JPEG"):
         raise DataError(
             f"{path}: the photometric type {photometric} is not supported; save the image as gray "
             "(MINISBLACK) or RGB"
+        )
+    if PREMULTIPLIED in page.extrasamples:
+        raise DataError(
+            f"{path}: its colors are multiplied with alpha (associated alpha); save the image with "
+            "unassociated alpha"
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from vil.streaming.image_files import open_file, open_store
 from vil.streaming.rows import RowSource
 from vil.utils.errors import ConfigError, DataError, one_line
+from vil.utils.rgb import WHITE
 
 LAYOUTS = ("CHW", "HWC")
 HIGHEST = {"bool": 1.0, "uint8": 255.0, "uint16": 65535.0}  # value that becomes 1, by dtype
@@ -78,12 +79,15 @@ def dtype_name(dtype: Any) -> str:
         return str(dtype).removeprefix("torch.")
 
 
-def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
+def open_pixels(
+    image: Any, layout: str, channels: int, background: Sequence[int] = WHITE
+) -> Pixels:
     """Open an image to read its pixels a few rows at a time.
 
     image: see `vil.stream`. layout: "CHW" or "HWC" for arrays and for .npy and .zarr files.
-    channels: number of channels of the model's input. Raises ConfigError unless the object is an
-    image with this number of channels, and DataError if a file cannot be read.
+    channels: number of channels of the model's input. background: see `open_file`. Raises
+    ConfigError unless the object is an image with this number of channels, and DataError if a file
+    cannot be read.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -91,7 +95,7 @@ def open_pixels(image: Any, layout: str, channels: int) -> Pixels:
     is_hwc = layout == "HWC"
     if isinstance(image, str | Path):
         name = str(image)
-        image, is_hwc = open_file(image, channels, is_hwc)
+        image, is_hwc = open_file(image, channels, is_hwc, background)
     elif type(image).__module__.startswith("tifffile"):  # a store of `imread(..., aszarr=True)`
         image = open_store(image, name)
     if callable(getattr(image, "read", None)) and hasattr(image, "count"):

@@ -10,6 +10,8 @@ from PIL import Image
 log = logging.getLogger(__name__)
 
 FULL_RANGE = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
+WHITE = (255, 255, 255)  # default background of transparent pixels
+ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
 
 
@@ -18,23 +20,60 @@ class ValueRangeError(ValueError):
     type or number of channels."""
 
 
-def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
+def to_rgb(
+    image: Image.Image,
+    value_range: Sequence[float] = (),
+    background: Sequence[int] = WHITE,
+    wide: np.ndarray | None = None,
+) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB.
 
-    value_range: for a gray image with more than 8 bits, the values (low, high) that become 0 and
-    255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
+    value_range: for an image with more than 8 bits, the values (low, high) that become 0 and 255.
+    The default is 0..65535 for 16 bits and 0..1 for floats, with a warning. background: color (red,
+    green, blue) behind transparent pixels, in 0..255. wide: pixels (H, W, C) uint16 of a color
+    image with 16 bits per channel, see `read_wide`.
 
     Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for 32-bit
     integers and for values outside of the default range.
     """
-    if image.mode != "F" and not image.mode.startswith("I"):
-        return image.convert("RGB")
+    if wide is None and image.mode != "F" and not image.mode.startswith("I"):
+        return flatten(image, background).convert("RGB")
+    pixels = np.asarray(image)[..., None] if wide is None else wide
     # a PNG has 16 bits at most, also in mode I
-    is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
+    is_16_bit = wide is not None or ";16" in image.mode
+    is_16_bit |= image.mode == "I" and image.format == "PNG"
     kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
-    scaled = scale(np.asarray(image), kind, value_range)
+    alpha = None
+    if (key := image.info.get("transparency")) is not None:
+        alpha = np.where((pixels == key).all(-1), 0, 255).astype(np.uint8)
+    elif image.mode == "RGBA":
+        alpha, pixels = (pixels[..., -1] >> 8).astype(np.uint8), pixels[..., :-1]
+    value_range = value_range or default_range(kind, *finite_limits(pixels))
+    channels = (scale(channel, kind, value_range) for channel in np.moveaxis(pixels, -1, 0))
     # 256 equal steps: 16-bit values keep their upper 8 bits
-    return Image.fromarray((scaled * 256).clip(0, 255).astype(np.uint8)).convert("RGB")
+    bands = [Image.fromarray((each * 256).clip(0, 255).astype(np.uint8)) for each in channels]
+    mode = {1: "L", 3: "RGB", 4: "CMYK"}[len(bands)]
+    result = Image.merge(mode, bands).convert("RGB")
+    if alpha is not None:
+        result.putalpha(Image.fromarray(alpha))
+    return flatten(result, background).convert("RGB")
+
+
+def has_transparency(image: Image.Image) -> bool:
+    """Return whether an image has an alpha channel or a transparent color."""
+    return image.mode in ALPHA_MODES or "transparency" in image.info
+
+
+def flatten(image: Image.Image, background: Sequence[int]) -> Image.Image:
+    """Composite an image of 8 bits per channel on a background color (red, green, blue), in 0..255.
+    Returns an image without transparent pixels as it is."""
+    if not has_transparency(image):
+        return image
+    rgba = image.convert("RGBA")
+    if rgba.getchannel("A").getextrema()[0] == 255:
+        return image
+    canvas = Image.new("RGBA", image.size, (*background, 255))
+    return Image.alpha_composite(canvas, rgba)
 
 
 def kind_of(dtype: str | np.dtype) -> str:
@@ -55,12 +94,18 @@ def scale(pixels: np.ndarray, kind: str, value_range: Sequence[float]) -> np.nda
     Numbers outside of the range are not clipped. NaN and Inf become 0. An empty value_range selects
     the default range of `kind`, see `default_range`. Raises ValueRangeError if no value is finite.
     """
+    least, most = finite_limits(pixels)
+    low, high = value_range or default_range(kind, least, most)
     real = np.isfinite(pixels)
-    if not real.any():
-        raise ValueRangeError("no pixel has a finite value")
-    values = pixels[real]
-    low, high = value_range or default_range(kind, float(values.min()), float(values.max()))
     return (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
+
+
+def finite_limits(pixels: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest finite value. Raises ValueRangeError if there is none."""
+    values = pixels[np.isfinite(pixels)]
+    if not values.size:
+        raise ValueRangeError("no pixel has a finite value")
+    return float(values.min()), float(values.max())
 
 
 def default_range(kind: str, least: float, most: float) -> tuple[float, float]:

@@ -27,7 +27,12 @@ ATTENTION = {
     for argument, key in entry.key_names.items()
     if argument != "backend"  # depends on the machine, not on the weights
 }
-TRANSFORM = {"mean": "INPUT.MEAN", "std": "INPUT.STD", "crop_pct": "INPUT.CROP_PCT"}
+TRANSFORM = {
+    "mean": "INPUT.MEAN",
+    "std": "INPUT.STD",
+    "crop_pct": "INPUT.CROP_PCT",
+    "background": "INPUT.BACKGROUND",
+}
 INTERPOLATION = {"bilinear": 2, "bicubic": 3}
 
 

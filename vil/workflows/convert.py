@@ -15,7 +15,7 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
-from vil.tasks.image.build import transform_settings
+from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file
@@ -83,7 +83,7 @@ def convert(
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {
-        "transform": transform_settings(cfg) if cfg else known.get("transform"),
+        "transform": card_transform(cfg) if cfg else known.get("transform"),
         "classes": names,
     }
     if target.suffix == ".safetensors":

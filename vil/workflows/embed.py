@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
+from vil.data.build import read_options
 from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.workers import worker_errors
@@ -69,7 +70,7 @@ def embed(
     model = as_inference_model(source, overrides)
     check_embed(model.cfg.TASK)
     cfg = model.cfg
-    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    collection = open_images(images, cfg)
     return collect_features(model, collection, batch_size, num_workers)[0]
 
 
@@ -132,7 +133,7 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
     images that cannot be read).
     """
     cfg = model.cfg
-    collection = ImageList(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    collection = ImageList(images, **read_options(cfg))
     table = file.with_suffix(".csv")
     with (
         replacing(table, "--output-file") as names_aside,

@@ -22,7 +22,8 @@ from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
 from vil.workflows.inference import InferenceModel
 
-READING = ("DATA.VALUE_RANGE", "INPUT.CHANNELS")  # keys that determine how an image file is read
+# keys that determine how an image file is read
+READING = ("DATA.VALUE_RANGE", "INPUT.CHANNELS", "INPUT.BACKGROUND")
 MAX_NAMES = 5  # class names in a message
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from vil.data.build import read_options
 from vil.data.datasets.image_list import ImageList
 from vil.data.workers import worker_errors
 from vil.export import export_model, load_exported, quantize_linears
@@ -17,7 +18,7 @@ from vil.export.exporter import SUFFIXES
 from vil.export.onnx import require_onnx
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
-from vil.tasks.image.build import transform_settings
+from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.execution import Execution, execution_of
 from vil.workflows.inference import build_with_weights, open_test_sets, refuse_random_weights
@@ -68,10 +69,10 @@ def export_config(
     images = None
     if calibration is not None:
         found = find_calibration_images(calibration, task.class_names, cfg.INPUT.CHANNELS)
-        images = ImageList(found, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+        images = ImageList(found, **read_options(cfg))
         for _ in iter_calibration_batches(task, images):
             pass  # raise the error for too few readable images before the export, which is slow
-    notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
+    notes = {"model": cfg.MODEL.ARCH, **card_transform(cfg)}
     notes |= {"classes": list(task.class_names)} if task.class_names else {}
     texts = {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
     files, count = [out := Path(out)], 0

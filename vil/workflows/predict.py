@@ -12,8 +12,10 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torchvision.models import WeightsEnum
+from yacs.config import CfgNode
 
 from vil.data.bands import PIL_CHANNELS, to_display
+from vil.data.build import read_options
 from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
@@ -24,7 +26,9 @@ from vil.data.workers import count_workers, worker_errors
 from vil.tasks import TASKS, refuse_without
 from vil.tasks.base import ImageMeta
 from vil.utils.errors import ConfigError, DataError
+from vil.utils.exif import orientation
 from vil.utils.output_paths import make_folder, replacing
+from vil.utils.rgb import has_transparency
 from vil.workflows.configure import Overrides
 from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 from vil.workflows.inference import InferenceModel, as_inference_model
@@ -71,7 +75,7 @@ def predict(
     check_batch_size(batch_size)
     ensemble = make_ensemble(load_models(source, overrides), tta)
     cfg = ensemble.cfg
-    collection = open_images(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    collection = open_images(images, cfg)
     return iter_predictions(ensemble, collection, batch_size, num_workers)
 
 
@@ -95,18 +99,18 @@ def load_models(
     return models
 
 
-def open_images(images: Images, value_range: Sequence[float], channels: int) -> ImageList:
+def open_images(images: Images, cfg: CfgNode) -> ImageList:
     """Convert files, folders, PIL images or arrays to an `ImageList`.
 
-    images: see `predict`. value_range, channels: values of DATA.VALUE_RANGE and INPUT.CHANNELS.
-    Raises DataError if there are no images.
+    images: see `predict`. cfg: config that says how images are read. Raises DataError if there are
+    no images.
     """
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
-    sources = [picture for each in images for picture in _open(each, channels)]
+    sources = [picture for each in images for picture in _open(each, cfg.INPUT.CHANNELS)]
     if not sources:
         raise DataError("there are no images to predict")
-    return ImageList(sources, value_range, channels)
+    return ImageList(sources, **read_options(cfg))
 
 
 def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
@@ -114,14 +118,18 @@ def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[I
         return list_images([str(image)], lambda: b"", channels)
     buffer = io.BytesIO()
     if isinstance(image, Image.Image):
-        image = _turn_upright(image)
+        image.load()
+        if orientation(image) != 1:
+            image = _turn_upright(image)
     if channels not in PIL_CHANNELS:
         np.save(buffer, np.asarray(image))
         return [ImageSource("array", buffer.getvalue())]
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     if image.mode not in (*PNG_MODES, *TIFF_MODES):
-        image = image.convert("RGB")
+        image = image.convert(
+            "LA" if image.mode == "La" else "RGBA" if has_transparency(image) else "RGB"
+        )
     image.save(buffer, "PNG" if image.mode in PNG_MODES else "TIFF")
     return [ImageSource("array", buffer.getvalue())]
 
@@ -236,7 +244,7 @@ def predict_files(
     """Yield a prediction for each image, in order. drawing: folder for copies of the images on
     which the predictions are drawn. targets: true class of each image, if known."""
     cfg, task = ensemble.cfg, ensemble.task
-    originals = ImageList(images, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+    originals = ImageList(images, **read_options(cfg))
     predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if targets:

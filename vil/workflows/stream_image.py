@@ -103,7 +103,7 @@ class ImageStream:
     def _prepare(self) -> PreparedStream:
         cfg, network = self.source.cfg, find_network(self.source.model)
         names = check_outputs(network, ("logits", *self.settings.save))
-        pixels = open_pixels(self.image, "HWC", network.in_chans)
+        pixels = open_pixels(self.image, "HWC", network.in_chans, cfg.INPUT.BACKGROUND)
         transform = ScaleAndNormalize(pixels, cfg.INPUT.MEAN, cfg.INPUT.STD, cfg.DATA.VALUE_RANGE)
         return PreparedStream(network, pixels, names, None, transform)
 

@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from vil.config import override
 from vil.data.bands import BandImage, rgb_channels
+from vil.data.build import read_options
 from vil.data.image import UnreadableImage, read_image
 from vil.engine.evaluation import evaluating
 from vil.models.attention_maps import attention_maps
@@ -80,7 +81,7 @@ def visualize_attention(
             original = _read_test_image(task, int(numbered[1]))
         else:
             source = image if stdin is None else io.BytesIO(stdin)
-            original = read_image(source, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+            original = read_image(source, **read_options(cfg))
     except UnreadableImage as error:
         raise DataError(f"{image} cannot be read: {error}") from error
     tensor = inference.transform(original)

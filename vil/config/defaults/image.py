@@ -24,6 +24,13 @@ DECLARED = (
         Rule(lambda v: 1 <= len(v) <= 16 and min(v) > 0, "one number above 0, or one per channel"),
     ),
     Key(
+        "BACKGROUND",
+        [255, 255, 255],
+        "Color (red, green, blue) behind transparent pixels, from 0 to 255. Images whose alpha "
+        "channel is a band (CHANNELS 2 or 4) do not use it.",
+        Rule(lambda v: len(v) == 3 and 0 <= min(v) <= max(v) <= 255, "three numbers in 0..255"),
+    ),
+    Key(
         "IMAGE_SIZE",
         224,
         "Side of the square input images of the model, in pixels.",

@@ -12,7 +12,6 @@ from PIL import Image
 from vil.data.bands import PIL_CHANNELS, BandImage
 from vil.data.classes import classes_of_split, normalize_name
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
-from vil.data.image import read_image
 from vil.utils.errors import DataError
 from vil.utils.lookup import did_you_mean
 from vil.utils.safe_files import regular_file
@@ -84,7 +83,7 @@ class Folder(ImageDataset):
         return regular_file(self.root / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image | BandImage:
-        return read_image(self.root / self.sample_name(index), self.value_range, self.channels)
+        return self.read(self.root / self.sample_name(index))
 
     def sample_name(self, index: int) -> str:
         """Return the image's path relative to the root."""

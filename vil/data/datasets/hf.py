@@ -16,7 +16,7 @@ from vil.data import EXTRAS
 from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.table_labels import Location, read_lists, read_weights
-from vil.data.image import UnreadableImage, read_image
+from vil.data.image import UnreadableImage
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError, StoppedError
 from vil.utils.extras import require_extra
@@ -156,7 +156,7 @@ class HuggingFace(ImageDataset):
         return regular_file(self.folder / cell["path"]).read_bytes()
 
     def image(self, index: int) -> Image.Image | BandImage:
-        return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
+        return self.read(io.BytesIO(self.content(index)))
 
     def sample_name(self, index: int) -> str:
         """Return <split>[<row>], such as train[7]."""

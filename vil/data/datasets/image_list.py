@@ -21,6 +21,7 @@ from vil.data.image import read_image
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
 from vil.data.workers import build_data_loader, iter_batches
+from vil.utils.rgb import WHITE
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +109,18 @@ class Images(Protocol):
 
 class ImageList:
     """A list of unlabeled images, which are decoded at each access. value_range: for images with
-    more than 8 bits, the values (low, high) that become 0 and 255, see `to_rgb`. channels: see
-    `read_image`."""
+    more than 8 bits, the values (low, high) that become 0 and 255, see `to_rgb`. channels,
+    background: see `read_image`."""
 
     def __init__(
-        self, images: Sequence[ImageSource], value_range: Sequence[float] = (), channels: int = 3
+        self,
+        images: Sequence[ImageSource],
+        value_range: Sequence[float] = (),
+        channels: int = 3,
+        background: Sequence[int] = WHITE,
     ):
         self.images, self.value_range, self.channels = images, value_range, channels
+        self.background = background
 
     def __len__(self) -> int:
         return len(self.images)
@@ -123,7 +129,7 @@ class ImageList:
         """Decode and return an image, see `read_image`. Raises UnreadableImage if that fails."""
         name, content = self.images[index]
         source = name if content is None else io.BytesIO(content)
-        return read_image(source, self.value_range, self.channels)
+        return read_image(source, self.value_range, self.channels, self.background)
 
     def sample_name(self, index: int) -> str:
         """Return the path of the image or, for an image that was given as bytes, its name."""

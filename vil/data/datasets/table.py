@@ -20,7 +20,6 @@ from vil.data.bands import BandImage
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.datasets.table_labels import Location, read_targets, read_weights
 from vil.data.formats.table_file import read_rows
-from vil.data.image import read_image
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
@@ -203,7 +202,7 @@ class Table(ImageDataset):
         return regular_file(self.images / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image | BandImage:
-        return read_image(self.images / self.sample_name(index), self.value_range, self.channels)
+        return self.read(self.images / self.sample_name(index))
 
     def sample_name(self, index: int) -> str:
         """Return the image's path in the table, without redundant parts such as "./"."""

@@ -26,7 +26,7 @@ from PIL import Image
 from vil.data.bands import BandImage
 from vil.data.dataset import ImageDataset
 from vil.data.formats.shared_file import SharedFile
-from vil.data.image import UnreadableImage, read_image
+from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class ArchiveDataset(ImageDataset):
         return self.archive.read(index)
 
     def image(self, index: int) -> Image.Image | BandImage:
-        return read_image(io.BytesIO(self.archive.read(index)), self.value_range, self.channels)
+        return self.read(io.BytesIO(self.archive.read(index)))
 
     def sample_name(self, index: int) -> str:
         return self.archive.name(index)

@@ -26,7 +26,7 @@ from vil.data.bands import BandImage
 from vil.data.classes import normalize_name, parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
-from vil.data.image import UnreadableImage, read_image
+from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
 from vil.utils.safe_files import join_roots, path_below, regular_file
 
@@ -115,7 +115,7 @@ class Tsv(ImageDataset):
             raise UnreadableImage(f"not base64: {error}") from error
 
     def image(self, index: int) -> Image.Image | BandImage:
-        return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
+        return self.read(io.BytesIO(self.content(index)))
 
     def sample_name(self, index: int) -> str:
         """Return the first column of the sample's row. If the row cannot be read, returns its file

@@ -214,7 +214,7 @@ class Detection(DetectionTask):
         with settings.arguments(name, self.own_arguments(name)) as own:
             own |= dict(masks="segm" in self.iou_types, keep_empty=self.keep_empty)
             dataset = build_detection_set(name, settings.path, split, transform, **own)
-        dataset.value_range = settings.value_range
+        dataset.value_range, dataset.background = settings.value_range, settings.background
         if not self.group_aspects:
             dataset.groups = None
         is_unique = len(set(dataset.classes)) == len(dataset.classes)

@@ -213,6 +213,7 @@ class ConfiguredTask(ImageTask):
                 f"needs {TARGETS[self.target_type]} per image: use another dataset or TASK"
             )
         dataset.value_range, dataset.channels = settings.value_range, settings.channels
+        dataset.background = settings.background
         return dataset
 
 
@@ -373,3 +374,8 @@ def transform_settings(cfg: CfgNode) -> dict[str, Any]:
         crop_pct=cfg.INPUT.CROP_PCT,
         interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
     )
+
+
+def card_transform(cfg: CfgNode) -> dict[str, Any]:
+    """Return the settings of the input transform that weight files and exported models record."""
+    return {**transform_settings(cfg), "background": list(cfg.INPUT.BACKGROUND)}

@@ -27,6 +27,7 @@ from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
+from vil.utils.rgb import WHITE
 from vil.utils.safe_files import join_roots, path_below, unicode_hint
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class CocoDataset(Dataset):
     collate = staticmethod(collate)
     target_type = "boxes"
     value_range: Sequence[float] = ()  # see `to_rgb`
+    background: Sequence[int] = WHITE  # behind transparent pixels, see `to_rgb`
 
     def __init__(
         self,
@@ -110,7 +112,8 @@ class CocoDataset(Dataset):
 
     def image(self, index: int) -> Image.Image:
         """Return the image `index` in RGB. Raises UnreadableImage if it cannot be read."""
-        return read_image(self.folder / self.sample_name(index), self.value_range)
+        path = self.folder / self.sample_name(index)
+        return read_image(path, self.value_range, background=self.background)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         image = F.pil_to_tensor(self.image(index))
