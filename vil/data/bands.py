@@ -24,7 +24,10 @@ NPY = b"\x93NUMPY"  # the first bytes of an .npy file
 
 class BandImage(TensorImage):
     """An image tensor (C, H, W) with the attributes mode, width and height of a PIL image. Values
-    are uint8, or float32 in 0..1."""
+    are uint8, or float32 in 0..1. largest: for an image of 16 bits, its largest value before the
+    conversion; otherwise None."""
+
+    largest: int | None = None
 
     @property
     def mode(self) -> str:  # pyrefly: ignore[bad-override]  # PIL's, not Tensor.mode
@@ -113,13 +116,16 @@ def to_bands(
         raise ValueRangeError(
             f"the image has {array.shape[-1]} channels ({source}), but INPUT.CHANNELS is {channels}"
         )
+    largest = int(array.max()) if array.dtype == np.uint16 else None
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
     kind = kind_of(array.dtype)
     if array.dtype != np.uint8:
         array = scale(array, kind, value_range).clip(0, 1).astype(np.float32)
     tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
-    return tensor.as_subclass(BandImage)
+    image = tensor.as_subclass(BandImage)
+    image.largest = largest
+    return image
 
 
 def make_bands(pixels: np.ndarray) -> BandImage:

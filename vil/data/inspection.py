@@ -19,6 +19,7 @@ from vil.data.batch import BadSample
 from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.data.workers import build_data_loader, iter_batches
+from vil.utils.rgb import LARGEST
 
 BATCH = 64  # images per batch of a worker
 DIGEST = 16  # bytes of a hash; among a billion different images, the risk of equal hashes is 1e-21
@@ -33,6 +34,7 @@ class ImageStats(NamedTuple):
     size: tuple[int, int]  # (width, height) in pixels
     mean: np.ndarray  # (C,) mean of each channel
     square: np.ndarray  # (C,) mean of the squares
+    largest: int | None  # for an image of 16 bits, its largest value before the conversion
 
 
 class StatsBatch(NamedTuple):
@@ -63,7 +65,9 @@ class InspectedDataset(Dataset):
         digest = hashlib.blake2b(content, digest_size=DIGEST).digest()
         gray = getattr(self.dataset, "channels", 3) == 1
         moments = channel_moments(image.convert("L") if gray else image)
-        return (ImageStats(digest, (image.width, image.height), *moments),)
+        is_bands = isinstance(image, BandImage)
+        largest = image.largest if is_bands else image.info.get(LARGEST)
+        return (ImageStats(digest, (image.width, image.height), *moments, largest),)
 
     def sample_name(self, index: int) -> str:
         return self.dataset.sample_name(index)
@@ -77,6 +81,7 @@ class Inspection:
     unreadable: number of images that could not be read. bad_samples: the first of these images.
     mean, std (C,): mean and standard deviation of the pixel values, scaled to 0..1, of each
     channel. All images have the same weight, whatever their size. Empty if no image could be read.
+    largest: the largest value in the images of 16 bits, before their conversion; 0 without any.
     """
 
     num_images: int
@@ -89,6 +94,7 @@ class Inspection:
     is_blank: np.ndarray  # (N,) bool
     mean: np.ndarray
     std: np.ndarray
+    largest: int
 
 
 def channel_moments(image: Image.Image | BandImage) -> tuple[np.ndarray, np.ndarray]:
@@ -118,6 +124,7 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
     digests, sizes = np.empty(opened, f"V{DIGEST}"), np.empty((opened, 2), np.int32)
     is_blank, read = np.zeros(opened, bool), np.empty(opened, np.int64)
     bad_samples, unreadable, count, means, squares = [], 0, 0, 0.0, 0.0
+    largest = 0
     samples = RobustDataset(InspectedDataset(dataset))
     order = (
         [Position(0, i, i) for i in indices[first : first + BATCH].tolist()]
@@ -132,6 +139,7 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
                 digests[count], sizes[count], read[count] = stats.digest, stats.size, index
                 variance = (stats.square - stats.mean**2).max()
                 is_blank[count] = variance < BLANK_STD**2
+                largest = max(largest, stats.largest or 0)
                 means, squares, count = means + stats.mean, squares + stats.square, count + 1
     mean = np.atleast_1d(means / count) if count else np.empty(0)
     std = np.sqrt(np.maximum(squares / count - mean**2, 0)) if count else np.empty(0)
@@ -146,6 +154,7 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
         is_blank=is_blank[:count],
         mean=mean,
         std=std,
+        largest=largest,
     )
 
 

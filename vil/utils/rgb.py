@@ -11,6 +11,7 @@ log = logging.getLogger(__name__)
 
 FULL_RANGE = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
 WHITE = (255, 255, 255)  # default background of transparent pixels
+LARGEST = "largest value"  # key in the `info` of an image
 ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
 
@@ -34,7 +35,8 @@ def to_rgb(
     image with 16 bits per channel, see `read_wide`.
 
     Raises ValueRangeError if no pixel is finite. Without `value_range`, also raises it for 32-bit
-    integers and for values outside of the default range.
+    integers and for values outside of the default range. For 16 bits, the `info` of the result has
+    the largest value before the conversion under the key LARGEST.
     """
     if wide is None and image.mode != "F" and not image.mode.startswith("I"):
         return flatten(image, background).convert("RGB")
@@ -56,7 +58,10 @@ def to_rgb(
     result = Image.merge(mode, bands).convert("RGB")
     if alpha is not None:
         result.putalpha(Image.fromarray(alpha))
-    return flatten(result, background).convert("RGB")
+        result = flatten(result, background).convert("RGB")
+    if is_16_bit:
+        result.info[LARGEST] = int(pixels.max())
+    return result
 
 
 def has_transparency(image: Image.Image) -> bool:

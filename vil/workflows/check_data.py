@@ -38,6 +38,7 @@ TRAIN = "train"
 IMBALANCE = 5  # largest / smallest class above which a balanced loss or sampler is suggested
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224)  # image sizes to suggest
 MOST_CLASSES = 40  # rows of the printed table of classes
+RANGES = (255, 1023, 4095, 16383)  # largest values of 8, 10, 12 and 14 bits stored in 16
 VAL_FRACTION = 0.2
 MOST_WORKERS = 8
 
@@ -322,7 +323,8 @@ def suggest(
 
     INPUT.MEAN and INPUT.STD are suggested if they differ from those of the training images by more
     than 0.02. The suggested INPUT.IMAGE_SIZE is the largest size in SIDES that is not above the
-    median of the images' shorter sides, unless the config's value is close to it.
+    median of the images' shorter sides, unless the config's value is close to it. DATA.VALUE_RANGE
+    is suggested if images of 16 bits only use the values of 8, 10, 12 or 14 bits.
     """
     found: dict[str, Any] = {}
     train = splits.get(TRAIN)
@@ -344,6 +346,9 @@ def suggest(
                 given = np.broadcast_to(leaves(cfg)[key], (len(values),))
                 if np.abs(given - values).max() > 0.02:
                     found[key] = [max(round(float(value), 3), 0.001) for value in values]
+        fits = [limit for limit in RANGES if 0 < images.largest <= limit]
+        if fits and not cfg.DATA.VALUE_RANGE:
+            found["DATA.VALUE_RANGE"] = [0, fits[0]]
         if task.resizes_to_image_size:
             shorter = float(np.median(images.sizes.min(1)))
             side = max((side for side in SIDES if side <= shorter), default=SIDES[0])

@@ -28,7 +28,6 @@ from vil.tasks.base import ImageMeta
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.exif import orientation
 from vil.utils.output_paths import make_folder, replacing
-from vil.utils.rgb import has_transparency
 from vil.workflows.configure import Overrides
 from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 from vil.workflows.inference import InferenceModel, as_inference_model
@@ -36,6 +35,7 @@ from vil.workflows.inference import InferenceModel, as_inference_model
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
 TIFF_MODES = ("CMYK", "F", "I", "I;16B", "I;16L", "LAB", "YCbCr")  # into a TIFF file only
+OTHER_MODES = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}  # into neither; others become RGB
 MARK = "Software", "vil predict"  # PNG text that marks an image with drawn predictions
 MAX_STEM = 200  # bytes of a file name; file systems allow 255
 TOP = 5  # classes per image
@@ -127,9 +127,7 @@ def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[I
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     if image.mode not in (*PNG_MODES, *TIFF_MODES):
-        image = image.convert(
-            "LA" if image.mode == "La" else "RGBA" if has_transparency(image) else "RGB"
-        )
+        image = image.convert(OTHER_MODES.get(image.mode, "RGB"))
     image.save(buffer, "PNG" if image.mode in PNG_MODES else "TIFF")
     return [ImageSource("array", buffer.getvalue())]
 
