@@ -71,12 +71,12 @@ def has_transparency(image: Image.Image) -> bool:
 
 def flatten(image: Image.Image, background: Sequence[int]) -> Image.Image:
     """Composite an image of 8 bits per channel on a background color (red, green, blue), in 0..255.
-    Returns an image without transparent pixels as it is."""
+    Returns an image without alpha or a transparent color as it is."""
     if not has_transparency(image):
         return image
     rgba = image.convert("RGBA")
     if rgba.getchannel("A").getextrema()[0] == 255:
-        return image
+        return rgba
     canvas = Image.new("RGBA", image.size, (*background, 255))
     return Image.alpha_composite(canvas, rgba)
 

@@ -15,17 +15,22 @@ from vil.utils.exif import turn_upright
 from vil.utils.rgb import ValueRangeError
 
 PHOTOMETRIC, PLANAR, BITS = 262, 284, 258  # tags of TIFF
+SEPARATE = 2  # value of PLANAR
 OTHER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}  # byte order: other
 SPLIT = ("RGB", "RGBA", "RGBX", "CMYK")  # layouts whose lower bytes Pillow can decode
 KEY_SCALES = {"L;2": 85, "L;4": 17}  # {layout: what Pillow multiplies values with, but not the key}
 
 
 def check_layout(image: Image.Image) -> None:
-    """Raise ValueRangeError for an opened file whose values Pillow would read wrongly. Correct the
-    transparent value of a PNG file with 2 or 4 bits.
+    """Raise ValueRangeError for an opened file whose values Pillow would read wrongly.
+
+    Also sets two attributes so that Pillow reads correctly: the transparent value of a PNG file
+    with 2 or 4 bits, and an empty filename. Pillow maps the pixels of a file with a name into
+    memory, without swapping the sides of a rotated TIFF file.
 
     image: an image that is not loaded yet.
     """
+    image.filename = ""
     layout, key = layout_of(image), image.info.get("transparency")
     if layout in KEY_SCALES and isinstance(key, int):
         image.info["transparency"] = key * KEY_SCALES[layout]
@@ -37,11 +42,16 @@ def check_layout(image: Image.Image) -> None:
             "TIFF files with more than 8 bits in which 0 is white cannot be read: save the image "
             "as MINISBLACK, in which 0 is black"
         )
-    if tags.get(PLANAR) == 2 and len(layout) == 1:
+    if is_planar(image) and len(layout) == 1:
         raise ValueRangeError(
             "uncompressed TIFF files with 16 bits and separate channels cannot be read: save the "
             "image with interleaved channels, or as one page per channel"
         )
+
+
+def is_planar(image: Image.Image) -> bool:
+    """Return whether an opened file is a TIFF file whose channels are stored one after another."""
+    return getattr(image, "tag_v2", {}).get(PLANAR) == SEPARATE
 
 
 def layout_of(image: Image.Image) -> str:
@@ -70,7 +80,8 @@ def read_wide(image: Image.Image, *, is_required: bool) -> np.ndarray | None:
         return None
     layout, _, order = layout_of(image).partition(";16")
     is_gray = layout == "LA" and image.mode == "RGBA"  # whose four bytes Pillow can decode as RGBA
-    if not is_gray and (layout not in SPLIT or order not in OTHER):
+    is_split = layout in SPLIT and order in OTHER and not is_planar(image)
+    if not is_gray and not is_split:
         if is_required:
             raise ValueRangeError(
                 f"DATA.VALUE_RANGE cannot be applied to 16 bits per channel in the layout "

@@ -118,6 +118,10 @@ def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[I
         return list_images([str(image)], lambda: b"", channels)
     buffer = io.BytesIO()
     if isinstance(image, Image.Image):
+        if getattr(image, "tile", ()) and image.format in ("PNG", "TIFF") and image.tell() == 0:
+            # not loaded yet: the file may have more bits per channel than PIL reads
+            image.fp.seek(0)
+            return [ImageSource("array", image.fp.read())]
         image.load()
         if orientation(image) != 1:
             image = _turn_upright(image)
