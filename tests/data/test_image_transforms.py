@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 
 from vil.config import get_config
+from vil.data.bands import make_bands
+from vil.data.image import UnreadableImage
 from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
 from vil.tasks.image.build import build_train_transform, transform_settings
@@ -22,6 +24,9 @@ CHAINS = {
     "timm jitter": {"use_timm": True, "color_jitter": 0.4, "interpolation": "bicubic"},
     "digits": {**DIGITS, "auto_augment": "rand-m5-n1-mstd0.5"},
 }
+
+
+NARROW = ((1, 65_000), (65_000, 1))
 
 
 def noise(width, height):
@@ -83,3 +88,22 @@ def test_a_policy_that_timm_refuses_is_named(policy):
     cfg = get_config(None, words)
     with pytest.raises(ConfigError, match=f"auto_augment '{policy}'.: "):
         build_train_transform(cfg, transform_settings(cfg))
+
+
+@pytest.mark.parametrize("size", NARROW)
+@pytest.mark.parametrize("channels", [3, 5])
+def test_a_very_narrow_image_is_a_bad_sample_of_the_evaluation(size, channels):
+    """It would be resized to 256 x 16 million pixels."""
+    image = noise(*size)
+    if channels == 5:
+        image = make_bands(np.asarray(image)[..., [0, 1, 2, 0, 1]])
+    transform = eval_transform(224, channels=channels, mean=[0.5], std=[0.5])
+    with pytest.raises(UnreadableImage, match="too narrow to resize its shorter side to 256"):
+        transform(image)
+    assert transform(noise(3, 900) if channels == 3 else image[:, :90, :90]).shape[-1] == 224
+
+
+@pytest.mark.parametrize("size", NARROW)
+@pytest.mark.parametrize("chain", [name for name in CHAINS if name != "finetune"])
+def test_a_very_narrow_image_can_be_cropped_for_training(size, chain):
+    assert augment(noise(*size), train_transform(48, **CHAINS[chain]), 0).shape == (3, 48, 48)

@@ -147,3 +147,21 @@ def test_parts_of_the_training_images_and_the_number_auto(photos):
     found = check(photos / "train", *split)
     assert list(found.splits) == ["train", "val/folder", "test/folder"]
     assert sum(each.images.num_images for each in found.splits.values()) == 18
+
+
+@pytest.mark.parametrize(
+    ("most", "suffix", "proposal"),
+    [(4095, "tif", [0, 4095]), (900, "png", [0, 1023]), (60_000, "tif", None)],
+)
+def test_a_value_range_is_proposed_for_few_bits_stored_in_16(tmp_path, most, suffix, proposal):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            path = tmp_path / split / name / f"1.{suffix}"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(np.linspace(0, most, 48 * 64).reshape(48, 64).astype(np.uint16)).save(
+                path
+            )
+    found = check(tmp_path, "DATA.NUM_CLASSES=2")
+    assert found.suggestions.get("DATA.VALUE_RANGE") == proposal
+    given = check(tmp_path, "DATA.NUM_CLASSES=2", "DATA.VALUE_RANGE=[0, 5000]")
+    assert "DATA.VALUE_RANGE" not in given.suggestions
