@@ -13,6 +13,7 @@ offline, so downloads fail with an error that explains how to use a local copy.
 import csv
 import urllib.error
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from vil.pretrained.state_dict_io import read_weights
 from vil.utils.atomic_write import sha256_of
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
-from vil.utils.rgb import to_rgb
+from vil.utils.rgb import WHITE, to_rgb
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "weights"
@@ -151,10 +152,11 @@ def _published(row: Row) -> Weights:
     )
 
 
-def image_transform(**settings: Any) -> Compose:
+def image_transform(background: Sequence[int] = WHITE, **settings: Any) -> Compose:
     """Build an input transform for PIL images: conversion to RGB, then timm's evaluation transform.
-    settings: arguments of `timm.data.create_transform`."""
-    return Compose([to_rgb, create_transform(**settings)])
+    background: color behind transparent pixels. settings: arguments of
+    `timm.data.create_transform`."""
+    return Compose([partial(to_rgb, background=background), create_transform(**settings)])
 
 
 DIGITS = Weights(

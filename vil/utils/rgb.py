@@ -13,6 +13,7 @@ FULL_RANGE = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
 WHITE = (255, 255, 255)  # default background of transparent pixels
 LARGEST = "largest value"  # key in the `info` of an image
 ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+MAX_VALUES = 2**20  # values that are converted to float64 at a time
 FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
 
 
@@ -50,11 +51,16 @@ def to_rgb(
         alpha = np.where((pixels == key).all(-1), 0, 255).astype(np.uint8)
     elif image.mode == "RGBA":
         alpha, pixels = (pixels[..., -1] >> 8).astype(np.uint8), pixels[..., :-1]
-    value_range = value_range or default_range(kind, *finite_limits(pixels))
-    channels = (scale(channel, kind, value_range) for channel in np.moveaxis(pixels, -1, 0))
-    # 256 equal steps: 16-bit values keep their upper 8 bits
-    bands = [Image.fromarray((each * 256).clip(0, 255).astype(np.uint8)) for each in channels]
-    mode = {1: "L", 3: "RGB", 4: "CMYK"}[len(bands)]
+    limits = finite_limits(pixels)
+    value_range = value_range or default_range(kind, *limits)
+    scaled = np.empty(pixels.shape, np.uint8)
+    rows = max(1, MAX_VALUES // pixels[0].size)
+    for first in range(0, len(pixels), rows):
+        strip = slice(first, first + rows)
+        # 256 equal steps: 16-bit values keep their upper 8 bits
+        scaled[strip] = (scale_to(pixels[strip], value_range) * 256).clip(0, 255)
+    mode = {1: "L", 3: "RGB", 4: "CMYK"}[scaled.shape[-1]]
+    bands = [Image.fromarray(band) for band in np.moveaxis(scaled, -1, 0)]
     result = Image.merge(mode, bands).convert("RGB")
     if alpha is not None:
         result.putalpha(Image.fromarray(alpha))
@@ -99,8 +105,13 @@ def scale(pixels: np.ndarray, kind: str, value_range: Sequence[float]) -> np.nda
     Numbers outside of the range are not clipped. NaN and Inf become 0. An empty value_range selects
     the default range of `kind`, see `default_range`. Raises ValueRangeError if no value is finite.
     """
-    least, most = finite_limits(pixels)
-    low, high = value_range or default_range(kind, least, most)
+    limits = finite_limits(pixels)
+    return scale_to(pixels, value_range or default_range(kind, *limits))
+
+
+def scale_to(pixels: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
+    """Scale numbers so that value_range (low, high) becomes 0..1, see `scale`."""
+    low, high = value_range
     real = np.isfinite(pixels)
     return (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
 

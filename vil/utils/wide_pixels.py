@@ -57,8 +57,8 @@ def is_planar(image: Image.Image) -> bool:
 def layout_of(image: Image.Image) -> str:
     """Return Pillow's name of how a file stores its pixels, such as "RGB;16B", or "". image: an
     image that is not loaded yet."""
-    for tile in getattr(image, "tile", ())[:1]:
-        layout = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
+    for _, _, _, args in getattr(image, "tile", ())[:1]:
+        layout = args[0] if isinstance(args, tuple) and args else args
         return layout if isinstance(layout, str) else ""
     return ""
 
@@ -97,9 +97,11 @@ def read_wide(image: Image.Image, *, is_required: bool) -> np.ndarray | None:
     image.load()
     turn_upright(image)
     lower = np.asarray(second)
-    if is_gray:
-        return lower[..., ::2].astype(np.uint16) << 8 | lower[..., 1::2]
-    return np.asarray(image).astype(np.uint16) << 8 | lower
+    upper, lower = (lower[..., ::2], lower[..., 1::2]) if is_gray else (np.asarray(image), lower)
+    wide = upper.astype(np.uint16)
+    wide <<= 8
+    wide |= lower
+    return wide
 
 
 def _replace_layout(tile: tuple, layout: str) -> tuple:
