@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import vil
 from vil.cli.removed import describe_removed
+from vil.config.key_lookup import nearest
 from vil.config.registries import registry
 from vil.utils.atomic_write import TEXT
 from vil.utils.cache_dir import cache_dir
@@ -163,6 +164,11 @@ class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises ConfigError for a wrong command line, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
+        _, _, words = message.partition("unrecognized arguments: ")
+        if words.startswith("--") and any(action.dest == "opts" for action in self._actions):
+            option, equals, value = words.split()[0].partition("=")
+            if key := nearest(option.removeprefix("--").replace("-", "_")):
+                message += f"; did you mean the config key {key}, as in {key} {value or 'VALUE'}?"
         raise ConfigError(f"{message} (see --help)")
 
 

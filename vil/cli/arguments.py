@@ -75,8 +75,8 @@ def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> 
     """Add the flags --run and --checkpoint, for commands that load the weights of a run. several:
     whether --run may be repeated, so that its value is a list."""
     add = parser.add_argument
-    # --run-dir is for torchrun, which reads --run as an abbreviation of its own flag --run-path
-    text = "folder of a run, whose config and checkpoint are loaded"
+    # torchrun refuses --run, which it reads as an abbreviation of its own flag --run-path
+    text = "folder of a run, whose config and checkpoint are loaded; torchrun needs --run-dir"
     own = {}
     if several:
         own = dict(action="append", default=[])

@@ -6,7 +6,8 @@ from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.legacy import IGNORED_KEYS, ONLY_SAVE_LAST
 from vil.config.removed import REMOVED
 
-# {last name of a key in the configs of Swin or detectron2: vil's key with the same meaning}
+# {last name of a key in the configs of Swin or detectron2, or flag of timm: vil's key with the same
+# meaning}
 ALIASES = {
     "BASE_LR": "OPTIM.LR",
     "WEIGHT_DECAY": "OPTIM.WD",
@@ -19,6 +20,9 @@ ALIASES = {
     "REPROB": "AUG.TIMM_AUG.RE_PROB",
     "WEIGHTS": "MODEL.MODEL_PATH",
     "ACCUMULATION_STEPS": "OPTIM.ACCUMULATE",
+    "LEARNING_RATE": "OPTIM.LR",
+    "MODEL": "MODEL.ARCH",
+    "MODEL_EMA_DECAY": "OPTIM.EMA",
 }
 
 
@@ -41,8 +45,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    ALIASES is used first: it has vil's key for key names of Swin and detectron2. The part of `key`
-    before its last dot does not matter then.
+    ALIASES is used first: it has vil's key for names of Swin, detectron2 and timm. The part of
+    `key` before its last dot does not matter then.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

@@ -4,6 +4,7 @@ Later sources override earlier ones: environment, preset, base files, file, comm
 merge_from_list is not used, because its errors have no location.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ from vil.config.yaml_source import (
     from_options,
 )
 from vil.utils.lookup import did_you_mean, lookup
+from vil.utils.registry import load_object
+
+PREPROCESSING = "vil.integrations.external_models:preprocessing"  # imports torch
+
+log = logging.getLogger(__name__)
 
 
 def get_config(
@@ -115,6 +121,7 @@ def _merge(
     The settings override `values`, {key: value}, which override the defaults.
     """
     values, sources = dict(values), {}
+    given = set(values)
     settings = drop_keys(
         settings, legacy.IGNORED_KEYS, "these keys of the original 2021 code have no effect"
     )
@@ -130,7 +137,15 @@ def _merge(
         sources[key] = setting.where
     values = defaults.leaves(defaults.tree(values))
     values["TASK"] = _infer_task(values, settings)
+    if values["EVAL.METRIC"] != (metric := _infer_metric(values, settings)):
+        values["EVAL.METRIC"] = metric
+        del sources["EVAL.METRIC"]
     _check(values, sources)
+    if values["MODEL.PRETRAINED"]:
+        arch, channels = values["MODEL.ARCH"], values["INPUT.CHANNELS"]
+        for key, value in load_object(PREPROCESSING)(arch, channels).items():
+            if key not in given and key not in sources:
+                values[key], sources[key] = value, f"weights of {arch}"
     cfg = defaults.tree(values)
     cfg.freeze()
     return cfg, sources
@@ -171,6 +186,26 @@ def _infer_task(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
         if explicit < 0 or settings[explicit].source != settings[implied].source:
             task = name
     return task
+
+
+def _infer_metric(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
+    """Return EVAL.METRIC, or "" (the default metric of the task) if the task does not have this
+    metric and was selected after it: a recipe for photographs may be the base of another task.
+
+    values: {key: value} of all keys. Logs a warning if the metric is ignored.
+    """
+    metric, entries = values["EVAL.METRIC"], registry("task")
+    selects = {"TASK", *(entry.facts.get("implied_by") for entry in entries.values())}
+    chosen = [setting for setting in settings if setting.key in {"EVAL.METRIC", *selects}]
+    task = entries.get(values["TASK"])
+    if not metric or task is None or metric in task.facts.get("metrics", {}):
+        return metric
+    where = next((s for s in reversed(chosen) if s.key == "EVAL.METRIC"), None)
+    if not chosen or chosen[-1] is where or (where and where.source == chosen[-1].source):
+        return metric  # an error of the user, see `_check`
+    text = "EVAL.METRIC %s is not a metric of TASK %s, so it is ignored"
+    log.warning(text, metric, task.name)
+    return ""
 
 
 def _check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:

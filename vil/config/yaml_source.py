@@ -6,6 +6,7 @@ nodes itself, because yacs and safe_load give no line numbers and accept duplica
 
 import difflib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -257,7 +258,7 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
             yield word
             continue
         key, equals, value = str(word).partition("=")
-        file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
+        file = f"--config-file {shlex.quote(key)}" if key.endswith(SUFFIXES) else None
         if not is_known(key) and ("/" in key or os.path.exists(str(word))):
             near = did_you_mean(file)
             raise ConfigError(f"{COMMAND_LINE}: unexpected argument {word}{near} (see --help)")
@@ -281,7 +282,13 @@ def from_mapping(values: Mapping[str, Any], where: str = COMMAND_LINE) -> Iterat
             yield from _from_value(key, value, where)
 
 
+def format_options(values: Mapping[str, Any]) -> str:
+    """Format {key: value} as KEY VALUE options that can be pasted into a shell."""
+    return shlex.join(str(word) for pair in values.items() for word in pair)
+
+
 def _from_value(key: str, value: Any, where: str) -> Iterator[Setting]:
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _from_value(f"{key}.{name}", inner, where)

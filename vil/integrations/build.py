@@ -1,15 +1,20 @@
 """Build the network that a config describes: an MsViT, or a model of timm or torchvision."""
 
+import logging
+
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
 from vil.config.defaults import leaves
 from vil.config.unused_keys import warn_unused
-from vil.integrations.external_models import build_external
+from vil.config.yaml_source import format_options
+from vil.integrations.external_models import build_external, freeze_stages, preprocessing
 from vil.models.build import build_msvit
 from vil.models.registry import ARCHS
 from vil.utils.errors import ConfigError, as_config_error
+
+log = logging.getLogger(__name__)
 
 
 @as_config_error
@@ -32,12 +37,7 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
             f"MODEL.ARCH {arch} is not an architecture but a packaged config: use "
             f"--config-file {folder}/{arch}.yaml"
         )
-    if cfg.FINETUNE.FREEZE_STAGES:
-        raise ConfigError(
-            f"MODEL.ARCH {arch} has no stages to freeze (only msvit has stages): set "
-            "FINETUNE.FREEZE_STAGES to 0"
-        )
-    return build_external(
+    model = build_external(
         arch,
         pretrained=cfg.MODEL.PRETRAINED and load_pretrained,
         num_classes=num_outputs,
@@ -46,4 +46,24 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
         drop_rate=cfg.MODEL.VIT.DROP,
         drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+        transform_input=cfg.MODEL.PRETRAINED,
     )
+    if cfg.FINETUNE.FREEZE_STAGES:
+        freeze_stages(model, cfg.FINETUNE.FREEZE_STAGES)
+    if cfg.MODEL.PRETRAINED and load_pretrained:
+        _warn_other_preprocessing(cfg)
+    return model
+
+
+def _warn_other_preprocessing(cfg: CfgNode) -> None:
+    """Warn if the config does not preprocess images as the published weights of its model need."""
+    values, arch = leaves(cfg), cfg.MODEL.ARCH
+    wanted = preprocessing(arch, cfg.INPUT.CHANNELS)
+    differ = {key: value for key, value in wanted.items() if values[key] != value}
+    if differ:
+        log.warning(
+            "%s: the published weights of %s were trained with other values: to use them, add %s",
+            ", ".join(f"{key} {values[key]}" for key in differ),
+            arch,
+            format_options(differ),
+        )

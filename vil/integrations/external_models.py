@@ -1,9 +1,12 @@
 """Build models of timm and torchvision for training and evaluation in vil."""
 
 import logging
+import math
+from typing import Any
 
 import timm
 import torchvision
+from timm.models import group_parameters
 from torch import nn
 
 from vil.utils.errors import CheckpointError, one_line
@@ -13,6 +16,7 @@ PREFIX = "timm/"
 # With auxiliary heads, these models return several tensors in training.
 AUXILIARY = {"aux_logits": False, "init_weights": True}
 TORCHVISION_ARGS = {"googlenet": AUXILIARY, "inception_v3": AUXILIARY}
+INTERPOLATIONS = {"bilinear": 2, "bicubic": 3}  # values of INPUT.INTERPOLATION
 log = logging.getLogger(__name__)
 
 
@@ -26,6 +30,7 @@ def build_external(
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
+    transform_input: bool = False,
 ) -> nn.Module:
     """Build a classifier of timm or torchvision, which maps images (B, c, S, S) to logits (B, K).
 
@@ -35,6 +40,9 @@ def build_external(
       number of classes, the head is random. If c is not 3, timm sums or repeats the weights of the
       first layer.
     drop_rate, drop_path_rate: ignored by torchvision models.
+    transform_input: whether the weights that the caller loads stem from published ones. googlenet
+      and inception_v3 of torchvision then convert ImageNet's normalization to the one that these
+      weights need. Implied by `pretrained`.
 
     Raises ValueError if the name is unknown, or if the model does not support img_size,
     grad_checkpoint or `pretrained`. Raises CheckpointError if the weights cannot be downloaded.
@@ -52,6 +60,8 @@ def build_external(
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
         raise CheckpointError(f"the weights of {name} cannot be downloaded: {error}") from error
+    if hasattr(model, "transform_input"):
+        model.transform_input = pretrained or transform_input
     if grad_checkpoint:
         try:
             model.set_grad_checkpointing()
@@ -61,6 +71,66 @@ def build_external(
                 "MODEL.GRAD_CHECKPOINT) to False"
             ) from None
     return model
+
+
+def preprocessing(name: str, channels: int = 3) -> dict[str, Any]:
+    """Return {config key: value} of the image preprocessing that the published weights of a model
+    need: mean and std (not for other channels than RGB), center crop and interpolation.
+
+    name: as in `build_external`. Returns {} if the model is unknown or has no published weights.
+    """
+    if name.startswith(PREFIX):
+        cfg = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+        if not (cfg and cfg.has_weights):
+            return {}
+        mean, std, crop, interpolation = cfg.mean, cfg.std, cfg.crop_pct, cfg.interpolation
+    else:
+        if name not in torchvision.models.list_models(module=torchvision.models):
+            return {}
+        transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        mean, std, interpolation = transform.mean, transform.std, transform.interpolation.value
+        # rounded down, so that INPUT.CROP_PCT gives at least the published size before the crop
+        crop = math.floor(1000 * transform.crop_size[0] / transform.resize_size[0]) / 1000
+    values: dict[str, Any] = {"INPUT.CROP_PCT": float(crop)}
+    if interpolation in INTERPOLATIONS:
+        values["INPUT.INTERPOLATION"] = INTERPOLATIONS[interpolation]
+    if channels == len(mean):
+        values |= {"INPUT.MEAN": list(map(float, mean)), "INPUT.STD": list(map(float, std))}
+    return values
+
+
+def freeze_stages(model: nn.Module, count: int) -> None:
+    """Freeze the stem and the first `count` stages of a timm model.
+
+    The stages are those of timm's method `group_matcher`; in a plain ViT, each block is a stage.
+    Frozen batch norms use their running statistics, and keep them. Raises ValueError if the model
+    has no such method, or fewer stages.
+    """
+    if hasattr(model, "freeze_stages"):
+        model.freeze_stages(count)
+        return
+    if not hasattr(model, "group_matcher"):
+        raise ValueError(
+            f"{type(model).__name__} has no stages to freeze (only msvit and timm models have "
+            "stages): set FINETUNE.FREEZE_STAGES to 0"
+        )
+    layers = group_parameters(model, model.group_matcher(coarse=True), reverse=True)
+    num_stages = max(layers.values()) - 1  # layer 0 is the stem, and the last layer is the head
+    if count > num_stages:
+        raise ValueError(
+            f"FINETUNE.FREEZE_STAGES {count}: {type(model).__name__} has {num_stages} stages"
+        )
+    for name, parameter in model.named_parameters():
+        if layers[name] <= count:
+            parameter.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.weight.requires_grad:
+            module.register_forward_pre_hook(_use_running_statistics)
+
+
+def _use_running_statistics(module: nn.Module, inputs: Any) -> None:
+    """Put a batch norm into eval mode before its forward, also while the model is trained."""
+    module.training = False
 
 
 def _build_timm(

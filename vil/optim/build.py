@@ -1,6 +1,7 @@
 """Build the optimizer, gradient scaler and learning-rate schedule of a config."""
 
 import logging
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, build_optimizer, decay_gr
 from vil.optim.learning_rates import ScaledLr, default_scaling, scale_lr
 from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.utils.errors import as_config_error
+
+START_SHARE = 0.1  # of the initial weights in the final average, above which OPTIM.EMA is too large
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,11 @@ def build_optimization(cfg: CfgNode, model: nn.Module, device: torch.device) -> 
         reference=optim.LR_REFERENCE_BATCH,
         scaling=default_scaling(entry.name) if optim.LR_SCALING == "auto" else optim.LR_SCALING,
     )
+    if count := cfg.FINETUNE.FREEZE_STAGES:
+        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        total, trained = sum(size for size, _ in sizes), sum(size for size, is_on in sizes if is_on)
+        text = "FINETUNE.FREEZE_STAGES %d: %s of %s parameters are trained"
+        log.info(text, count, f"{trained:,}", f"{total:,}")
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,
@@ -93,6 +101,16 @@ def build_schedule(cfg: CfgNode, optimizer: str, lr: ScaledLr, steps_per_epoch: 
     if factor < 1 and (optim.VAL or solver.LR_POLICY == "multistep"):
         text = "OPTIM.DROP_FACTOR is a divisor: %g multiplies the learning rate by %g; set %g"
         log.warning(text, factor, 1 / factor, 1 / factor)
+    if solver.LR_POLICY == "multistep":
+        drops = optim.DROP_EPOCHS or [optim.DROP_FREQ]
+        if late := [epoch for epoch in drops if epoch >= optim.EPOCHS]:
+            log.warning(
+                "OPTIM.%s %s: the learning rate does not drop there, because the run ends after "
+                "OPTIM.EPOCHS %d",
+                "DROP_EPOCHS" if optim.DROP_EPOCHS else "DROP_FREQ",
+                ", ".join(f"{epoch:g}" for epoch in late),
+                optim.EPOCHS,
+            )
     if not solver.LR_POLICY and solver.WARMUP_EPOCHS:
         names = [f"SOLVER.WARMUP_{name}" for name in ("EPOCHS", "FACTOR", "METHOD")]
         warn_unused(cfg, "SOLVER.LR_POLICY is empty", names)
@@ -111,3 +129,19 @@ def build_schedule(cfg: CfgNode, optimizer: str, lr: ScaledLr, steps_per_epoch: 
         epoch_based=solver.EPOCH_BASED_SCHEDULE,
         own=SCHEDULES.entry(solver.LR_POLICY).read_settings(leaves(cfg)),
     )
+
+
+def warn_long_average(cfg: CfgNode, steps_per_epoch: int) -> None:
+    """Warn if OPTIM.EMA averages over more steps than the run has, so that a large part of the
+    final average is the initial weights."""
+    decay, steps = cfg.OPTIM.EMA, cfg.OPTIM.EPOCHS * steps_per_epoch
+    if (share := decay**steps) > START_SHARE:
+        log.warning(
+            "OPTIM.EMA %g is too large for a run of %d steps: %.0f %% of the averaged weights, "
+            "which are evaluated and kept, are the initial ones: set OPTIM.EMA to at most %.3g, or "
+            "to 0",
+            decay,
+            steps,
+            100 * share,
+            math.floor(1000 * (START_SHARE / 10) ** (1 / steps)) / 1000,
+        )

@@ -12,6 +12,7 @@ flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from yacs.config import CfgNode
 from vil.tasks import detection, image
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Key, Registry, Section
+
+FEWEST_CLASSES = 2  # assumed by commands that need no data if DATA.NUM_CLASSES is auto
+
+log = logging.getLogger(__name__)
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **image.ENTRIES["classification"])
@@ -84,11 +89,13 @@ def declared_keys(entry: Entry) -> list[str]:
 
 
 @as_config_error
-def with_num_classes(cfg: CfgNode) -> CfgNode:
+def with_num_classes(cfg: CfgNode, default: int | None = None) -> CfgNode:
     """If DATA.NUM_CLASSES is auto, replace it by the number of classes of the training set.
 
-    Returns a changed copy of the config, or the config itself if DATA.NUM_CLASSES is a number.
-    Raises ConfigError or DataError if the training set cannot be opened.
+    default: number to use, with a warning, if the training set cannot be opened; for commands that
+    need no data. Returns a changed copy of the config, or the config itself if DATA.NUM_CLASSES is
+    a number. Without a default, raises ConfigError or DataError if the training set cannot be
+    opened.
     """
     if cfg.DATA.NUM_CLASSES != "auto":
         return cfg
@@ -104,7 +111,16 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
         )
     try:
         classes = task.open_train_set().classes
-    except DataError as error:
+    except (ConfigError, DataError) as error:
+        if default is not None:
+            log.warning(
+                "DATA.NUM_CLASSES is auto and there is no training set to count its classes: the "
+                "model is built with %d; set DATA.NUM_CLASSES to a number",
+                default,
+            )
+            return override(cfg, [f"DATA.NUM_CLASSES={default}"])
+        if isinstance(error, ConfigError):
+            raise
         if not Path(cfg.DATA.PATH).exists():
             raise
         joint = "\n" if "\n" in str(error) else "; "  # new line if `error` has several lines

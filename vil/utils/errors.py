@@ -6,6 +6,7 @@ line. For other exceptions, it writes the traceback to a file.
 """
 
 import functools
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,3 +125,37 @@ def os_error_as(error_type: type[Exception], prefix: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise error_type(f"{prefix}: {error.strerror or error}") from error
+
+
+# {words of the command line in messages: words of Python}
+PYTHON_WORDS = {
+    "--run": "source",
+    "--data": "data",
+    "--output_dir": "output_dir",
+    "--resume": "resume=True",
+    "--import": "imports",
+    "--preset": "preset",
+    "--tta": "tta",
+    "--calibrate": "calibrate=True",
+    "--fast": "EVAL.FAST",
+    "command line": "overrides",
+    " (see --help)": "",
+}
+
+
+def in_python_words(function: Callable) -> Callable:
+    """Decorator for a function that is called from Python. Its errors then name the function's
+    arguments, instead of flags of the command line."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (ConfigError, DataError, CheckpointError, RunInUseError) as error:
+            text = str(error)
+            for words, ours in PYTHON_WORDS.items():
+                text = re.sub(rf"(?<![\w-]){re.escape(words)}(?![\w-])", ours, text)
+            error.args = (text,)
+            raise
+
+    return call

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
-from vil.tasks import TASKS, task_for, with_num_classes
+from vil.tasks import FEWEST_CLASSES, TASKS, task_for, with_num_classes
 from vil.tasks.cost import CostRow, num_params
 from vil.utils.errors import ConfigError
 
@@ -32,7 +32,7 @@ def analyze_cost(cfg: CfgNode) -> Cost:
     task, such as that of a plug-in, does not count the cost of a model."""
     if not TASKS.entry(cfg.TASK).load().supports("cost"):
         raise ConfigError(f"TASK {cfg.TASK} does not count the cost of a model")
-    cfg = with_num_classes(cfg)
+    cfg = with_num_classes(cfg, FEWEST_CLASSES)
     task = task_for(cfg, torch.device("cpu"))
     with torch.device("meta"):
         model = task.build_model()

@@ -14,7 +14,7 @@ from vil.ops.dispatch import CHOICES
 from vil.ops.native import library
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.tuning.linear_tuner import tune_linear
-from vil.tasks import task_for, with_num_classes
+from vil.tasks import FEWEST_CLASSES, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import version
@@ -78,7 +78,7 @@ class ModelCalls(NamedTuple):
 def find_calls(cfg: CfgNode) -> ModelCalls:
     """List the calls of the config's model that backends can run."""
     device = configure_device(cfg)
-    cfg = with_num_classes(cfg)
+    cfg = with_num_classes(cfg, FEWEST_CLASSES)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     network, execution = attention_network(model), execution_of(cfg, device)

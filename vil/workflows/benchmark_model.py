@@ -30,7 +30,7 @@ from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
 from vil.ops.tuning import tuning_cache
 from vil.optim.build import build_optimization
-from vil.tasks import refuse_without, task_for, with_num_classes
+from vil.tasks import FEWEST_CLASSES, refuse_without, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error, one_line
 from vil.utils.interleaved_timer import MILLI, Candidate, time_interleaved
 from vil.utils.lookup import lookup
@@ -87,7 +87,7 @@ class ModelBenchmark:
     ):
         why = "vil benchmark model measures only classifiers"
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
-        cfg, self.rounds = with_num_classes(cfg), rounds
+        cfg, self.rounds = with_num_classes(cfg, FEWEST_CLASSES), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
         words = list_trials(self.name, ways, backends, beside)
         self.trials = [(model, way, override(cfg, keys)) for model, way, keys in words]

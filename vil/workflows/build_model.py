@@ -7,9 +7,11 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.tasks import task_for
+from vil.utils.errors import in_python_words
 from vil.workflows.configure import Overrides, make_config
 
 
+@in_python_words
 def build_model(
     config: CfgNode | str | Path, overrides: Overrides | None = None, *, pretrained: bool = True
 ) -> nn.Module:

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from vil.config import override
 from vil.config.defaults import KEYS, leaves
+from vil.config.yaml_source import format_options
 from vil.data.bands import to_display
 from vil.data.classes import match_classes
 from vil.data.inspection import (
@@ -91,7 +92,7 @@ class DataCheck:
             *(f"warning: {line}" for line in self.warnings),
             *(f"problem: {line}" for line in self.problems),
             *(["suggested keys:"] if self.suggestions else []),
-            *(f"  {key} {value}" for key, value in self.suggestions.items()),
+            *(f"  {format_options({key: value})}" for key, value in self.suggestions.items()),
         ]
 
     def _split_lines(self) -> list[str]:

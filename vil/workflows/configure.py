@@ -58,7 +58,7 @@ def as_options(overrides: Overrides | None) -> list[str | Setting]:
         return []
     if isinstance(overrides, Mapping):
         return list(from_mapping(overrides))
-    if isinstance(overrides, str):
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
         raise ConfigError(f"overrides: expected a dict or a list of KEY=VALUE, got {overrides!r}")
     return list(overrides)
 
@@ -83,6 +83,11 @@ def make_config(
 
     Raises ConfigError if a preset is used with a CfgNode.
     """
+    if not isinstance(config, CfgNode | str | os.PathLike | None):
+        raise ConfigError(
+            f"config: expected a file, a packaged config or a CfgNode, got {config!r:.80}: pass "
+            "changes to the config as overrides"
+        )
     flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
     options = Options(as_options(overrides), flags, imports, preset)
     if not isinstance(config, CfgNode):
@@ -208,10 +213,20 @@ def source_config(
 
     The returned config has MODEL.MODEL_PATH set to these weights.
     """
+    check_source(source)
     if Path(source, "config.yaml").is_file():
         return run_config(source, options, checkpoint=checkpoint)
     words = [f"MODEL.MODEL_PATH={source}", *options.words]
     return weights_config(None, options._replace(words=words))
+
+
+def check_source(source: Any) -> None:
+    """Raise ConfigError unless `source` is text or a path."""
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            "source: expected the folder of a run, a weight file, or a name from "
+            f"vil.list_models(), got {type(source).__name__}"
+        )
 
 
 def weights_config(

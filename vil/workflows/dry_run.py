@@ -20,6 +20,7 @@ from vil.config import override
 from vil.config.yaml_source import from_mapping
 from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
+from vil.optim.build import warn_long_average
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.cost import num_params
@@ -125,6 +126,7 @@ def dry_run(
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
             with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):
+                warn_long_average(cfg, summary.steps_per_epoch)
                 result = train_config(trial, max_steps=1, synthetic=synthetic)
             if result.status == "interrupted":
                 raise KeyboardInterrupt

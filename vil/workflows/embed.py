@@ -22,7 +22,7 @@ from vil.streaming.map_files import create_map
 from vil.tasks import refuse_without
 from vil.tasks.image.probe import Labeled, Probe, probe_features
 from vil.utils.atomic_write import ESCAPED_TEXT
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import ConfigError, DataError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.utils.output_paths import replacing
 from vil.workflows.configure import Overrides
@@ -52,6 +52,7 @@ class ProbeResult:
     report: str
 
 
+@in_python_words
 def embed(
     source: str | Path | InferenceModel,
     images: Images,

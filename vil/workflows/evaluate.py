@@ -13,7 +13,7 @@ from vil.engine.build import configure_device, process_group
 from vil.engine.distributed import compute_on_main
 from vil.tasks import refuse_without, with_num_classes
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import ConfigError, os_error_as
+from vil.utils.errors import ConfigError, in_python_words, os_error_as
 from vil.utils.global_state import preserve_global_state
 from vil.utils.json_text import to_json
 from vil.utils.lookup import lookup
@@ -48,6 +48,7 @@ class EvaluationResult:
     part: str = "test"
 
 
+@in_python_words
 def evaluate(
     source: str | Path,
     overrides: Overrides | None = None,

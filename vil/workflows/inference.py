@@ -23,7 +23,7 @@ from vil.pretrained.load_weights import select_classes
 from vil.pretrained.state_dict_io import read_metadata
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
-from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.errors import CheckpointError, ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.calibration import apply_stored, find_checkpoint
@@ -31,6 +31,7 @@ from vil.workflows.configure import (
     Options,
     Overrides,
     as_options,
+    check_source,
     source_config,
     weights_config,
 )
@@ -56,6 +57,7 @@ class InferenceModel:
     cfg: CfgNode
 
 
+@in_python_words
 def load_for_inference(
     source: str | Path | WeightsEnum,
     overrides: Overrides | None = None,
@@ -72,6 +74,8 @@ def load_for_inference(
     Raises CheckpointError if the weights are missing or corrupt.
     """
     words = as_options(overrides)
+    if not isinstance(source, WeightsEnum):
+        check_source(source)
     is_run = not isinstance(source, WeightsEnum) and Path(source, "config.yaml").is_file()
     if str(source) in ARCHS and not is_run:
         source = get_model_weights(str(source)).DEFAULT

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from vil.tasks import refuse_without, task_for
 from vil.tasks.base import Task
 from vil.tasks.image.task import describe_target
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.configure import ConfigWithClasses, Options, Overrides, as_options, run_config
 from vil.workflows.ensemble import check_same, check_views, find_runs, make_ensemble
@@ -34,6 +34,7 @@ class Fold(NamedTuple):
     trained_on: set[str]
 
 
+@in_python_words
 def predict_out_of_fold(
     runs: str | Path | Iterable[str | Path],
     overrides: Overrides | None = None,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -25,7 +26,7 @@ from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import count_workers, worker_errors
 from vil.tasks import TASKS, refuse_without
 from vil.tasks.base import ImageMeta
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import ConfigError, DataError, in_python_words
 from vil.utils.exif import orientation
 from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
@@ -43,6 +44,7 @@ Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Ima
 Source = str | Path | WeightsEnum | InferenceModel
 
 
+@in_python_words
 def predict(
     source: Source | Sequence[Source],
     images: Images,
@@ -105,17 +107,26 @@ def open_images(images: Images, cfg: CfgNode) -> ImageList:
     images: see `predict`. cfg: config that says how images are read. Raises DataError if there are
     no images.
     """
-    if isinstance(images, str | Path | Image.Image | np.ndarray):
+    several = isinstance(images, Iterable)
+    if isinstance(images, str | bytes | Path | Image.Image | np.ndarray | Tensor) or not several:
         images = [images]
     sources = [picture for each in images for picture in _open(each, cfg.INPUT.CHANNELS)]
     if not sources:
         raise DataError("there are no images to predict")
+    _check_exists(sources)
     return ImageList(sources, **read_options(cfg))
 
 
 def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
     if isinstance(image, str | Path):
         return list_images([str(image)], lambda: b"", channels)
+    if not isinstance(image, Image.Image | np.ndarray):
+        advice = ", such as tensor.permute(1, 2, 0).numpy()" if isinstance(image, Tensor) else ""
+        raise DataError(
+            f"images: expected paths, PIL images or uint8 arrays (H, W, 3){advice}, got "
+            f"{type(image).__name__}"
+        )
+    shape = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else "an empty image"
     buffer = io.BytesIO()
     if isinstance(image, Image.Image):
         if getattr(image, "tile", ()) and image.format in ("PNG", "TIFF") and image.tell() == 0:
@@ -129,7 +140,12 @@ def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[I
         np.save(buffer, np.asarray(image))
         return [ImageSource("array", buffer.getvalue())]
     if isinstance(image, np.ndarray):
-        image = Image.fromarray(image)
+        try:
+            image = Image.fromarray(image)
+        except TypeError:
+            image = None
+    if image is None or not all(image.size):
+        raise DataError(f"images: expected a uint8 array (H, W, 3), or a list of them, got {shape}")
     if image.mode not in (*PNG_MODES, *TIFF_MODES):
         image = image.convert(OTHER_MODES.get(image.mode, "RGB"))
     image.save(buffer, "PNG" if image.mode in PNG_MODES else "TIFF")
@@ -165,9 +181,14 @@ def find_images(
     images = list_images(words, read_stdin, channels)
     if not images:
         raise DataError(f"no images in {', '.join(words)}")
+    _check_exists(images)
+    return images, []
+
+
+def _check_exists(images: Sequence[ImageSource]) -> None:
+    """Raise DataError if all images are files that do not exist."""
     if not any(image.content is not None or os.path.lexists(image.name) for image in images):
         raise DataError(f"there is no file or folder {', '.join(i.name for i in images):.200}")
-    return images, []
 
 
 def task_settings(

@@ -28,7 +28,12 @@ from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
-from vil.optim.build import build_optimization, build_schedule, optimizer_name
+from vil.optim.build import (
+    build_optimization,
+    build_schedule,
+    optimizer_name,
+    warn_long_average,
+)
 from vil.optim.optimizers import check_usable
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
@@ -41,6 +46,7 @@ from vil.utils.errors import (
     RunInUseError,
     StoppedError,
     as_config_error,
+    in_python_words,
 )
 from vil.utils.global_state import preserve_global_state
 from vil.utils.metric_format import format_pair
@@ -106,6 +112,7 @@ class TrainResult:
         return resolve_link(self.run_dir / "checkpoints", "last")
 
 
+@in_python_words
 def train(
     config: CfgNode | str | Path | None = None,
     overrides: Overrides | None = None,
@@ -213,6 +220,8 @@ def train_config(
         )
         optim = build_optimization(cfg, model, device)
         schedule = build_schedule(cfg, optim.name, optim.lr, loader.steps_per_epoch)
+        if not synthetic:
+            warn_long_average(cfg, loader.steps_per_epoch)
 
         # the folder of the run, and its last checkpoint
         run = enter(RunDir(folder, dist, device))

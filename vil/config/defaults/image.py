@@ -47,7 +47,8 @@ DECLARED = (
     Conflict(
         ("INPUT.CHANNELS", "INPUT.MEAN", "INPUT.STD"),
         lambda channels, mean, std: not {len(mean), len(std)} <= {1, channels},
-        "MEAN and STD need one number, or one per channel, such as MEAN [0.5] STD [0.25]",
+        "MEAN and STD need one number, or one per channel, such as INPUT.MEAN '[0.5]' "
+        "INPUT.STD '[0.25]'",
     ),
     Section("AMP", "Mixed precision and memory layout."),
     Key("ENABLED", False, "Compute the forward pass and the loss in AMP.DTYPE (autocast)."),
