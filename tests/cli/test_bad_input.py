@@ -54,6 +54,12 @@ SETTINGS = {
     "means": ("TASK=regression REGRESSION.MEAN=[1,2]", r"REGRESSION\.MEAN has 2 numbers, but"),
     "deviations": ("TASK=regression REGRESSION.STD=[0,1,1,1]", r"auto, or numbers above 0"),
     "weight NaN": ("LOSS.CLASS_WEIGHTS=[1,nan,1,1]", r"expected none, balanced, or a list of num"),
+    "batch norm": ("MODEL.ARCH=timm/test_resnet DATALOADER.BSZ=1", r"DATALOADER\.BSZ 1 is one im"),
+    "batch norm of torchvision": (
+        "MODEL.ARCH=resnet18 DATALOADER.BSZ=1",
+        r"set DATALOADER\.BSZ to",
+    ),
+    "batch norm of labels": ("TASK=multilabel MODEL.ARCH=resnet18 DATALOADER.BSZ=1", r"at least 2"),
     # architecture
     "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
     "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"l \(.*\) is 3, but this is stage 2"),
@@ -95,6 +101,10 @@ LINES = [  # RUN is the folder of a run, TINY its settings, photos and photo.png
     ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
     ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
     ("train --cfg run.py", r"run\.py: the name of a config must end in \.yaml"),
+    ("train --epochs 3", r"--epochs; did you mean the config key OPTIM\.EPOCHS, as in OPTIM\.EPO"),
+    ("train --lr=0.1 TINY", r"did you mean the config key OPTIM\.LR, as in OPTIM\.LR 0\.1\?"),
+    ("train --batch-size 8", r"did you mean the config key DATALOADER\.BSZ"),
+    ("report RUN --epochs 3", r"unrecognized arguments: --epochs 3 \(see --help\)"),
     ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
     ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
     ("evaluate --run photos", r"--run photos is not the folder of a run: it has no config\.yaml"),

@@ -3,12 +3,16 @@
 import pytest
 import timm
 import torch
+from torch import nn
+from torchvision.models import get_model_builder, get_model_weights
 
+from vil.config import get_config, override
+from vil.integrations.build import build_network
 from vil.integrations.external_models import build_external
 from vil.models.head_names import find_head_names
 from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.pretrained.load_weights import load_weights
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, ConfigError
 
 # name, image side: fixed and any size, with and without stochastic depth, torchvision's
 MODELS = [
@@ -112,3 +116,96 @@ def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be downloaded"):
         build_external(name, num_classes=3, img_size=160, pretrained=True)
+
+
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 96)])
+def test_published_weights_get_the_input_of_torchvision(name, size, monkeypatch):
+    """Built with the weights, and again later for a checkpoint that started from them."""
+    torch.manual_seed(0)
+    state = get_model_builder(name)(init_weights=False).state_dict()
+    for value in state.values():
+        if value.ndim == 4:
+            nn.init.kaiming_normal_(value)
+    weights = get_model_weights(name).DEFAULT
+    monkeypatch.setattr(type(weights), "get_state_dict", lambda *_, **__: dict(state))
+    cfg = get_config(
+        opts=[f"MODEL.ARCH={name}", f"INPUT.IMAGE_SIZE={size}", "MODEL.PRETRAINED=True"]
+    )
+    start = build_network(cfg, 1000, load_pretrained=True).eval()
+    again = build_network(cfg, 1000).eval()
+    again.load_state_dict(start.state_dict())
+    images = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        expected = get_model_builder(name)(weights=weights).eval()(images)
+        torch.testing.assert_close(start(images), expected)
+        torch.testing.assert_close(again(images), expected)
+    assert not build_external(name, num_classes=3, img_size=size).transform_input
+
+
+HALF = [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("arch", "mean", "crop", "interpolation"),
+    [
+        ("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", HALF, 0.9, 3),
+        ("timm/resnet18.a1_in1k", [0.485, 0.456, 0.406], 0.95, 3),
+        ("resnet50", [0.485, 0.456, 0.406], 0.965, 2),  # 224 of 232 pixels
+    ],
+)
+def test_a_config_takes_the_preprocessing_of_its_weights(arch, mean, crop, interpolation):
+    words = [f"MODEL.ARCH={arch}", "MODEL.PRETRAINED=True"]
+    images = get_config(opts=words).INPUT
+    assert (mean, crop, interpolation) == (images.MEAN, images.CROP_PCT, images.INTERPOLATION)
+    assert int(224 / images.CROP_PCT) == int(224 / crop)
+    images = get_config(opts=[*words, "INPUT.MEAN=[0.1,0.2,0.3]", "INPUT.CROP_PCT=0.875"]).INPUT
+    assert (images.MEAN, images.CROP_PCT) == ([0.1, 0.2, 0.3], 0.875)
+    assert get_config(opts=words[:1]).INPUT == get_config().INPUT
+    own = get_config("own/vil_tiny_224.yaml", words).INPUT
+    assert (mean, 1.0) == (own.MEAN, own.CROP_PCT)
+
+
+def test_other_preprocessing_than_that_of_the_weights_is_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *_, **__: None)
+    words = ["MODEL.ARCH=timm/vit_tiny_patch16_224", "MODEL.PRETRAINED=True"]
+    cfg = get_config(opts=words)
+    build_network(cfg, 4, load_pretrained=True)
+    assert not caplog.messages
+    cfg = override(cfg, ["INPUT.MEAN=[0.1,0.2,0.3]"])
+    build_network(cfg, 4)  # for a checkpoint, whose run has warned
+    assert not caplog.messages
+    build_network(cfg, 4, load_pretrained=True)
+    (said,) = caplog.messages
+    assert said.endswith("add INPUT.MEAN '[0.5, 0.5, 0.5]'")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "first", "after"),
+    [
+        ("timm/test_resnet", 40, ("conv1", "bn1", "layer1"), ("layer2", "fc")),
+        ("timm/test_convnext", 64, ("stem", "stages.0"), ("stages.1", "head")),
+        ("timm/test_vit", 96, ("patch_embed", "pos_embed", "cls_token", "blocks.0"), ("blocks.1",)),
+    ],
+)
+def test_freezing_the_first_stage_of_a_timm_model(name, size, first, after):
+    words = [f"MODEL.ARCH={name}", f"INPUT.IMAGE_SIZE={size}", "FINETUNE.FREEZE_STAGES=1"]
+    model = build_network(get_config(opts=words), 3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    model.train()(torch.randn(2, 3, size, size)).square().sum().backward()
+    optimizer.step()
+    changed = {key for key, value in model.state_dict().items() if not value.equal(before[key])}
+    assert {name for name in (*first, *after) if any(k.startswith(name) for k in changed)} == set(
+        after
+    )
+    assert not any(key.startswith(first) for key in changed)  # running statistics included
+
+
+def test_stages_that_cannot_be_frozen():
+    for arch, count, message in [
+        ("timm/test_resnet", 9, r"FREEZE_STAGES 9: ResNet has 4 stages"),
+        ("resnet18", 1, r"ResNet has no stages to freeze"),
+    ]:
+        cfg = get_config(opts=[f"MODEL.ARCH={arch}", f"FINETUNE.FREEZE_STAGES={count}"])
+        with pytest.raises(ConfigError, match=message):
+            build_network(cfg, 3)

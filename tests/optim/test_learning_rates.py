@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from vil.config import get_config
-from vil.optim.build import build_optimization, build_schedule
+from vil.optim.build import build_optimization, build_schedule, warn_long_average
 from vil.optim.learning_rates import default_scaling
 
 pytestmark = pytest.mark.smoke
+
+DROPS = ("SOLVER.LR_POLICY=multistep", "OPTIM.LR=1e-3", "OPTIM.EPOCHS=150")
 
 
 def build(options):
@@ -64,6 +66,11 @@ def test_the_schedule_uses_the_scaled_rates():
         (["OPTIM.LR=1e-3", "OPTIM.DROP_FACTOR=0.1", "SOLVER.LR_POLICY=multistep"],
          "0.1 multiplies the learning rate by 10; set 10"),
         (["OPTIM.LR=1e-3", "OPTIM.DROP_FACTOR=0.1", "SOLVER.LR_POLICY=cosine"], ""),
+        (["OPTIM.DROP_EPOCHS=[3,150,150.5]", *DROPS],
+         "OPTIM.DROP_EPOCHS 150, 150.5: the learning rate does not drop there"),
+        (["OPTIM.DROP_FREQ=150", *DROPS], "OPTIM.DROP_FREQ 150: the learning rate does not"),
+        (["OPTIM.DROP_EPOCHS=[3,149.5]", *DROPS], ""),
+        (["OPTIM.DROP_FREQ=149", *DROPS], ""),
     ],
 )  # fmt: skip
 def test_the_log_tells_of_the_learning_rate(options, message, caplog):
@@ -71,3 +78,21 @@ def test_the_log_tells_of_the_learning_rate(options, message, caplog):
     build(options)
     assert message in caplog.text
     assert bool(message) == bool(caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("decay", "epochs", "said"),
+    [
+        (0.9999, 4, "OPTIM.EMA 0.9999 is too large for a run of 176 steps: 98 % of the averaged"),
+        (0.999, 40, "of 1760 steps: 17 %"),
+        (0.999, 100, ""),
+        (0.97, 4, ""),  # what the first case proposes
+        (0.0, 1, ""),
+    ],
+)
+def test_an_average_longer_than_the_run_is_a_warning(decay, epochs, said, caplog):
+    cfg = get_config(opts=[f"OPTIM.EMA={decay}", f"OPTIM.EPOCHS={epochs}"])
+    warn_long_average(cfg, 44)
+    assert [said in message for message in caplog.messages] == [True] * bool(said)
+    if epochs == 4 and said:
+        assert "at most 0.974, or to 0" in caplog.text

@@ -7,7 +7,7 @@ import torch
 
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CLASSES, CPU, toy_train
-from vil.config import get_config
+from vil.config import get_config, override
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Metric
 from vil.tasks import task_for
@@ -138,3 +138,37 @@ def test_another_test_set_on_resume_begins_a_new_best(tmp_path, capsys):
     state = resume([9.0, 8.0], 4, "hard")
     assert (state.best, state.best_step, state.test_set) == (8.0, 20, "hard")
     assert "best checkpoint is now selected on hard, previously on easy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["vil_nano_96", "vil_tiny_128", "vil_tiny_224"])
+def test_recipes_for_photographs_select_by_balanced_accuracy(name):
+    assert get_config(f"own/{name}.yaml").EVAL.METRIC == "balanced_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("words", "metric"),
+    [
+        (["TASK=regression"], "mae"),
+        (["TASK=multilabel"], "map"),
+        (["TASK=multilabel", "EVAL.METRIC=macro_f1"], "macro_f1"),
+        pytest.param(["DETECTION.MODEL=retinanet"], "box_ap", marks=pytest.mark.detection),
+    ],
+)
+def test_the_metric_of_a_recipe_gives_way_to_another_task(words, metric, tmp_path, caplog):
+    """The task is set on the command line, in Python, or in a file whose base is the recipe."""
+    file = tmp_path / "mine.yaml"
+    lines = "".join(f"{word.replace('=', ': ')}\n" for word in words)
+    file.write_text(f"_BASE_: own/vil_nano_96.yaml\n{lines}")
+    recipe = "own/vil_nano_96.yaml"
+    configs = get_config(recipe, words), get_config(file), override(get_config(recipe), words)
+    for cfg in configs:
+        cfg = override(cfg, ["DATA.NUM_CLASSES=3"])
+        assert task_for(cfg, CPU).metric.name == metric
+    ignored = "EVAL.METRIC balanced_accuracy is not a metric of TASK"
+    assert any(m.startswith(ignored) for m in caplog.messages) == (len(words) == 1)
+
+
+def test_a_metric_that_is_set_with_or_after_the_task_must_be_one_of_it():
+    for words in (["TASK=regression", "EVAL.METRIC=top1"], ["EVAL.METRIC=top1", "TASK=regression"]):
+        with pytest.raises(ConfigError, match="unknown metric of TASK regression 'top1'"):
+            get_config("own/vil_nano_96.yaml", words)

@@ -154,6 +154,14 @@ def test_ctrl_c_saves_and_returns(tmp_path, monkeypatch):
         (lambda: vil.evaluate("nowhere"), "CheckpointError", "no weights at nowhere"),
         (lambda: vil.load_for_inference("nowhere"), "CheckpointError", "no weights at nowhere"),
         (lambda: list(vil.predict("vil_nano", [])), "DataError", "no images"),
+        (
+            lambda: vil.train({"OPTIM.LR": 1}),
+            "ConfigError",
+            "config: expected a file, .*",
+        ),
+        (lambda: vil.train(None, 3), "ConfigError", "overrides: expected a dict or a list"),
+        (lambda: vil.load_for_inference(None), "ConfigError", "source: expected .* got NoneType"),
+        (lambda: vil.evaluate(torch.nn.Linear(1, 1)), "ConfigError", "source: .* got Linear"),
     ],
 )
 def test_errors_are_exceptions_with_the_commands_text(call, error, message, tmp_path, monkeypatch):
@@ -161,3 +169,65 @@ def test_errors_are_exceptions_with_the_commands_text(call, error, message, tmp_
     with pytest.raises(getattr(vil.errors, error), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: vil.train(None, {"OPTIM.LRR": 1}),
+            "ConfigError",
+            "^overrides: OPTIM.LRR",
+        ),
+        (lambda: vil.train(None, ["OPTIM.LRR=1"]), "ConfigError", "^overrides: OPTIM.LRR"),
+        (lambda: vil.train("own/vil_nano_96.yaml", data="no"), "DataError", "no: set data to the"),
+        (lambda: vil.train(None, imports=["no.py"]), "ConfigError", "^imports no.py: no such"),
+        (lambda: vil.train(None, preset="no"), "ConfigError", "^preset: unknown preset"),
+        (lambda: vil.train(None, TINY, output_dir="run"), "ConfigError", "add resume=True to"),
+        (lambda: vil.predict("no*", "."), "ConfigError", "^source no\\*: no folder"),
+        (lambda: vil.predict_out_of_fold(["no"]), "ConfigError", "^source no is not the folder"),
+    ],
+)
+def test_errors_in_python_name_arguments_instead_of_flags(
+    call, error, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/checkpoints/step-1").mkdir(parents=True)
+    with pytest.raises(getattr(vil.errors, error), match=message) as caught:
+        call()
+    assert "--" not in str(caught.value)
+
+
+PIXELS = np.zeros((8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (PIXELS / 255, r"expected a uint8 array \(H, W, 3\).* got float64 \(8, 8, 3\)"),
+        (PIXELS.transpose(2, 0, 1), r"got uint8 \(3, 8, 8\)"),
+        (np.stack([PIXELS, PIXELS]), r"or a list of them, got uint8 \(2, 8, 8, 3\)"),
+        ([PIXELS, PIXELS.astype(int)], r"got int64 \(8, 8, 3\)"),
+        (PIXELS[:0], r"got uint8 \(0, 8, 3\)"),
+        (torch.zeros(3, 8, 8), r"uint8 arrays .*permute\(1, 2, 0\)\.numpy\(\), got Tensor"),
+        ([torch.zeros(3, 8, 8)], r"got Tensor"),
+        (None, "expected paths, PIL images or uint8 arrays .* got NoneType"),
+        (b"jpeg", "got bytes"),
+        ([3], "got int"),
+        ("no.png", "there is no file or folder no.png"),
+        (["no.png", "no"], "there is no file or folder no.png, no"),
+    ],
+)
+def test_what_is_no_image_is_an_error_of_the_data(images, message, trained):
+    model = vil.load_for_inference(trained.run_dir)
+    for call in (vil.predict, vil.embed):
+        with pytest.raises(vil.errors.DataError, match=message):
+            call(model, images)
+
+
+def test_arrays_and_tensors_are_values_of_overrides():
+    cfg = vil.load_for_inference(
+        "vil_nano",
+        {"INPUT.MEAN": np.full(3, 0.25), "INPUT.STD": torch.full((3,), 0.5), "SEED": np.int64(3)},
+    ).cfg
+    assert (cfg.INPUT.MEAN, cfg.INPUT.STD, cfg.SEED) == ([0.25] * 3, [0.5] * 3, 3)

@@ -139,7 +139,7 @@ def _merge(
     values["TASK"] = _infer_task(values, settings)
     if values["EVAL.METRIC"] != (metric := _infer_metric(values, settings)):
         values["EVAL.METRIC"] = metric
-        del sources["EVAL.METRIC"]
+        sources.pop("EVAL.METRIC", None)
     _check(values, sources)
     if values["MODEL.PRETRAINED"]:
         arch, channels = values["MODEL.ARCH"], values["INPUT.CHANNELS"]
@@ -195,16 +195,15 @@ def _infer_metric(values: Mapping[str, Any], settings: Sequence[Setting]) -> str
     values: {key: value} of all keys. Logs a warning if the metric is ignored.
     """
     metric, entries = values["EVAL.METRIC"], registry("task")
-    selects = {"TASK", *(entry.facts.get("implied_by") for entry in entries.values())}
-    chosen = [setting for setting in settings if setting.key in {"EVAL.METRIC", *selects}]
     task = entries.get(values["TASK"])
     if not metric or task is None or metric in task.facts.get("metrics", {}):
         return metric
-    where = next((s for s in reversed(chosen) if s.key == "EVAL.METRIC"), None)
-    if not chosen or chosen[-1] is where or (where and where.source == chosen[-1].source):
-        return metric  # an error of the user, see `_check`
-    text = "EVAL.METRIC %s is not a metric of TASK %s, so it is ignored"
-    log.warning(text, metric, task.name)
+    selects = {"TASK", *(entry.facts.get("implied_by") for entry in entries.values())}
+    chosen = [s for s in settings if s.key == "EVAL.METRIC" or s.key in selects]
+    origins = [s.source for s in chosen if s.key == "EVAL.METRIC"]
+    if not chosen or chosen[-1].key == "EVAL.METRIC" or origins[-1:] == [chosen[-1].source]:
+        return metric  # a mistake, which `_check` reports
+    log.warning("EVAL.METRIC %s is not a metric of TASK %s, so it is ignored", metric, task.name)
     return ""
 
 
