@@ -29,7 +29,12 @@ DECLARED = (
         "Weights to load: a file (also searched for in DATA.DATA_DIR), a run's folder, or a "
         "name such as ViL_Nano_Weights.DIGITS; empty: none.",
     ),
-    Key("PRETRAINED", False, "Load the published weights of a torchvision or timm model."),
+    Key(
+        "PRETRAINED",
+        False,
+        "Load the published weights of a torchvision or timm model. INPUT.MEAN, STD, CROP_PCT and "
+        "INTERPOLATION are those of the weights, unless they are set.",
+    ),
     Key(
         "COMPILE",
         False,
@@ -178,5 +183,11 @@ DECLARED = (
         "keeps the embedding of each distance in tokens; the others interpolate.",
         one_of("linear", "bicubic", "extend"),
     ),
-    Key("FREEZE_STAGES", 0, "Number of first stages to freeze.", at_least(0)),
+    Key(
+        "FREEZE_STAGES",
+        0,
+        "Number of first stages to freeze, of msvit or a timm model. In a plain ViT of timm, each "
+        "block is a stage.",
+        at_least(0),
+    ),
 )
