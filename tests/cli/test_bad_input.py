@@ -104,7 +104,6 @@ LINES = [  # RUN is the folder of a run, TINY its settings, photos and photo.png
     ("train --epochs 3", r"--epochs; did you mean the config key OPTIM\.EPOCHS, as in OPTIM\.EPO"),
     ("train --lr=0.1 TINY", r"did you mean the config key OPTIM\.LR, as in OPTIM\.LR 0\.1\?"),
     ("train --batch-size 8", r"did you mean the config key DATALOADER\.BSZ"),
-    ("report RUN --epochs 3", r"unrecognized arguments: --epochs 3 \(see --help\)"),
     ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
     ("evaluate --run nowhere", r"there is no folder nowhere: expected the folder of a run"),
     ("evaluate --run photos", r"--run photos is not the folder of a run: it has no config\.yaml"),
