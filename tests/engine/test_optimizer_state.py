@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from tests.common.marks import cases
-from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, load, resume, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import seed_step, set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
+from vil.utils.errors import CheckpointError
 
 pytestmark = pytest.mark.smoke
 
@@ -94,3 +95,51 @@ def test_every_optimizer_resumes(tmp_path, run_of):
         assert torch.equal(value, resumed.model.state_dict()[key]), key
         assert value.isfinite().all(), key
         assert not torch.equal(value, initial[key]), key
+
+
+def every_tensor(change):
+    def changed(state):
+        return {
+            name: {
+                key: change(v) if torch.is_tensor(v) and v.numel() > 1 else v
+                for key, v in own.items()
+            }
+            for name, own in state.items()
+        }
+
+    return changed
+
+
+WRONG_STATES = {
+    "one row": every_tensor(lambda tensor: tensor[:1]),
+    "a number": every_tensor(lambda tensor: torch.tensor(1.0)),
+    "more rows": every_tensor(lambda tensor: torch.cat([tensor] * 3)),
+    "expanded": every_tensor(lambda tensor: torch.zeros(1).expand_as(tensor)),
+    "sparse": every_tensor(lambda tensor: tensor.to_sparse()),
+    "without values": every_tensor(lambda tensor: tensor.to("meta")),
+    "quantized": every_tensor(
+        lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
+    ),
+    "text": every_tensor(lambda tensor: "zeros"),
+    "one key": lambda state: {
+        n: dict(list(s.items())[:1] if len(s) > 1 else [("x", torch.zeros(99))])
+        for n, s in state.items()
+    },
+    "a list": lambda state: {name: [1] for name in state},
+}
+
+
+@pytest.mark.trust(11)
+@pytest.mark.parametrize("change", WRONG_STATES.values(), ids=WRONG_STATES)
+@pytest.mark.parametrize("name", ["adamw", "sgd", "qhm", "lamb", "timm/adafactor", "timm/kron"])
+def test_a_state_of_other_shapes_is_refused_before_it_is_loaded(tmp_path, name, change):
+    """Compiled code of the optimizer would write beyond the end of the tensors."""
+    objects, resumed = made(name), made(name)
+    run(objects, 0, 2)
+    save(tmp_path, objects, TrainState(0, 1, 4, 5, name, step=2), dist=DistInfo(), keep=1)
+    file = tmp_path / "step-00000002/state.pt"
+    content = torch.load(file, weights_only=True)
+    torch.save({**content, "optimizer": change(content["optimizer"])}, file)
+    with pytest.raises(CheckpointError, match="state.pt (does not fit|cannot be read)"):
+        load(file.parent, resumed)
+    assert not resumed.optimizer.state

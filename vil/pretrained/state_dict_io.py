@@ -5,12 +5,10 @@ model (vil/pretrained/model_card.py), and the SHA-256 of the tensors, which is v
 file is read.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from torch import Tensor
 from vil.pretrained.card_schema import check_card, check_size
 from vil.utils.atomic_write import set_default_permissions, sha256_of, write_aside
 from vil.utils.errors import CheckpointError, explain_load_error
+from vil.utils.torch_file import check_tensors, load_torch_file
 
 # Keys that hold the state dict in checkpoints of other programs, averaged weights first.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
@@ -39,17 +38,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     If a checkpoint has averaged weights (EMA), these are returned. The state dict may be under a
     key such as "model", as in timm's checkpoints. The prefixes `module.` and `_orig_mod.` are
     removed if all keys have them. .pt and .pth files are read without unpickling arbitrary objects.
-    Raises CheckpointError if the file is missing, damaged or contains no state dict.
+    Raises CheckpointError if the file is missing, damaged, contains no state dict or more than its
+    size, or if a tensor is not an ordinary one (see `vil.utils.torch_file`).
     """
     path = find_weights(Path(path))
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
-        if path.suffix == ".safetensors":
-            return _strip_wrappers(_read_safetensors(path))
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # torch warns about files that it then rejects
-            content = torch.load(path, "cpu", weights_only=True)
+        is_safetensors = path.suffix == ".safetensors"
+        content = _read_safetensors(path) if is_safetensors else load_torch_file(path)
     except CheckpointError:
         raise
     except Exception as error:  # arbitrary bytes raise any exception in torch's reader
@@ -58,9 +55,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path} is damaged or not a weight file: {reason} (its SHA-256 is {digest})"
         ) from None
     try:
-        return unwrap(content)
+        state = unwrap(content)
+        check_tensors(state.items(), path.stat().st_size)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a state dict: {error}") from None
+    return state
 
 
 def find_weights(path: Path) -> Path:

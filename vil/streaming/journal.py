@@ -13,6 +13,7 @@ import torch
 
 from vil.utils.atomic_write import write_aside
 from vil.utils.errors import SaveError, os_error_as
+from vil.utils.torch_file import load_torch_file
 
 State = Mapping[str, Any]
 SAVE_SECONDS = 1.0  # between two records within a pass
@@ -57,7 +58,7 @@ class FileJournal(Journal):
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            record = torch.load(self.file, weights_only=True)
+            record = load_torch_file(self.file)
             return record if record["fingerprint"] == self.fingerprint else None
         except Exception:  # no record, or a corrupt one: start from the beginning
             return None

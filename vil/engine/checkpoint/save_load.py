@@ -17,9 +17,8 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from vil.engine.checkpoint.manifest import find_corruption, new_folder, remove
 from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, load_exactly
@@ -35,6 +35,7 @@ from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
 from vil.utils.atomic_write import replace_text, set_default_permissions
 from vil.utils.errors import CheckpointError, SaveError, explain_load_error, one_line
+from vil.utils.torch_file import check_tensors, load_torch_file
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
@@ -303,29 +304,45 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
 
 
 def load(
-    checkpoint: Path, objects: TrainObjects, say: Callable[[str], None] = warnings.warn
+    checkpoint: Path,
+    objects: TrainObjects,
+    say: Callable[[str], None] = warnings.warn,
+    check: Callable[[TrainState], None] = lambda saved: None,
 ) -> TrainState:
     """Load a checkpoint into the model, optimizer, gradient scaler and average in `objects`.
     Returns the saved TrainState.
 
-    say: function that logs a line. Raises CheckpointError if the checkpoint is of another model or
-    cannot be read.
+    say: function that logs a line. check: called with the saved state before the optimizer's state
+    is loaded. Raises CheckpointError if the checkpoint is of another model or cannot be read.
     """
     load_exactly(objects.model, checkpoint / WEIGHTS)
+    file = checkpoint / STATE
     try:
-        saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+        saved = load_torch_file(file)
         state = TrainState(**saved["state"])
-    except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
-        reason = explain_load_error(error)
-        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
-    fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
+        for field in fields(state):
+            if not isinstance(value := getattr(state, field.name), field.type | int):
+                raise TypeError(f"{field.name} is {value!r:.40}, expected {field.type}")
+        leaves = tree_leaves(saved["optimizer"])
+        tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        check_tensors(tensors, file.stat().st_size)
+    except Exception as error:  # arbitrary bytes raise any exception in torch's reader
+        raise CheckpointError(f"{file} cannot be read: {explain_load_error(error)}") from error
+    check(state)
+    try:
+        fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
+        if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
+            objects.scaler.load_state_dict(saved["scaler"])
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} does not fit the model's optimizer: {error}; delete this checkpoint to resume "
+            "from an earlier one"
+        ) from error
     if fresh:
         say(
             f"{len(fresh)} parameters have no saved optimizer state, the first: {fresh[0]}; "
             "their state is initialized"
         )
-    if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
-        objects.scaler.load_state_dict(saved["scaler"])
     load_average(checkpoint, objects.ema, say)
     return state
 
@@ -366,14 +383,17 @@ def resume(
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
         return fresh
-    saved = load(checkpoint, objects, say)
+
+    def check_settings(saved: TrainState) -> None:
+        for name in ("batch_size", "steps_per_epoch", "optimizer"):
+            if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
+                raise CheckpointError(
+                    f"{checkpoint} was saved with {name} {old}, this run has {new}: restore the "
+                    "setting, or start a new run with MODEL.MODEL_PATH set to this checkpoint"
+                )
+
+    saved = load(checkpoint, objects, say, check_settings)
     say(f"resuming from {checkpoint}")
-    for name in ("batch_size", "steps_per_epoch", "optimizer"):
-        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
-            raise CheckpointError(
-                f"{checkpoint} was saved with {name} {old}, this run has {new}: restore the "
-                "setting, or start a new run with MODEL.MODEL_PATH set to this checkpoint"
-            )
     if saved.data and saved.data != fresh.data:
         text = f"{checkpoint} was trained on {saved.data}, but this run has {fresh.data}"
         if not allow_changes:
