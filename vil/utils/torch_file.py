@@ -21,6 +21,8 @@ DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
 ZIP_START = b"PK\x03\x04"
+# Names in a pickle after which torch allocates or reads memory that the file does not have.
+UNSAFE = (b"\nbytearray\n", b"\n_rebuild_nested_tensor\n")
 
 
 def load_torch_file(path: Path) -> Any:
@@ -34,9 +36,7 @@ def load_torch_file(path: Path) -> Any:
 
 def check_declared_sizes(path: Path) -> None:
     """Raise ValueError if reading a file of torch.save takes more memory than the file has bytes.
-
-    torch.save compresses nothing and writes no bytearray, whose pickle may be only its length.
-    """
+    torch.save compresses nothing, and state dicts have none of the objects in UNSAFE."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) == ZIP_START:
@@ -48,8 +48,9 @@ def check_declared_sizes(path: Path) -> None:
                 )
         if size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                if content.find(b"bytearray\n") >= 0:
-                    raise ValueError("it has a bytearray, which could take any amount of memory")
+                for name in UNSAFE:
+                    if content.find(name) >= 0:
+                        raise ValueError(f"it uses {name.decode().strip()}, which state dicts do not")
 
 
 def check_tensors(tensors: Iterable[tuple[str, Tensor]], size: int) -> None:

@@ -120,16 +120,18 @@ def new_state_shapes(optimizer: Optimizer) -> list[dict[torch.Size, dict[str, An
 
     The step is one with other parameters of these shapes. The optimizer is not changed.
     """
-    before, groups = dict(vars(optimizer)), []
+    before, groups, states = dict(vars(optimizer)), [], defaultdict(dict)
     for group in optimizer.param_groups:
         named = {p.shape: (name, p) for name, p in zip(group["param_names"], group["params"])}
         names, params = [name for name, _ in named.values()], []
         for _, parameter in named.values():
             params.append(torch.ones_like(parameter).requires_grad_())
             params[-1].grad = torch.ones_like(parameter)
+            if parameter in optimizer.state:  # Adagrad makes its states when it is built
+                states[params[-1]] = copy.deepcopy(optimizer.state[parameter])
         groups.append({**group, "param_names": names, "params": params})
     caches = {key: copy.copy(value) for key, value in before.items() if isinstance(value, dict)}
-    vars(optimizer).update(caches, param_groups=groups, state=defaultdict(dict))
+    vars(optimizer).update(caches, param_groups=groups, state=states)
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer.step()
