@@ -90,6 +90,19 @@ def test_a_base_cannot_leave_its_tree(write, tmp_path):
     assert "no such config file" in refusal(write("mine/top.yaml", "_BASE_: nothing.yaml"))
 
 
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_number_of_base_files_is_limited(write, times):
+    """A chain of many files, and a few files that each name the next one twice."""
+    count = 2000 if times == 1 else 40
+    for number in range(count):
+        write(f"f{number}.yaml", f"_BASE_: [{', '.join([f'f{number + 1}.yaml'] * times)}]")
+    write(f"f{count}.yaml", "SEED: 1")
+    assert "f0.yaml: it reads more than 100 files through _BASE_" in refusal(
+        write("top.yaml", "_BASE_: f0.yaml").with_name("f0.yaml")
+    )
+
+
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)
 )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 
 import numpy as np
@@ -15,6 +16,8 @@ from vil.utils.extras import is_installed
 
 if is_installed("datasets"):
     import datasets
+    import pyarrow
+    import pyarrow.ipc
     from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
     datasets.disable_progress_bars()
@@ -213,3 +216,68 @@ def test_bad_folders_are_refused_in_one_line(tmp_path):
     assert "else.arrow, which is not below" in refusal(tmp_path, name)
     state.write_text("{")
     assert "pets cannot be read" in refusal(tmp_path, name)
+
+
+@needs_library
+@pytest.mark.trust(6)
+def test_only_files_of_the_folder_are_opened(tmp_path):
+    """Each one a regular file, and once; the library would open any path and wait for a pipe."""
+    name = saved(tmp_path, DatasetDict(train=rows()))
+    state, splits = tmp_path / "pets/train/state.json", tmp_path / "pets/dataset_dict.json"
+    text = json.loads(state.read_text())
+    (file,) = text["_data_files"]
+    os.mkfifo(tmp_path / "pets/train/pipe")
+    (tmp_path / "pets/train/link").symlink_to("/etc/passwd")
+    for given, message in {
+        "/etc/passwd": "passwd, which is not below",
+        "../../../etc/passwd": "passwd, which is not below",
+        "link": "passwd, which is not below",
+        "pipe": "not a regular file",
+        "none.arrow": "No such file",
+    }.items():
+        state.write_text(json.dumps(text | {"_data_files": [{"filename": given}]}))
+        assert message in refusal(tmp_path, name), given
+    state.write_text(json.dumps(text | {"_data_files": [file, file]}))
+    assert "more than once" in refusal(tmp_path, name)
+    state.write_text(json.dumps(text))
+    saved(tmp_path, rows(), "else")
+    splits.write_text(json.dumps({"splits": ["train", "../else"]}))
+    assert "else, which is not below" in refusal(tmp_path, name)
+    splits.unlink()
+    splits.symlink_to("/etc/passwd")
+    assert "passwd, which is not below" in refusal(tmp_path, name)
+
+
+@needs_library
+@pytest.mark.trust(11)
+@pytest.mark.parametrize("column", ["image", "label", "word", "list"])
+@pytest.mark.parametrize("value", [2**30, -5])
+def test_values_outside_of_an_arrow_file_are_refused(tmp_path, column, value):
+    """pyarrow would read beyond the end of its buffers."""
+    columns = {"word": (Value("string"), list("abcdef")), "list": (List(Value("int32")), [[1]] * 6)}
+    name = saved(tmp_path, rows(**columns))
+    (file,) = (tmp_path / "pets").glob("*.arrow")
+    table = pyarrow.ipc.open_stream(file.read_bytes()).read_all()
+    cells = table.column(column).chunk(0)
+    cells = cells.field("bytes") if column == "image" else cells
+    content = bytearray(file.read_bytes())
+    if column == "label":  # a null bitmap cannot be wrong: declare more rows than there are
+        old, new = (n.to_bytes(8, "little", signed=True) for n in (6, value))
+        file.write_bytes(bytes(content).replace(old, new))
+    else:
+        offsets = cells.buffers()[1].to_pybytes()[: 4 * 7]
+        at = bytes(content).index(offsets)
+        content[at + 12 : at + 16] = value.to_bytes(4, "little", signed=True)
+        file.write_bytes(content)
+    assert "pets cannot be read" in refusal(tmp_path, name, label_column="label")
+
+
+@needs_library
+@pytest.mark.trust(7)
+def test_a_table_of_more_rows_than_bytes_is_refused(tmp_path):
+    name = saved(tmp_path, rows())
+    (file,) = (tmp_path / "pets").glob("*.arrow")
+    nulls = pyarrow.table({"label": pyarrow.nulls(10**9)})
+    with pyarrow.ipc.new_stream(str(file), nulls.schema) as writer:
+        writer.write_table(nulls)
+    assert "bytes, but more than" in refusal(tmp_path, name)

@@ -140,6 +140,10 @@ WRONG = [
     (f"{ATTN}=[full,longfromer]", "did you mean longformer?"),
     ("SEED=[0,x]", "run seed_x: command line: SEED: expected int, got 'x'"),
     ("SEED=[1,1]", "run seed_1: given twice"),
+    (
+        " ".join(f"{key}=[{'1,' * 300}2]" for key in ("SEED", "LOG_FREQ", "OPTIM.EPOCHS")),
+        "the grid has 27270901 runs, more than 10000",
+    ),
     ("SEED=3", "s has no runs yet, and there is nothing to sweep over"),
     ("OUTPUT_DIR=[x,y]", "OUTPUT_DIR is not allowed, because --output sets the folders"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): the width"),

@@ -24,6 +24,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 20  # of one file
 MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
+MAX_FILES = 100  # of one config, each base file counted as often as it is named
 COMMAND_LINE = "command line"
 EMPTY: dict = {}  # the value of an extensible section written as {}: resets it to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -73,13 +74,24 @@ def find(name: str | Path, folder: Path | None = None) -> Path:
 
 
 def from_file(
-    path: Path, included_by: tuple[Path, ...] = (), roots: Sequence[Path] = ()
+    path: Path,
+    included_by: tuple[Path, ...] = (),
+    roots: Sequence[Path] = (),
+    read: list[Path] | None = None,
 ) -> list[Setting]:
     """Return the settings of the _BASE_ files of a config file, followed by its own settings.
 
     included_by: the chain of files whose _BASE_ entries led to this file. roots: folders that may
-    contain base files, by default `base_roots`.
+    contain base files, by default `base_roots`. read: the files that were read before this one.
+    Raises ConfigError if they are more than MAX_FILES, because files that name each other twice
+    double the number with each file.
     """
+    read = [] if read is None else read
+    read.append(path)
+    if len(read) > MAX_FILES:
+        raise ConfigError(
+            f"{shown(read[0])}: it reads more than {MAX_FILES} files through _BASE_: name fewer"
+        )
     if path in included_by:
         chain = " -> ".join(shown(step) for step in (*included_by, path))
         raise ConfigError(f"{shown(path)}: _BASE_ files include each other: {chain}")
@@ -92,7 +104,7 @@ def from_file(
         names = setting.value if isinstance(setting.value, list) else [setting.value]
         for name in names:
             base = find_base(str(name), path, setting.where, roots)
-            inherited += from_file(base, (*included_by, path), roots)
+            inherited += from_file(base, (*included_by, path), roots, read)
     return inherited + legacy.modernise(own, is_known)
 
 

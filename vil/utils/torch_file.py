@@ -50,7 +50,7 @@ def check_declared_sizes(path: Path) -> None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 for name in UNSAFE:
                     if content.find(name) >= 0:
-                        raise ValueError(f"it uses {name.decode().strip()}, which state dicts do not")
+                        raise ValueError(f"it has a {name.decode().strip()}, which torch trusts")
 
 
 def check_tensors(tensors: Iterable[tuple[str, Tensor]], size: int) -> None:

@@ -13,6 +13,7 @@ finished is started or resumed, by `vil train --resume`.
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -63,6 +64,7 @@ LOCAL = {
     "RUN.GRACE_SECONDS",
 }  # fmt: skip
 SEED = re.compile(r"(^|-)seed_[^-]+")  # in the name of a run
+MAX_RUNS = 10_000  # of one grid
 LONGEST = 60  # characters of a value in a folder's name
 ERROR = re.compile(r"^(?:vil [^\s:]+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # of a command
 TAIL = 20_000  # bytes of a run's output that are searched for an error
@@ -279,12 +281,18 @@ def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun
 
 def expand(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun]:
     """Return the run of each combination of a variant and axis values. The last axis varies
-    fastest. Raises ConfigError if a config is invalid, or if two runs have the same name."""
+    fastest. Raises ConfigError if a config is invalid, if two runs have the same name, or if there
+    are more than MAX_RUNS."""
     runs: dict[str, SweepRun] = {}
     short = {key: key.rpartition(".")[2].lower() for key in grid.axes}
     for key in [key for key in short if [*short.values()].count(short[key]) > 1]:
         short[key] = key.lower()
     choices = (grid.variants or {"": []}).items()
+    number = math.prod(map(len, (choices, *grid.axes.values())))
+    if number > MAX_RUNS:
+        raise ConfigError(
+            f"the grid has {number} runs, more than {MAX_RUNS}: give its axes fewer values"
+        )
     for (variant, settings), *values in itertools.product(choices, *grid.axes.values()):
         labels = [slug(variant)] if variant else []
         name = "-".join([*labels, *(f"{short[s.key]}_{slug(s.value)}" for s in values)])

@@ -5,6 +5,8 @@ the memory-mapped files, and spawned workers open them again.
 """
 
 import io
+import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,14 +181,55 @@ def load(folder: Path) -> Mapping[str, Any]:
     from datasets import Dataset, load_from_disk
 
     try:
+        for file in find_arrow_files(folder):
+            check_arrow_file(file)
         loaded = load_from_disk(str(folder))
+    except DataError:
+        raise
     except Exception as error:  # of pyarrow, json or the library, for files with any content
-        raise DataError(f"{folder} cannot be read: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{folder} cannot be read: {reason}") from error
     loaded = {"": loaded} if isinstance(loaded, Dataset) else loaded
-    for rows in loaded.values():
-        for file in rows.cache_files:
-            path_below(folder, file["filename"], folder)
     return {str(name): rows.with_format(None) for name, rows in loaded.items()}
+
+
+def find_arrow_files(folder: Path) -> list[Path]:
+    """List the Arrow files of a saved dataset, which the library opens wherever they are.
+
+    Raises DataError if a JSON file of the dataset names a path that is not below the folder, or one
+    path twice, which multiplies its rows. Raises OSError for a path that is not a regular file.
+    """
+    parts, files = [folder], []
+    if (file := folder / "dataset_dict.json").is_file():
+        splits = _read_json(folder, file)["splits"]
+        parts += [path_below(folder, name, file) for name in splits]
+    for part in parts:
+        if (file := part / "state.json").is_file():
+            names = [entry["filename"] for entry in _read_json(folder, file)["_data_files"]]
+            files += [regular_file(path_below(folder, part / name, file)) for name in names]
+    real = [os.path.realpath(file) for file in files]
+    if repeated := next((path for path in real if real.count(path) > 1), None):
+        raise DataError(f"{folder} names {repeated} more than once: each file has its own rows")
+    return files
+
+
+def _read_json(folder: Path, file: Path) -> Any:
+    return json.loads(path_below(folder, file, folder).read_text("utf-8"))
+
+
+def check_arrow_file(file: Path) -> None:
+    """Check that all values of an Arrow file are within its bytes, because pyarrow would otherwise
+    read beyond them. Raises ArrowException if they are not, and DataError for a file that has more
+    rows than bytes. Does not read the images."""
+    import pyarrow.ipc
+
+    rows, size = 0, file.stat().st_size
+    with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as reader:
+        for batch in reader:
+            rows += batch.num_rows
+            if rows > size:
+                raise DataError(f"{file} has {size} bytes, but more than {rows - 1} rows")
+            batch.validate(full=True)
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:

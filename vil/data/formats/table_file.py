@@ -13,6 +13,7 @@ from vil.utils.safe_files import regular_file
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MAX_LINE = 1 << 20  # bytes
+MAX_ROWS_PER_BYTE = 8  # of Parquet; the paths of images differ, so that each takes some bits
 BATCH = 10_000  # rows of Parquet that are converted at once
 
 
@@ -106,9 +107,11 @@ def _read_parquet(path: Path, separator: str) -> Rows:
 
     try:
         file = ParquetFile(path)
-        columns = list(file.schema_arrow.names)
+        columns, rows, size = file.schema_arrow.names, file.metadata.num_rows, path.stat().st_size
     except (ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if rows > MAX_ROWS_PER_BYTE * size:  # a run length of equal values takes a few bytes
+        raise DataError(f"{path} has {rows} rows in only {size} bytes: write it again")
 
     def cells() -> Iterator[tuple[int, list[str]]]:
         number = 0
@@ -117,11 +120,11 @@ def _read_parquet(path: Path, separator: str) -> Rows:
                 for values in zip(*(column.to_pylist() for column in batch.columns)):
                     number += 1
                     yield number, [_as_text(value, separator) for value in values]
-        except (ArrowException, OSError) as error:
+        except (ArrowException, OSError, ValueError, OverflowError) as error:  # text, dates
             reason = " ".join(str(error).split())
             raise DataError(f"{path}, after row {number}: {reason}") from error
 
-    return Rows(columns, cells(), "row")
+    return Rows(list(columns), cells(), "row")
 
 
 def _as_text(value: Any, separator: str) -> str:
