@@ -70,6 +70,19 @@ def test_a_terminal_gets_no_control_characters():
     assert written == ["a\\x1b[2Jb\\x0dc\\x9bd\te\n"]
 
 
+@pytest.mark.parametrize("name", ["predict", "data", "evaluate"])
+def test_messages_have_no_control_characters_anywhere(tmp_path, name):
+    """Names of files and classes, also where the output is read later."""
+    words = {
+        "predict": ("predict", "no\x1b[2Jne.png"),
+        "data": ("data", "check", "--data", "no\x1b[2Jne"),
+        "evaluate": ("evaluate", *TINY, "--data", "x", "DATA.TEST=[no\x1b[2Jne]"),
+    }[name]
+    ended = vil(*words)
+    assert ended.code
+    assert "\x1b" not in ended.out + ended.err
+
+
 @pytest.fixture
 def broken(monkeypatch, tmp_path):
     """A command that raises an error that nobody expected."""

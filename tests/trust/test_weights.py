@@ -1,17 +1,22 @@
 """Weights that are not finite are refused, and a model card builds no model it likes."""
 
+import copy
 import json
+import pickle
 import re
 import resource
 import subprocess
+import zipfile
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import vil
 from tests.common.small_runs import TINY, command, environment
 from tests.common.small_runs import vil as run_vil
-from vil.pretrained.state_dict_io import read_metadata, write_weights
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.utils.errors import CheckpointError
 
 CHECKPOINT = 4
@@ -55,6 +60,83 @@ def test_weights_that_are_not_finite_are_refused(saved, tmp_path, name):
         vil.from_pretrained(file)
 
 
+@pytest.mark.trust(5)
+@pytest.mark.parametrize("name", ["predict", "embed"])
+def test_outputs_that_are_not_finite_are_errors(saved, tmp_path, name):
+    """Finite weights of which the products overflow."""
+    state = load_file(saved)
+    key = "head.weight" if name == "predict" else "norm.weight"
+    state[key] = state[key].sign() * 3e38
+    file, out = (
+        tmp_path / "huge.safetensors",
+        tmp_path / ("x.csv" if name == "predict" else "x.npy"),
+    )
+    write_weights(file, state, read_metadata(saved))
+    given = (*TINY, f"MODEL.MODEL_PATH={file}", "DATALOADER.WORKERS=0")
+    ended = run_vil(name, "--sample", *given, "--output-file", out)
+    assert ended.code == 3, ended.err
+    assert "none of the" in ended.err.splitlines()[-1]
+    predictions = list(vil.predict(file, [np.zeros((32, 32, 3), np.uint8)], {"DEVICE": "cpu"}))
+    if name == "predict":
+        assert "NaN or infinite" in predictions[0].error
+
+
+# Class 5: tensors that hold no value for each element
+
+ODD = {
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "sparse": lambda x: x.to_sparse(),
+    "compressed rows": lambda x: x.to_sparse_csr(),
+    "meta": lambda x: x.to("meta"),
+    "float8": lambda x: x.to(torch.float8_e4m3fn),
+    "complex": lambda x: x.to(torch.complex64),
+    "expanded": lambda x: torch.zeros(1).expand_as(x),
+    "a trillion": lambda x: torch.zeros(1).expand(10**6, 10**6),
+}
+
+
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_tensors_that_are_not_ordinary_are_refused(saved, tmp_path, change):
+    state = load_file(saved)
+    file = tmp_path / "odd.pth"
+    torch.save({"state_dict": state | {"head.weight": change(state["head.weight"])}}, file)
+    ended = run_vil("evaluate", *TINY, f"MODEL.MODEL_PATH={file}")
+    assert ended.code == CHECKPOINT, ended.err
+    assert "head.weight is" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+class Bytes:
+    """A pickle of a few bytes that becomes a gigabyte."""
+
+    def __reduce__(self):
+        return bytearray, (10**9,)
+
+
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("method", ["deflated", "repeated", "a bytearray"])
+def test_a_file_that_takes_more_memory_than_its_size_is_refused(saved, tmp_path, method):
+    file = tmp_path / "bomb.pth"
+    torch.save(load_file(saved) | {"x": torch.zeros(10**6)}, file)
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    compression = zipfile.ZIP_DEFLATED if method == "deflated" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in entries.items():
+            is_pickle = method == "a bytearray" and name.endswith("data.pkl")
+            archive.writestr(name, pickle.dumps({"x": Bytes()}, 2) if is_pickle else content)
+        if method == "repeated":
+            largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+            for number in range(9):
+                archive.filelist.append(copy.copy(largest))
+                archive.filelist[-1].filename += str(number)
+            archive._didModify = True
+    assert run_vil("evaluate", *TINY, f"MODEL.MODEL_PATH={file}").code == CHECKPOINT
+    with pytest.raises(CheckpointError, match="its entries are compressed or overlap|a bytearray"):
+        read_weights(file)
+
+
 # Class 7: model cards
 
 
@@ -84,6 +166,11 @@ CARDS = {
     "half a class": setting(num_classes=2.5),
     "classes below zero": setting(num_classes=-1),
     "an image of a million pixels a side": setting(img_size=1_000_000),
+    "an image of more positions than the file has": setting(img_size=2048),
+    "a crop of a billionth": lambda card: card.update(transform={"crop_pct": 1e-7}),
+    "a crop of nothing": lambda card: card.update(transform={"crop_pct": 0}),
+    "a large image before the crop": lambda card: card.update(transform={"crop_pct": 5e-4}),
+    "a deviation of zero": lambda card: card.update(transform={"std": [0, 0, 0]}),
     "three sides": setting(img_size=[32, 32, 32]),
     "an image size that is text": setting(img_size="32"),
     "a drop rate of two": setting(drop_rate=2),

@@ -78,13 +78,25 @@ def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
     return [_parse_stage(number, *pair) for number, pair in enumerate(zip(parts, names), start=1)]
 
 
-def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans: int = 3) -> int:
+def least_parameters(
+    stages: Sequence[StageSpec],
+    num_classes: int = 0,
+    in_chans: int = 3,
+    img_size: Sequence[int] = (0, 0),
+) -> int:
     """Return a lower bound on the number of parameters of a model with the given stages.
 
-    Counts only patch convolutions, query and output projections, global tokens and the head.
+    Counts only patch convolutions, query and output projections, global tokens, the head and, for
+    images of (H, W) `img_size`, the position embeddings whose size depends on it.
     """
-    total = 0
+    total, (rows, columns) = 0, img_size
     for stage in stages:
+        rows, columns = rows // stage.patch, columns // stage.patch
+        if stage.absolute:
+            total += (rows + columns) * (stage.dim // 2)
+        elif rows and columns:  # tables of relative positions
+            table = (2 * rows - 1) * (2 * columns - 1) * stage.num_heads
+            total += stage.attention.count("full") * table
         total += in_chans * stage.dim * stage.patch**2 + stage.num_global * stage.dim
         total += len(stage.attention) * 2 * stage.dim**2
         in_chans = stage.dim

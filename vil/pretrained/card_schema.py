@@ -15,6 +15,7 @@ from vil.utils.errors import CheckpointError, one_line
 
 FORMAT = 1
 MAX_SIDE, MAX_CHANNELS, MAX_CLASSES = 16384, 4096, 10_000_000
+MAX_RESIZED = 4096  # side of an image before its center is cropped, unless the crop is larger
 TRANSFORM = ("mean", "std", "crop_pct", "interpolation", "background")
 
 
@@ -40,6 +41,7 @@ def is_transform(value: Any) -> bool:
         isinstance(value, dict)
         and set(value) <= set(TRANSFORM)
         and all(map(is_channels, (value[key] for key in ("mean", "std") if key in value)))
+        and min(value.get("std", [1]), default=0) > 0
         and is_color(value.get("background", [0, 0, 0]))
         and is_number(value.get("crop_pct", 1), 0, 1)
         and isinstance(value.get("interpolation", ""), str)
@@ -125,7 +127,8 @@ def check_card(card: Any, source: Path) -> dict:
 
 
 def check_size(card: Mapping, file: Path) -> None:
-    """Raise CheckpointError if a model card describes more parameters than its weight file has.
+    """Raise CheckpointError if a model card describes more parameters than its weight file has, or
+    images that are much larger before the crop than after it.
 
     Also raises it if the file cannot be read, or if the card has no valid architecture. Reads only
     the header of the file. card: result of `check_card`.
@@ -146,7 +149,14 @@ def check_size(card: Mapping, file: Path) -> None:
             f"{file} is missing, damaged or not a weight file ({one_line(error)}): download or "
             "save it again"
         ) from None
-    least = least_parameters(stages, model["num_classes"], model["in_chans"])
+    size = model["img_size"] if isinstance(model["img_size"], list) else [model["img_size"]] * 2
+    crop_pct = (card["transform"] or {}).get("crop_pct", 1)
+    if (largest := max(MAX_RESIZED, 2 * max(size))) * crop_pct < max(size):
+        raise CheckpointError(
+            f"{file}: its model card has crop_pct={crop_pct}, which resizes images to more than "
+            f"{largest} pixels a side"
+        )
+    least = least_parameters(stages, model["num_classes"], model["in_chans"], size)
     if least > held:
         raise CheckpointError(
             f"{file}: its model card describes a model of at least {least} parameters, but "

@@ -41,20 +41,21 @@ def echo_error(text: str) -> None:
 
 
 class StandardStream:
-    """A wrapper of standard output or stderr that escapes control characters on a terminal.
+    """A wrapper of standard output or stderr that escapes control characters on a terminal, and
+    always on stderr, whose messages are often shown later.
 
-    strict: whether a failed write raises OutputError; otherwise it is ignored.
+    strict: whether a failed write raises OutputError; otherwise it is ignored, as for stderr.
     """
 
     def __init__(self, stream: TextIO, *, strict: bool) -> None:
-        self.stream, self.strict, self.is_terminal = stream, strict, stream.isatty()
+        self.stream, self.strict, self.escapes = stream, strict, stream.isatty() or not strict
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         with self._checked():
-            self.stream.write(text.translate(IN_LINES) if self.is_terminal else text)
+            self.stream.write(text.translate(IN_LINES) if self.escapes else text)
         return len(text)
 
     def flush(self) -> None:

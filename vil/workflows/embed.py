@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
+from vil.data.batch import BadSample
 from vil.data.build import read_options
 from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
@@ -32,7 +33,7 @@ from vil.workflows.inference import (
     load_model,
     open_test_sets,
 )
-from vil.workflows.predict import Images, check_batch_size, open_images
+from vil.workflows.predict import NOT_FINITE, Images, check_batch_size, open_images
 
 COLUMNS = ("row", "file", "error")
 
@@ -89,8 +90,8 @@ def collect_features(
 ) -> tuple[np.ndarray, list[str]]:
     """Compute the features of all images. Returns (features, errors).
 
-    features: (N, D) float32, NaN for images that cannot be read.
-    errors: for each image, why it cannot be read, or "".
+    features: (N, D) float32, NaN for images that cannot be read or whose features are not finite.
+    errors: for each image, why its features are NaN, or "".
     file: .npy file for the features. The returned array is then a memory map of it.
     batch_size, num_workers: None for the values in the model's config.
     Raises DataError if no image can be read, and SaveError if the disk is full.
@@ -119,7 +120,11 @@ def collect_features(
                 else:
                     features = create_map(file, shape, np.dtype(np.float32))
             features[list(indices)] = rows
-    if features is None:
+            for index, row in zip(indices, rows):
+                if not np.isfinite(row).all():
+                    name = images.sample_name(index)
+                    unreadable.append(BadSample(index, name, NOT_FINITE))
+    if features is None or len(unreadable) == len(images):
         raise DataError(f"none of the {len(images)} images could be read")
     errors = [""] * len(images)
     for bad in unreadable:

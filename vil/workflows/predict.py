@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -40,6 +42,7 @@ OTHER_MODES = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}  # into neither; others
 MARK = "Software", "vil predict"  # PNG text that marks an image with drawn predictions
 MAX_STEM = 200  # bytes of a file name; file systems allow 255
 TOP = 5  # classes per image
+NOT_FINITE = "its pixels or the model's outputs for it are NaN or infinite"
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
 Source = str | Path | WeightsEnum | InferenceModel
 
@@ -304,4 +307,15 @@ def iter_predictions(
                 metas = [ImageMeta(images.sample_name(i), s) for i, s in zip(indices, sizes)]
                 output = ensemble.run(inputs)
                 predictions |= zip(indices, task.postprocess(output, metas))
+                for index, tensors, row in zip(indices, inputs, output):
+                    if not (is_finite(tensors) and is_finite(row)):
+                        name = images.sample_name(index)
+                        predictions[index] = task.failed(name, NOT_FINITE)
             yield from (predictions[index] for index in sorted(predictions))
+
+
+def is_finite(output: Any) -> bool:
+    """Return whether all tensors of a model's input or output for one image are finite. output: a
+    tensor, a dataclass of tensors, or nested lists of them."""
+    leaves = tree_leaves(vars(output) if is_dataclass(output) else output)
+    return all(leaf.isfinite().all() for leaf in leaves if isinstance(leaf, Tensor))

@@ -26,6 +26,7 @@ from vil.tasks.detection.output_formats import FORMATS, Prediction
 from vil.tasks.detection.tiled_inference import detect, detect_tiled
 from vil.tasks.detection.visualize import draw
 from vil.utils.atomic_write import write_aside
+from vil.utils.console import printable
 from vil.utils.errors import SaveError, os_error_as
 from vil.utils.json_text import to_json
 
@@ -144,7 +145,7 @@ class DetectionTask(Task):
         width = max(map(len, [*classes, "class"]))
         rows = {"class": [f"{name:>8}" for name in per_class]}
         for label in classes:
-            rows[label] = [f"{values[label]:8.2f}" for values in per_class.values()]
+            rows[printable(label)] = [f"{values[label]:8.2f}" for values in per_class.values()]
         return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:

@@ -245,7 +245,7 @@ class Classes(Target):
         if not table:
             return []
         lines = [
-            f"  {label:20} {correct}/{count}"
+            f"  {printable(label):20} {correct}/{count}"
             for label, correct, count in zip(classes, table.pop("right"), table.pop("count"))
         ]
         columns = [[format_pair(name, value) for value in column] for name, column in table.items()]
