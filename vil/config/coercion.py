@@ -47,7 +47,7 @@ def free(value: Any) -> Any:
         return str(value)
     if value in NOTHING:
         return None
-    for read in (_truth, int, _number, lambda text: free(_items(text))):
+    for read in (_truth, _integer, _number, lambda text: free(_items(text))):
         try:
             return read(value)
         except ValueError:
@@ -67,6 +67,13 @@ def _truth(text: str) -> bool:
     if text.lower() not in TRUTH:
         raise ValueError(text)
     return TRUTH[text.lower()]
+
+
+def _integer(text: str) -> int:
+    """Return an int of at most 64 bits. Raises ValueError for a larger one, which torch refuses."""
+    if not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError(text)
+    return number
 
 
 def _number(text: str) -> float:
@@ -109,4 +116,9 @@ def as_written(value: Any) -> Any:
     return Quoted(value) if isinstance(value, str) else str(value)
 
 
-READERS: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _number, str: _text}
+READERS: dict[type, Callable[[str], Any]] = {
+    bool: _truth,
+    int: _integer,
+    float: _number,
+    str: _text,
+}
