@@ -50,7 +50,7 @@ def refusal(root, data, split="train", **own):
 
 
 @needs_library
-def test_the_splits_of_a_dict_and_the_names_of_a_class_label(tmp_path):
+def test_the_splits_of_a_dict_and_the_names_of_a_class_label(tmp_path, monkeypatch):
     parts = {"train": rows(), "validation": rows(2, 20, NAMES[::-1]), "test": rows(3, 30)}
     name = saved(tmp_path, DatasetDict(parts))
     train, val, test = (build_dataset(name, tmp_path, split) for split in ("train", "val", "test"))
@@ -65,6 +65,8 @@ def test_the_splits_of_a_dict_and_the_names_of_a_class_label(tmp_path):
     assert [part.sample_name(1) for part in (train, val)] == ["train[1]", "validation[1]"]
     root = build_dataset("hf", tmp_path / "pets", "train")
     assert np.array_equal(root.targets, train.targets)
+    monkeypatch.chdir(tmp_path)
+    assert np.array_equal(build_dataset(name, ".", "train").targets, train.targets)
 
 
 @needs_library

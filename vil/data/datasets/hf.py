@@ -199,6 +199,7 @@ def find_arrow_files(folder: Path) -> list[Path]:
     Raises DataError if a JSON file of the dataset names a path that is not below the folder, or one
     path twice, which multiplies its rows. Raises OSError for a path that is not a regular file.
     """
+    folder = Path(os.path.abspath(folder))  # so that the paths below it are not joined to it again
     parts, files = [folder], []
     if (file := folder / "dataset_dict.json").is_file():
         splits = _read_json(folder, file)["splits"]
