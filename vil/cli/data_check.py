@@ -17,7 +17,7 @@ is 3 if the data cannot be used. Each reason is printed on a line that begins wi
 import argparse
 
 from vil.cli.arguments import at_least, config_arguments, files_read, resolve
-from vil.utils.errors import DataError
+from vil.utils.errors import ConfigError, DataError
 from vil.utils.json_text import to_json
 from vil.utils.output_paths import output_file, replacing
 
@@ -38,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
     for flag, endings in (("sheet", (".png",)), ("json", ())):
         if given := getattr(args, flag):
             inputs = files_read(args, "sheet", "json")
-            files[flag] = output_file(given, f"--{flag}", endings, inputs)
+            path = output_file(given, f"--{flag}", endings, inputs, data=cfg.DATA.PATH)
+            if path.resolve() in [file.resolve() for file in files.values()]:
+                raise ConfigError(f"--{flag} {path}: --sheet writes this file; choose another name")
+            files[flag] = path
     check = check_data(cfg, max_images=args.sample)
     print("\n".join(check.lines()))
     if "sheet" in files:

@@ -81,8 +81,8 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
     options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
     images, _ = predict.find_images(words, sys.stdin.buffer.read, **options)
     inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
-    file = output_file(args.output_file, "--output-file", (".npy",), inputs)
-    table = output_file(Path(file).with_suffix(".csv"), "--output-file", (), inputs)
+    table = Path(args.output_file).with_suffix(".csv")
+    file = output_file(args.output_file, "--output-file", (".npy",), inputs, beside=[table])
     model = inference.load_model(cfg, class_names, needs_head=False)
     print(model.report, file=sys.stderr)
     (count, width), failed = embed.embed_files(model, images, file)

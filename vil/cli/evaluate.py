@@ -10,8 +10,9 @@
   vil evaluate --run runs/scenes --pictures 20    a detector; draw the 20 worst images
   torchrun --nproc_per_node=8 -m vil evaluate --run-dir runs/coco
 
-Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
-evaluated.
+Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Weights other than the best
+checkpoint of a run have a folder of their own in the run, such as eval/step-00000220. Random
+weights are never evaluated.
 
 For a classifier, the metrics are the loss and, in percent:
 

@@ -33,7 +33,7 @@ from vil.cli.arguments import (
     with_weights,
 )
 from vil.utils.errors import ConfigError
-from vil.utils.output_paths import output_file
+from vil.utils.output_paths import int8_file, output_file
 
 # {format: ending of the file's name}; the first format of an ending is its default
 FORMATS = {"onnx": ".onnx", "torch": ".pt2", "aoti": ".pt2"}
@@ -123,7 +123,8 @@ def choose_format(args: argparse.Namespace) -> None:
     Raises ConfigError if the file --out cannot be written, if its ending is unknown or does not
     match --format, or if another flag does not fit the format.
     """
-    output_file(args.out, inputs=files_read(args, "out"))
+    beside = [int8_file(args.out)] if args.int8 else []
+    output_file(args.out, inputs=files_read(args, "out"), beside=beside)
     ending = Path(args.out).suffix
     implied = [name for name, usual in FORMATS.items() if usual == ending]
     if not (args.format or implied):

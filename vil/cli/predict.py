@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
     images, targets = predict.find_images(words, sys.stdin.buffer.read, **options)
     file = checked_output(args, [image.name for image in images])
-    drawing = predict.PredictionFolder(folder, images) if folder else None
+    drawing = predict.PredictionFolder(folder) if folder else None
     model = ensemble.make_ensemble([inference.load_model(*each) for each in found], args.tta)
     print(model.report, file=sys.stderr)
     model.task.limit_classes(**settings)

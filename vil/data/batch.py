@@ -1,5 +1,6 @@
 """A batch of images and targets, with reports of the images that could not be read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,12 +63,20 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)
-    if not isinstance(samples[0][0], Pixels):
-        return Batch(*default_collate(samples), bad_samples=bad_samples)
     images, targets, indices = zip(*samples)
+    is_normalized = not isinstance(images[0], Pixels)
     return Batch(
-        PixelBatch.collate(images),
-        default_collate(list(targets)),
-        default_collate(list(indices)),
+        stack(images) if is_normalized else PixelBatch.collate(images),
+        stack(targets),
+        stack(indices),
         bad_samples=bad_samples,
     )
+
+
+def stack(values: Sequence) -> Tensor:
+    """Stack tensors, arrays or numbers along a new axis. In a loader worker, the result is in
+    shared memory, unless that is full."""
+    try:
+        return default_collate(list(values))
+    except RuntimeError:  # of the shared memory, or of unequal sizes, which raises it again
+        return torch.stack([torch.as_tensor(value) for value in values])

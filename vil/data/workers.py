@@ -1,6 +1,7 @@
 """Start and stop the worker processes of DataLoaders, and handle their signals and errors."""
 
 import atexit
+import errno
 import multiprocessing
 import re
 import signal
@@ -9,18 +10,24 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.reduction import ForkingPickler as reduction
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.utils.errors import DataError
 from vil.utils.machine import usable_cores
 
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 STARTED = weakref.WeakSet()  # DataLoader iterators whose workers are stopped at exit
+# If the constructor of this class fails, `__del__` would print a traceback because it does not find
+# this attribute, which the constructor sets for each object.
+_MultiProcessingDataLoaderIter._shutdown = True  # ty: ignore
 MAX_WORKERS = 16  # chosen for a loader
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
@@ -61,7 +68,7 @@ def build_data_loader(
         num_workers=workers,
         collate_fn=samples.collate,
         pin_memory=pin_memory,
-        worker_init_fn=ignore_signals,
+        worker_init_fn=init_worker,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
         generator=torch.Generator(),  # keeps the global one unchanged; `fork_rng` seeds samples
@@ -86,7 +93,8 @@ def iter_batches(loader: DataLoader) -> Generator[Any, None, None]:
 
 def start_workers(loader: DataLoader) -> Iterator:
     """Start the workers of a loader and return iter(loader). During the start, the signals in
-    SIGNALS are blocked, so that no worker receives one before it runs `ignore_signals`."""
+    SIGNALS are blocked, so that no worker receives one before it runs `ignore_signals`. Raises
+    DataError if the system cannot start them, for example because /dev/shm is full."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -94,9 +102,16 @@ def start_workers(loader: DataLoader) -> Iterator:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         iterator = iter(loader)
-    except BaseException:  # e.g. raised by a signal handler
+    except BaseException as error:  # e.g. raised by a signal handler
         for worker in set(multiprocessing.active_children()).difference(others):
             worker.kill()
+        if loader.num_workers and isinstance(error, OSError):
+            reason = error.strerror or error
+            where = " (/dev/shm is full)" if error.errno == errno.ENOSPC else ""
+            raise DataError(
+                f"the DataLoader processes cannot start: {reason}{where}: set DATALOADER.WORKERS "
+                "to 0, or free this resource"
+            ) from error
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -106,11 +121,32 @@ def start_workers(loader: DataLoader) -> Iterator:
     return iterator
 
 
+def init_worker(worker_id: int) -> None:
+    """Set up a loader worker. DataLoader calls this function as its worker_init_fn."""
+    ignore_signals(worker_id)
+    reduction.register(torch.UntypedStorage, share_or_copy)
+
+
+def share_or_copy(storage: torch.UntypedStorage) -> tuple:
+    """Pickle a tensor's storage for the main process: by its name in shared memory or, if shared
+    memory is full, as a copy of its bytes. Docker limits /dev/shm to 64 MiB by default."""
+    try:
+        return reductions.reduce_storage(storage)
+    except RuntimeError:  # of torch: unable to allocate shared memory
+        content = torch.empty(0, dtype=torch.uint8).set_(storage)
+        return restore_storage, (content.numpy().tobytes(),)
+
+
+def restore_storage(data: bytes) -> torch.UntypedStorage:
+    """Return a new storage with the given bytes."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+
+
 def ignore_signals(worker_id: int) -> None:
-    """Make a loader worker ignore SIGNALS, except that a second SIGTERM ends it.
+    """Make a worker process ignore SIGNALS, except that a second SIGTERM ends it.
 
     Workers thus survive a signal to the whole process group, so that the main process can still
-    load data and save a checkpoint. DataLoader calls this function as its worker_init_fn.
+    load data and save a checkpoint.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

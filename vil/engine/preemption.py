@@ -1,8 +1,8 @@
 """Stop a run cleanly after a signal, and end it by force if a step hangs.
 
-If any rank receives SIGTERM, SIGUSR1 (which schedulers send before they end a job) or SIGINT
-(Ctrl-C), all ranks raise StoppedError at the same point, and the loop saves a checkpoint. For this,
-the ranks exchange received signals in each training step, and between the batches of an evaluation.
+If any rank receives one of SIGNALS, all ranks raise StoppedError at the same point, and the loop
+saves a checkpoint. For this, the ranks exchange received signals in each training step, and between
+the batches of an evaluation.
 
 A watchdog thread ends the process if no step finishes within `hang_seconds`. After a signal, the
 limit is `grace_seconds`, which is not applied while a checkpoint is saved. Before the thread ends
@@ -29,7 +29,8 @@ from vil.engine.distributed import DistInfo, all_reduce_max
 from vil.utils.console import echo_error
 from vil.utils.errors import HUNG, StoppedError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# SIGUSR1: sent by schedulers before they end a job. SIGINT: Ctrl-C. SIGHUP: a closed terminal.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 REPEAT_SECONDS = 2.0  # the launcher and the process group may both deliver the same signal
 BACKSTOP_SECONDS = 2.0
 # Delay before a hanging rank other than 0 exits. The exit breaks the collectives of all ranks, so
@@ -62,7 +63,7 @@ class PreemptionGuard:
 
     def __enter__(self) -> "PreemptionGuard":
         if threading.current_thread() is threading.main_thread():  # Python allows it only there
-            self.handlers = {number: signal.signal(number, self._record) for number in SIGNALS}
+            self.handlers = set_handlers(self._record)
         self.thread.start()
         return self
 
@@ -184,6 +185,13 @@ class PreemptionGuard:
             if hung and not self.dist.is_main:
                 time.sleep(EXIT_SECONDS)  # rank 0 reports the hang before its collectives break
         os._exit(code)
+
+
+def set_handlers(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Set the handler of all SIGNALS, except for a SIGHUP that nohup lets the process ignore.
+    Returns {signal: its handler before}."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    return {number: signal.signal(number, handler) for number in {*SIGNALS} - ignored}
 
 
 def launcher_pid() -> int:

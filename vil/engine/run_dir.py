@@ -12,6 +12,7 @@ log.txt, metrics.jsonl, tb/, checkpoints/
 import errno
 import fcntl
 import json
+import logging
 import os
 import platform
 import shlex
@@ -33,7 +34,9 @@ from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, Stopped
 from vil.utils.json_text import read_dict
 from vil.utils.machine import now, version
 
+IN_USE = (errno.EWOULDBLOCK, errno.EACCES)  # another process holds a lock
 LOCK_ATTEMPTS, LOCK_SECONDS = 5, 0.02  # seconds between attempts
+log = logging.getLogger(__name__)
 HELD: set[int] = set()  # descriptors of locked folders
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
@@ -161,11 +164,16 @@ def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
     Loader workers do not inherit the lock. Raises RunInUseError if another process holds the lock.
+    On a file system without locks, which is logged, the file is not locked.
     """
     stream = file.open("a+")
     try:
         acquire(stream)
     except OSError as error:
+        if error.errno not in IN_USE:
+            text = "%s cannot be locked (%s): do not start two runs in this folder"
+            log.warning(text, file, error.strerror)
+            return stream
         stream.seek(0)
         holder = stream.read().strip() or "another process"  # empty if it just took the lock
         message = f"{file.parent} is in use by {holder}: choose another --output_dir"
@@ -184,8 +192,8 @@ def acquire(stream: TextIO) -> None:
             # Loader workers can outlive a killed run, but do not inherit a POSIX record lock.
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except OSError:
-            if left == 0:
+        except OSError as error:
+            if left == 0 or error.errno not in IN_USE:
                 raise
             time.sleep(LOCK_SECONDS)
 
@@ -199,8 +207,8 @@ def is_locked(folder: Path) -> bool:
     with stream:  # closing releases the lock
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno in IN_USE
     return False
 
 
@@ -215,7 +223,7 @@ def lock_folder(folder: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        if error.errno in IN_USE:
             message = f"{folder} is in use by another process, whose run.lock was deleted"
             raise RunInUseError(f"{message}: choose another --output_dir") from error
         return None

@@ -2,16 +2,19 @@
 
 import logging
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
 @contextmanager
 def preserve_global_state() -> Iterator[None]:
-    """Restore global state at the end of a `with` block: torch's random generators and global
-    settings, the environment variables, and the level and handlers of the logger "vil"."""
+    """Restore global state at the end of a `with` block: the random generators of torch, NumPy and
+    Python, torch's global settings, the environment variables, and the level and handlers of the
+    logger "vil"."""
     log = logging.getLogger("vil")
     environment, level, handlers = dict(os.environ), log.level, list(log.handlers)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -23,6 +26,8 @@ def preserve_global_state() -> Iterator[None]:
         (torch.set_default_dtype, torch.get_default_dtype()),
         (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
         (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()),
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
     ]
     try:
         with torch.random.fork_rng(devices):

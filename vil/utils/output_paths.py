@@ -10,8 +10,13 @@ from vil.utils.atomic_write import write_aside
 from vil.utils.errors import ConfigError, os_error_as
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
-# Files of a run's folder that its report, evaluation and resumption read.
-RUN_FILES = {"config.yaml", "classes.txt", "metrics.jsonl", "status.json", "log.txt", "run.lock"}
+# Files and folders that training and evaluation write in a run's folder, and that later commands
+# read; listed in docs/reference/run_folder.md. Others, such as report.html, may be replaced.
+RUN_ENTRIES = {
+    "config.yaml", "command.txt", "env.txt", "status.json", "log.txt", "metrics.jsonl", "tb",
+    "plots", "checkpoints", "autotune.json", "classes.txt", "bad_samples.txt", "crash", "run.lock",
+    "eval", "calibration.json", "test_results.json",
+}  # fmt: skip
 
 
 def output_file(
@@ -19,6 +24,9 @@ def output_file(
     flag: str = "--out",
     endings: tuple[str, ...] = (),
     inputs: Iterable[str | Path] = (),
+    *,
+    beside: Iterable[str | Path] = (),
+    data: str | Path | None = None,
 ) -> Path:
     """Return the path of an output file, after checking that it may be written.
 
@@ -26,23 +34,35 @@ def output_file(
         flag: the option that sets the path, for error messages.
         endings: the allowed suffixes; () allows any.
         inputs: files that the command reads, which must not be overwritten.
+        beside: further files that the command writes. They are checked like `given`, and an
+            existing one is replaced only together with an existing `given`.
+        data: folder of the data that the command reads, in which no file must be overwritten.
 
-    Raises ConfigError if the suffix is not allowed, if the file cannot be written, or if the path
-    is a folder, a file that vil needs in a run's folder, or one of `inputs` (also through a link).
+    Raises ConfigError if the suffix is not allowed, if a file cannot be written, or if a path is a
+    folder, belongs to a run (see `refuse_run_files`), or is one of `inputs` (also through a link).
     """
-    path = Path(given)
+    path, inputs = Path(given), list(inputs)
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{flag} {given}: expected a name that ends in {', '.join(endings)}")
-    with os_error_as(ConfigError, f"{flag} {given}"):
-        if path.is_dir():
-            raise ConfigError(f"{flag} {given}: Is a directory")
-        if not path.parent.is_dir():
-            raise ConfigError(f"{flag} {given}: there is no folder {path.parent}")
-        refuse_run_files(path, flag)
-        refuse_inputs(path, flag, inputs)
-        folder = path.resolve().parent
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{flag} {given}: Permission denied")
+    for file in (path, *map(Path, beside)):
+        with os_error_as(ConfigError, f"{flag} {file}"):
+            if file.is_dir():
+                raise ConfigError(f"{flag} {file}: Is a directory")
+            if not file.parent.is_dir():
+                raise ConfigError(f"{flag} {file}: there is no folder {file.parent}")
+            refuse_run_files(file, flag)
+            refuse_inputs(file, flag, inputs)
+            real = file.resolve()
+            if data and file.exists() and real.is_relative_to(Path(data).resolve()):
+                raise ConfigError(
+                    f"{flag} {file} exists in the folder of the data, {data}: choose another name"
+                )
+            if file != path and file.exists() and not path.exists():
+                raise ConfigError(
+                    f"{flag} {given}: the command would replace {file} too; choose another name"
+                )
+        if not os.access(file if file.exists() else real.parent, os.W_OK):
+            raise ConfigError(f"{flag} {file}: Permission denied")
     return path
 
 
@@ -57,18 +77,20 @@ def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
 
 
 def refuse_run_files(path: Path, flag: str) -> None:
-    """Raise ConfigError if an output path is inside a run's checkpoints folder, or is one of the
-    files in a run's folder that vil reads later (RUN_FILES). flag: the option that sets the path.
-    """
+    """Raise ConfigError if an output path is one of RUN_ENTRIES in the folder of a run, or inside
+    one of these folders. flag: the option that sets the path."""
     real = path.resolve()
-    if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
-        raise ConfigError(f"{flag} {path}: used by the run {real.parent}; choose another name")
-    for folder in (real, *real.parents):
-        if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists():
-            raise ConfigError(
-                f"{flag} {path} is inside the checkpoints of the run {folder.parent}; "
-                "choose another path"
-            )
+    for folder in real.parents:
+        entry = real.relative_to(folder).parts[0]
+        if entry in RUN_ENTRIES and (folder / "config.yaml").exists():
+            text = "is used by" if entry == real.name else f"is inside the {entry} of"
+            raise ConfigError(f"{flag} {path} {text} the run {folder}; choose another path")
+
+
+def int8_file(path: str | Path) -> Path:
+    """Return the path of the file with int8 layers that an export writes next to `path`."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.int8{path.suffix or '.onnx'}")
 
 
 @contextmanager
@@ -88,11 +110,13 @@ def replacing(path: Path, flag: str = "--out") -> Iterator[Path]:
             yield aside
 
 
-def make_folder(path: str | Path, flag: str) -> Path:
+def make_folder(path: str | Path, flag: str, below: str = "") -> Path:
     """Create a folder and its parents, and return its path. flag: the option that sets the path,
-    for messages. Raises ConfigError if the folder cannot be created, or if it is inside a run's
-    checkpoints."""
-    with os_error_as(ConfigError, f"{flag} {path}"):
+    for messages. below: path of a folder to create in it, which is returned instead. Raises
+    ConfigError if the folder cannot be created, or if `path` belongs to a run, see
+    `refuse_run_files`."""
+    folder = Path(path, below)
+    with os_error_as(ConfigError, f"{flag} {folder}"):
         refuse_run_files(Path(path), flag)
-        Path(path).mkdir(parents=True, exist_ok=True)
-    return Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -78,6 +78,21 @@ def apply_stored(checkpoint: RunCheckpoint | None, task: Task) -> str:
     return f"calibrated with {describe(stored)} of {checkpoint.file}"
 
 
+def describe_unused(weights: str, data_dir: str, head: str) -> str:
+    """Return a text that a file written from a checkpoint does not have its stored calibration, or
+    "" if none is stored. The arguments are those of `find_checkpoint`."""
+    checkpoint = find_checkpoint(weights, data_dir, head)
+    if checkpoint is None or not checkpoint.file.is_file():
+        return ""
+    stored = read(checkpoint.file)
+    if stored["checkpoint"] != checkpoint.name:
+        return ""
+    advice = "divide its logits by the temperature"
+    if "thresholds" in stored:
+        advice = "apply the thresholds to its probabilities"
+    return f"the file is not calibrated: {advice} in {checkpoint.file} ({describe(stored)})"
+
+
 def describe(calibration: Mapping[str, Any]) -> str:
     """Describe a calibration in a few words: its temperature, or the number of its thresholds."""
     if "temperature" in calibration:

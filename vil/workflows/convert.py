@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.get_model import get_model
-from vil.pretrained.hub import save_pretrained
+from vil.pretrained.hub import CONFIG, WEIGHTS, save_pretrained
 from vil.pretrained.infer_arch import infer_arch
 from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
@@ -17,7 +17,8 @@ from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weig
 from vil.tasks import refuse_without, task_for
 from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError
-from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
+from vil.utils.output_paths import output_file, refuse_run_files
+from vil.workflows.calibration import describe_unused
 from vil.workflows.configure import read_class_file
 from vil.workflows.prepare import find_weights
 
@@ -60,8 +61,7 @@ def convert(
     if target.suffix == ".safetensors":
         output_file(target, "TARGET", inputs=[path])
     else:
-        refuse_run_files(target, "TARGET")
-        refuse_inputs(target / "model.safetensors", "TARGET", [path])
+        check_folder(target, path)
     known, state = read_metadata(path) or {}, read_weights(path)
     if cfg is None:
         model, lines = _build(model_name, str(source), known, state)
@@ -79,6 +79,7 @@ def convert(
         )
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
+    lines += filter(None, [describe_unused(str(path), "", head)])
     names = list(class_names) or select_classes(head, known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
@@ -91,6 +92,18 @@ def convert(
     else:
         save_pretrained(model, target, **notes, source=path)
     return lines
+
+
+def check_folder(target: Path, source: Path) -> None:
+    """Raise ConfigError if `save_pretrained` must not write to a folder: it belongs to a run,
+    contains the weights `source`, or has weights or a config.json that are not vil's."""
+    weights = target / WEIGHTS
+    refuse_run_files(target, "TARGET")
+    if not target.is_dir():
+        return
+    output_file(weights, "TARGET", inputs=[source], beside=[target / CONFIG])
+    if weights.exists() and read_metadata(weights) is None:
+        raise ConfigError(f"TARGET {target} has another {WEIGHTS}: choose another folder")
 
 
 def _build(

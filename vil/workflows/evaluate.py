@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 from vil.data.build import check_extras
 from vil.data.workers import worker_errors
 from vil.engine.build import configure_device, process_group
+from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import compute_on_main
 from vil.tasks import refuse_without, with_num_classes
 from vil.utils.atomic_write import replace_text
@@ -72,8 +73,8 @@ def evaluate(
     part: "test" for the sets in DATA.TEST; "val" for the sets in DATA.VAL or, if DATA.VAL is empty,
     in DATA.TEST.
 
-    The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
-    function and gets the same metrics.
+    The results are also written to OUTPUT_DIR/eval, see `results_folder`. Under torchrun, every
+    process calls this function and gets the same metrics.
     """
     options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
     found = source_config(source, options, checkpoint=checkpoint)
@@ -88,7 +89,7 @@ def evaluate_config(
     part: str = "test",
     calibrate: bool = False,
 ) -> EvaluationResult:
-    """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
+    """Load the config's model and weights, evaluate them, and write results to `results_folder`.
 
     num_worst: number of images to draw per test set, those with the most errors. part: "test" or
     "val", see `evaluate`. calibrate: whether to calibrate the model before the evaluation, see
@@ -122,7 +123,7 @@ def evaluate_config(
                     raise ConfigError(text)
             open_test_sets(task, dist, part)
             folder = compute_on_main(
-                lambda: make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
+                lambda: make_folder(cfg.OUTPUT_DIR, "OUTPUT_DIR", results_folder(cfg))
             )
             folder = task.results_folder = folder if dist.is_main else None
             metrics = task.evaluate(model)
@@ -144,3 +145,21 @@ def evaluate_config(
             with os_error_as(ConfigError, f"OUTPUT_DIR {images}"):
                 result.images[name] = task.draw_worst(name, num_worst, images)
         return result
+
+
+def results_folder(cfg: CfgNode) -> str:
+    """Return the path of the folder of results below OUTPUT_DIR.
+
+    It is eval. Exception: in the folder of a run, weights other than its best checkpoint have a
+    folder of their own, such as eval/step-00000220, so that they do not replace the results of the
+    best one.
+    """
+    run, weights = Path(cfg.OUTPUT_DIR), cfg.MODEL.MODEL_PATH
+    if not (weights and (run / "config.yaml").is_file()):
+        return "eval"
+    checkpoint = find_checkpoint(weights, cfg.DATA.DATA_DIR, "keep")
+    if checkpoint is None or checkpoint.run.resolve() != run.resolve():
+        return f"eval/{Path(weights).stem}"
+    best = resolve_link(run / "checkpoints", "best")
+    is_best = best is None or best.name == checkpoint.name
+    return "eval" if is_best else f"eval/{checkpoint.name}"

@@ -20,6 +20,8 @@ from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError, os_error_as
+from vil.utils.output_paths import int8_file
+from vil.workflows.calibration import describe_unused
 from vil.workflows.execution import Execution, execution_of
 from vil.workflows.inference import build_with_weights, open_test_sets, refuse_random_weights
 from vil.workflows.prepare import find_weights, move_to_device
@@ -66,6 +68,8 @@ def export_config(
     weights = find_weights(path, cfg.DATA.DATA_DIR) if path else cfg.MODEL.ARCH
     task = task_for(cfg, device)
     model, report = build_with_weights(task, weights, head, class_names)
+    if unused := describe_unused(path, cfg.DATA.DATA_DIR, head):
+        report = f"{report}\n{unused}"
     images = None
     if calibration is not None:
         found = find_calibration_images(calibration, task.class_names, cfg.INPUT.CHANNELS)
@@ -79,7 +83,7 @@ def export_config(
     with _as_config_error(out):
         differences = export_model(model, out, metadata=texts, **options)
     if int8:
-        files.append(out.with_name(f"{out.stem}.int8{out.suffix or '.onnx'}"))
+        files.append(int8_file(out))
         batches = iter_calibration_batches(task, images) if images else None
         with _as_config_error(files[-1]):
             count = quantize_linears(out, files[-1], batches)

@@ -220,22 +220,29 @@ def task_settings(
 
 class PredictionFolder:
     """Folder for copies of images on which predictions are drawn. The copies are PNG files with the
-    text MARK in their metadata. A later command overwrites only files that have this text."""
+    text MARK in their metadata."""
 
-    def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
+    def __init__(self, folder: str | Path):
+        """Create the folder. Raises ConfigError if it has other images: a training set that is read
+        from this folder would otherwise include the copies."""
         self.folder, self.used = make_folder(folder, "--output"), set()
-        self.originals = {Path(image.name).resolve() for image in images}
+        images = (file for file in self.folder.iterdir() if file.suffix.lower() in EXTENSIONS)
+        if other := next((file for file in images if not is_drawn(file)), None):
+            raise ConfigError(
+                f"--output {folder} has images that vil did not draw, such as {other.name}: choose "
+                "another folder"
+            )
 
     def save(self, name: str, image: Image.Image) -> Path:
         """Save the drawn copy of an image such as cat.jpg as cat.png. Returns the copy's path.
 
-        If cat.png is an original image, was saved by this object, or exists without the text MARK,
-        the copy is saved as cat-2.png, and so on. name: file name of the original image.
+        If cat.png was saved by this object, the copy is saved as cat-2.png, and so on. name: file
+        name of the original image.
         """
         stem = "stdin" if name == STDIN else shorten_name(Path(name).stem)
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
-        free = next(file for file in files if self._is_free(file))
+        free = next(file for file in files if file not in self.used)
         self.used.add(free)
         about = PngInfo()
         about.add_text(*MARK)
@@ -243,15 +250,15 @@ class PredictionFolder:
             image.save(aside, pnginfo=about)
         return free
 
-    def _is_free(self, file: Path) -> bool:
-        if file in self.used or file.resolve() in self.originals:
-            return False
-        try:
-            with open_image(file) as image:
-                key, value = MARK
-                return image.info.get(key) == value
-        except UnreadableImage:
-            return not file.exists()
+
+def is_drawn(file: Path) -> bool:
+    """Return whether a file is an image with the text MARK."""
+    key, value = MARK
+    try:
+        with open_image(file) as image:
+            return image.info.get(key) == value
+    except UnreadableImage:
+        return False
 
 
 def shorten_name(stem: str) -> str:

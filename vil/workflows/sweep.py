@@ -37,7 +37,7 @@ from vil.config.defaults import KEYS, leaves
 from vil.config.yaml_source import EMPTY, Setting
 from vil.data import takes_list
 from vil.engine.loop import Metric
-from vil.engine.preemption import LAUNCHER_PID, SIGNALS
+from vil.engine.preemption import LAUNCHER_PID, set_handlers
 from vil.engine.run_dir import is_locked, lock
 from vil.report.run_record import RunRecord
 from vil.report.sweep_table import GroupRow, RunRow, format_table, summarize, to_csv
@@ -147,8 +147,8 @@ def sweep(
     say: called with a line of text when a run begins or ends.
 
     Finished runs in `output_dir` are not repeated, and other runs resume. A run that fails does not
-    end the sweep. On Ctrl-C, the runs save their state and the status is "interrupted". On SIGTERM
-    and SIGUSR1, StoppedError is raised. If the config of any run is invalid or contradicts a
+    end the sweep. On Ctrl-C, the runs save their state and the status is "interrupted". On SIGTERM,
+    SIGUSR1 and SIGHUP, StoppedError is raised. If the config of any run is invalid or contradicts a
     recorded run, ConfigError is raised before the first run starts.
     """
     folder, settings = Path(output_dir), read_grid(file) if file else Grid()
@@ -375,7 +375,7 @@ def train_runs(
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # Python allows it only there
-        handlers = {number: signal.signal(number, forward) for number in SIGNALS}
+        handlers = set_handlers(forward)
     try:
         while active or (waiting and not received):
             slot = next((slot for slot in range(jobs) if slot not in active), None)

@@ -137,9 +137,9 @@ def train(
     Under torchrun, every process calls this function. The function restores the global state of the
     process before it returns: seeds, threads, logging and signal handlers.
 
-    On Ctrl-C, the state is saved and the status is "interrupted". On SIGTERM or SIGUSR1, the state
-    is saved and StoppedError is raised. Also raises ConfigError, DataError, CheckpointError and
-    DivergedError of `vil.errors`.
+    On Ctrl-C, the state is saved and the status is "interrupted". On SIGTERM, SIGUSR1 or SIGHUP,
+    the state is saved and StoppedError is raised. Also raises ConfigError, DataError,
+    CheckpointError and DivergedError of `vil.errors`.
     """
     overrides = as_options(overrides)
     if resume and config is None:
