@@ -23,6 +23,7 @@ Transform = Callable | None  # takes an image; the result replaces the image in 
 # Part of the random seed of generated datasets, so that their splits differ.
 SPLITS = {"train": 0, "val": 1, "test": 2}
 MAX_NAMES = 10_000  # names that `fingerprint` hashes
+MAX_IMAGES, MAX_BYTES = 64, 2**28  # images that `image_digests` hashes, and their total size
 
 
 class CollatableDataset(Protocol):
@@ -55,16 +56,56 @@ class LoadableDataset(CollatableDataset, Protocol):
 
 
 def fingerprint(dataset: LoadableDataset) -> str:
-    """Return a string that identifies a dataset: its length, and a hash of its targets and sample
-    names. If there are more than MAX_NAMES names, only MAX_NAMES evenly spaced ones are hashed."""
-    count, digest = len(dataset), hashlib.sha256()
+    """Return a string that identifies a dataset: its length, a hash of its targets and sample
+    names, and a hash of its class names, sample weights, boxes and labels. If there are more than
+    MAX_NAMES names, only MAX_NAMES evenly spaced ones are hashed.
+
+    Older checkpoints have the string without the second hash.
+    """
+    digest, more = hashlib.sha256(), hashlib.sha256()
     targets = np.ascontiguousarray(getattr(dataset, "targets", ()))
     if targets.dtype == np.float64:
         targets = targets.astype(np.float32)  # so that numbers have one fingerprint in both types
     digest.update(targets.tobytes())
-    for index in np.linspace(0, count - 1, min(count, MAX_NAMES)).astype(int).tolist():
+    for index in spaced(dataset, MAX_NAMES):
         digest.update(os.fsencode(dataset.sample_name(index)) + b"\0")
-    return f"{count} samples {digest.hexdigest()[:16]}"
+    more.update(
+        "\0".join(map(str, getattr(dataset, "classes", ()))).encode(errors="surrogateescape")
+    )
+    for name in ("weights", "boxes", "labels"):
+        if (values := getattr(dataset, name, None)) is not None:
+            more.update(np.ascontiguousarray(values).tobytes())
+    return f"{len(dataset)} samples {digest.hexdigest()[:16]} {more.hexdigest()[:16]}"
+
+
+def image_digests(dataset: LoadableDataset) -> list[str]:
+    """Return short hashes of the content of MAX_IMAGES evenly spaced images, by which images that
+    were replaced under the same names can be found. The hash of an image is "" if it cannot be
+    read, if it is not in a file, or if the images before it have more than MAX_BYTES."""
+    digests, left = [], MAX_BYTES
+    for index in spaced(dataset, MAX_IMAGES):
+        content = file_content(dataset, index) if left > 0 else b""
+        digests.append(hashlib.sha256(content).hexdigest()[:8] if content else "")
+        left -= len(content)
+    return digests
+
+
+def spaced(dataset: LoadableDataset, most: int) -> list[int]:
+    """Return the indices of at most `most` evenly spaced samples."""
+    return np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(int).tolist()
+
+
+def file_content(dataset: Any, index: int) -> bytes:
+    """Return the bytes of an image file, or b"" if it cannot be read or does not exist."""
+    while hasattr(dataset, "locate"):  # a ComposedDataset
+        dataset, index = dataset.locate(index)
+    read = getattr(type(dataset), "content", ImageDataset.content)
+    if read is ImageDataset.content:  # of pixels, which a plug-in may draw at random
+        return b""
+    try:
+        return dataset.content(index)
+    except OSError:
+        return b""
 
 
 class ImageDataset(Dataset, ABC):

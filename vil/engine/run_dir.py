@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -54,6 +55,7 @@ class RunDir:
         self.writes, self.step, self.begun, self.ended = dist.is_main, 0, False, False
         if self.writes:
             self.lock, self.folder_lock = open_folder(self.folder), None
+            self.inode = self.folder.stat().st_ino
         try:
             if self.writes:
                 self.folder_lock = lock_folder(self.folder)
@@ -76,10 +78,22 @@ class RunDir:
                 append(self.folder / "env.txt", environment(self.dist, self.device))
         self.status("running")
 
+    def find_move(self) -> str:
+        """Return a message if the folder was moved or removed since the run started, else ""."""
+        with suppress(OSError):
+            if not self.writes or self.folder.stat().st_ino == self.inode:
+                return ""
+        return (
+            f"{self.folder} was moved or removed while the run wrote to it: move it back, or give "
+            "its new path as --output_dir, and add --resume"
+        )
+
     def write(self, name: str, text: str) -> None:
         """Replace a small text file in the folder. Raises RunFolderError if it cannot be
         written."""
         if self.writes:
+            if moved := self.find_move():
+                raise RunFolderError(moved)
             with os_error_as(RunFolderError, f"{self.folder / name} cannot be written"):
                 replace_text(self.folder / name, text)
 

@@ -172,9 +172,11 @@ def run_config(
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"--run {folder} is not the folder of a run: it has no config.yaml")
-    path = weights or resolve_link(folder / "checkpoints", checkpoint)
-    if path is None:
+    link = folder / "checkpoints" / checkpoint
+    if weights is None and resolve_link(link.parent, checkpoint) is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
+    # the link, not its checkpoint, which a run that still trains may remove before it is loaded
+    path = weights or link
     # the config's FINETUNE.HEAD applies to the run's initial weights, not to its checkpoints
     words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep"]
     own = Setting("OUTPUT_DIR", str(folder), f"run {folder}")

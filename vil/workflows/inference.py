@@ -20,7 +20,7 @@ from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.load_weights import select_classes
-from vil.pretrained.state_dict_io import read_metadata
+from vil.pretrained.state_dict_io import POINTERS, read_metadata
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError, ConfigError, in_python_words
@@ -159,9 +159,16 @@ def load_for_evaluation(
     run, whether to apply the stored calibration of its probabilities.
     """
     path, head = cfg.MODEL.MODEL_PATH, cfg.FINETUNE.HEAD
-    weights = find_weights(path, cfg.DATA.DATA_DIR) if path else cfg.MODEL.ARCH
     task = task_for(cfg, device)
-    model, report = build_with_weights(task, weights, head, class_names)
+    try:
+        weights = find_weights(path, cfg.DATA.DATA_DIR) if path else cfg.MODEL.ARCH
+        model, report = build_with_weights(task, weights, head, class_names)
+    except CheckpointError:
+        if Path(path).name not in POINTERS:
+            raise
+        # a run that still trains has removed the checkpoint: load the new one
+        weights = find_weights(path, cfg.DATA.DATA_DIR)
+        model, report = build_with_weights(task, weights, head, class_names)
     execution = execution_of(cfg, device, dist.world)
     model = prepare_for_evaluation(task.inference_model(model), execution)
     fast = cfg.EVAL.FAST

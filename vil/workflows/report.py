@@ -10,7 +10,7 @@ from vil.config import diff, get_config
 from vil.config.defaults import leaves
 from vil.config.dump_yaml import dump_value
 from vil.data.workers import worker_errors
-from vil.engine.checkpoint.save_load import step_of
+from vil.engine.checkpoint.save_load import resolve_link, step_of
 from vil.engine.distributed import DistInfo
 from vil.report.page import ModelCost, Page, Setting, render
 from vil.report.run_record import RunRecord
@@ -87,7 +87,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
         cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: use --no-eval for a report without evaluation") from error
-    step = step_of(Path(cfg.MODEL.MODEL_PATH))
+    step = step_of(resolve_link(folder / "checkpoints", checkpoint))
     with worker_errors():
         inference = load_model(cfg, class_names)
         log.info("%s", inference.report)

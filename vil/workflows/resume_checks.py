@@ -84,6 +84,13 @@ def within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
+def fixed_values(cfg: CfgNode) -> dict[str, str]:
+    """Return {config key: value as text} of the keys that must not change when a run resumes. A
+    checkpoint has a copy, because config.yaml may be edited. cfg: result of `config_to_keep`."""
+    values = leaves(cfg).items()
+    return {k: repr(value) for k, value in values if within(k, FIXED) and not within(k, FREE)}
+
+
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 

@@ -17,7 +17,7 @@ from vil.config.defaults import leaves
 from vil.config.yaml_source import from_mapping
 from vil.data.build import check_extras
 from vil.data.classes import check_class_names, format_class_names, read_class_names
-from vil.data.dataset import fingerprint
+from vil.data.dataset import fingerprint, image_digests
 from vil.data.workers import worker_errors
 from vil.engine import distributed
 from vil.engine.build import configure_device, process_group
@@ -63,7 +63,7 @@ from vil.workflows.final_test import evaluate_best
 from vil.workflows.inference import Loaded, load_for_evaluation, open_test_sets
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.prepare import find_weights, prepare_for_training
-from vil.workflows.resume_checks import adopt_saved, config_to_keep
+from vil.workflows.resume_checks import adopt_saved, config_to_keep, fixed_values
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
@@ -230,6 +230,7 @@ def train_config(
         # say_once: the final test builds the model again, and would repeat log lines, such as the
         # selected backends
         logs.open(run.log.say_once if dist.is_main else echo_error)
+        kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         state = TrainState(
             seed=cfg.SEED,
             world=dist.world,
@@ -237,6 +238,8 @@ def train_config(
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
             data=fingerprint(loader.samples.dataset),
+            images=image_digests(loader.samples.dataset),
+            fixed=fixed_values(kept_cfg),
             metric=cfg.EVAL.METRIC,
             test_set=next(iter(task.test_sets), ""),
         )
@@ -262,7 +265,6 @@ def train_config(
             copies=[ema.model] if ema else [],
             say=run.log.say_once,
         )
-        kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", format_class_names(loader.classes))
 

@@ -10,7 +10,7 @@ from functools import partial
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, name_of, newest_step, save
 from vil.engine.distributed import broadcast_object, share_buffers
 from vil.engine.run_dir import RunDir
-from vil.utils.errors import SaveError
+from vil.utils.errors import RunFolderError, SaveError
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,9 @@ class CheckpointManager:
         if self.saved == state:  # not after an evaluation, whose result is part of the state
             return state
         run, policy = self.run, self.policy
+        if moved := broadcast_object(run.find_move()):
+            run.last_error = moved  # status.json, which is gone too, need not report it again
+            raise RunFolderError(moved)
         share_buffers(self.objects.model)
         try:
             save(

@@ -17,7 +17,7 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +41,7 @@ WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
 STATE = "state.pt"
 is_name = re.compile("step-[0-9]+").fullmatch  # the name of a checkpoint's folder
+MAX_REPLACED = 0.1  # share of replaced images with which a run may resume
 MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 
 
@@ -64,6 +65,9 @@ class TrainState:
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
+    images: list[str] = field(default_factory=list)  # `image_digests` of the training samples
+    # {config key: value as text} of the keys that must not change; older checkpoints have none
+    fixed: dict[str, str] = field(default_factory=dict)
     metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
     stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
     improved: float | None = None  # the metric of that evaluation
@@ -376,8 +380,9 @@ def resume(
 
     The saved settings are compared with those of `fresh`, the state of a new run with the current
     settings. A changed batch size, epoch length or optimizer raises CheckpointError. So do changed
-    training samples, unless `allow_changes` is set. If the metric or test set changed, the
-    selection of the best checkpoint starts again. A changed seed or number of ranks is only logged.
+    training samples and fixed config keys, unless `allow_changes` is set. If the metric or test set
+    changed, the selection of the best checkpoint starts again. A changed seed or number of ranks is
+    only logged.
     say: function that logs a line.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
@@ -394,12 +399,12 @@ def resume(
 
     saved = load(checkpoint, objects, say, check_settings)
     say(f"resuming from {checkpoint}")
-    if saved.data and saved.data != fresh.data:
-        text = f"{checkpoint} was trained on {saved.data}, but this run has {fresh.data}"
+    for change in find_changes(saved, fresh, say):
+        text = f"{checkpoint} was trained {change}"
         if not allow_changes:
             raise CheckpointError(
-                f"{text}: restore the training samples, start a new run with MODEL.MODEL_PATH set "
-                "to this checkpoint, or set RUN.ALLOW_CHANGES to True"
+                f"{text}: restore it, start a new run with MODEL.MODEL_PATH set to this "
+                "checkpoint, or set RUN.ALLOW_CHANGES to True"
             )
         say(text)
     saved = reset_best(saved, fresh, say)
@@ -411,7 +416,32 @@ def resume(
             update_links(folder, saved)
         except OSError as error:
             say(f"{folder}: the files last and best cannot be written: {one_line(error)}")
-    return replace(saved, seed=fresh.seed, world=fresh.world, data=fresh.data)
+    current = {name: getattr(fresh, name) for name in ("seed", "world", "data", "images", "fixed")}
+    return replace(saved, **current)
+
+
+def find_changes(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> list[str]:
+    """Compare the fixed config keys and the training samples of two states. What an older
+    checkpoint does not have is not compared.
+
+    Returns a text for each change that needs RUN.ALLOW_CHANGES. A few replaced images, such as
+    repaired ones, are only logged. say: function that logs a line.
+    """
+    changes = [
+        f"with {key} {saved.fixed[key]}, but this run has {value}"
+        for key, value in fresh.fixed.items()
+        if saved.fixed.get(key, value) != value
+    ]
+    if not fresh.data.startswith(saved.data):
+        return [*changes, f"on {saved.data}, but this run has {fresh.data}"]
+    known = [pair for pair in zip(saved.images, fresh.images) if all(pair)]
+    replaced = sum(old != new for old, new in known)
+    text = f"{replaced} of {len(known)} compared images have other content under the same names"
+    if replaced > MAX_REPLACED * len(known):
+        changes.append(f"on other images: {text}")
+    elif replaced:
+        say(f"WARNING the training set has changed: {text}")
+    return changes
 
 
 def reset_best(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> TrainState:

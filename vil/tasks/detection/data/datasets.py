@@ -28,7 +28,7 @@ from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
 from vil.utils.rgb import WHITE
-from vil.utils.safe_files import join_roots, path_below, unicode_hint
+from vil.utils.safe_files import join_roots, path_below, regular_file, unicode_hint
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,10 @@ class CocoDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image file."""
+        return regular_file(self.folder / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image:
         """Return the image `index` in RGB. Raises UnreadableImage if it cannot be read."""
