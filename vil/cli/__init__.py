@@ -35,6 +35,7 @@ from vil.utils.console import (
 )
 from vil.utils.errors import INTERRUPTED, ConfigError, DataError, one_line
 from vil.utils.openmp import spin_briefly
+from vil.utils.stop_signals import Terminated, stop_signals
 from vil.workflows.log_forwarding import log_warnings_once
 
 COMMANDS = {
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     spin_briefly()
-    with standard_streams():
+    with standard_streams(), stop_signals():
         try:
             code = run_command(words)
             sys.stdout.flush()
@@ -124,6 +125,9 @@ def run_command(words: list[str]) -> int:
         check_runs(getattr(args, "run", None) or [])
         with log_warnings_once():
             return module.run(args)
+    except Terminated as stop:
+        echo_error(f"vil {name}: {stop}")
+        return stop.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except OutputError:
