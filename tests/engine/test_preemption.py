@@ -18,7 +18,7 @@ from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.preemption import REPEAT_SECONDS
 from vil.utils.errors import StoppedError
 
-CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
+CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}
 
 
 def at(step, number=signal.SIGTERM):
@@ -67,6 +67,15 @@ def test_handlers_are_put_back(tmp_path):
     before = [signal.getsignal(number) for number in CODES]
     toy_train(tmp_path, max_steps=1)
     assert [signal.getsignal(number) for number in CODES] == before
+
+
+def test_nohup_survives_a_closed_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert toy_train(tmp_path, **at(6, signal.SIGHUP)).step == 10
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class SignalInEvaluation(ClassificationTask):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from tests.common.small_runs import checkpoint, vil
+from tests.common.small_runs import checkpoint, draw_pictures, succeeds, vil
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import replacing
 
@@ -42,6 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+DATA = "--data photos DATA.TRAIN=folder DATA.TEST=folder DATA.NUM_CLASSES=2"
 LINES = {
     "annotations as the list of faults": "detect check coco.json --list coco.json",
     "image as predictions": "predict --run run img.png --output-file img.png",
@@ -64,6 +68,16 @@ LINES = {
     "export over the weights": "export --run run --out {weights}/model.onnx",
     "results of a benchmark": "benchmark attention --grid 4 --window 2 --out run/checkpoints",
     "a folder without a name": "convert run ''",
+    "a training image as the sheet": f"data check {DATA} --sheet photos/train/cat/0.png",
+    "a training image as the result": f"data check {DATA} --json photos/train/dog/0.png",
+    "the table of labels as the result": f"data check {DATA} --json photos/labels.csv",
+    "sheet and result in one file": f"data check {DATA} --sheet a.png --json a.png",
+    "a table beside the features": "embed --run run img.png --output-file names.npy",
+    "an int8 file beside the export": "export --run run --out other.onnx --int8",
+    "the weights of another library": "convert run hub",
+    "the config of another library": "convert run hub_config",
+    "drawings among the images": "predict --run run photos/train/cat --output photos/train/cat",
+    "drawings in another class": "predict --run run img.png --output photos/train/dog",
 }
 
 
@@ -71,6 +85,15 @@ LINES = {
 def test_an_output_never_replaces_an_input(folder, line):
     Path("names.txt").write_text("".join(f"{n}\n" for n in range(10)))
     Path("mine.yaml").write_text("_BASE_: digits/vil_nano.yaml\n")
+    draw_pictures("photos/train", {"cat": 2, "dog": 2})
+    draw_pictures("photos/val", {"cat": 1, "dog": 1})
+    for file in ("photos/labels.csv", "names.csv", "other.int8.onnx", "hub_config/config.json"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text("{}")
+    save_file({"weight": torch.zeros(1)}, Path("hub.safetensors"))
+    Path("hub").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy("hub.safetensors", f"hub/{file}")
     package = Path(vil.__globals__["__file__"]).parents[2]
     shutil.copy(package / "vil/weights/vil_nano_digits.safetensors", "model.safetensors")
     before = contents(folder)
@@ -78,6 +101,59 @@ def test_an_output_never_replaces_an_input(folder, line):
     assert ended.code == USAGE, ended
     assert ended.err.splitlines()[-1].startswith("vil "), ended.err
     assert contents(folder) == before
+
+
+def listed_entries() -> list[str]:
+    """The files and folders of a run that docs/reference/run_folder.md lists."""
+    page = Path(__file__).parents[2] / "docs/reference/run_folder.md"
+    block = page.read_text().split("```")[1]
+    return re.findall(r"^  ([\w.]+/?) ", block, re.MULTILINE)
+
+
+@pytest.mark.parametrize("entry", listed_entries())
+def test_no_entry_of_a_run_is_replaced(folder, entry):
+    """Also if the run has no such file yet, because later commands would read it."""
+    out = f"run/{entry}x.txt" if entry.endswith("/") else f"run/{entry}"
+    Path(out).parent.mkdir(exist_ok=True)
+    before = contents(folder)
+    ended = vil("predict", "--run", "run", "img.png", "--output-file", out)
+    if entry == "report.html":  # written for people, and never read again
+        assert ended.code == 0, ended.err
+        return
+    assert ended.code == USAGE, ended
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "embed --run run img.png --output-file new.npy",
+        "convert run new",
+        f"data check {DATA} --sheet new.png --json new.json",
+        "predict --run run img.png --output new",
+    ],
+)
+def test_a_command_may_replace_what_it_wrote(folder, line):
+    draw_pictures("photos/train", {"cat": 2, "dog": 2})
+    draw_pictures("photos/val", {"cat": 1, "dog": 1})
+    for _ in range(2):
+        ended = vil(*line.split())
+        assert ended.code == 0, ended.err
+
+
+def test_another_checkpoint_does_not_replace_the_results_of_the_best(folder):
+    shutil.copytree(checkpoint("run"), "run/checkpoints/step-00000001")
+    Path("run/checkpoints/last").write_text("step-00000001")
+    succeeds("evaluate", "--run", "run")
+    best = Path("run/eval/results.json")
+    before = best.read_bytes(), best.stat().st_mtime_ns
+    succeeds("evaluate", "--run", "run", "--checkpoint", "last")
+    weights = checkpoint("run", "best") / "model.safetensors"
+    shutil.copy(weights, "other.safetensors")
+    succeeds("evaluate", "--run", "run", "MODEL.MODEL_PATH=other.safetensors")
+    assert (best.read_bytes(), best.stat().st_mtime_ns) == before
+    assert Path("run/eval/step-00000001/results.json").is_file()
+    assert Path("run/eval/other/results.json").is_file()
 
 
 def test_an_existing_output_is_replaced_at_the_end(folder):
