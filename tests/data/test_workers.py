@@ -1,5 +1,6 @@
 """Worker processes: signals, death, and no process left behind."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -8,8 +9,12 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
+from torch.multiprocessing import reductions
+from torch.utils.data import DataLoader
 
-from vil.data import build_dataset, workers
+from vil.data import batch, build_dataset, workers
+from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform
 from vil.data.workers import worker_errors
@@ -102,6 +107,44 @@ def test_a_worker_that_dies_is_named():
         for _ in batches:
             pass
     assert set(multiprocessing.active_children()) == others, caught  # which keeps the traceback
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="patches the children")
+@pytest.mark.parametrize("kind", ["train", "images"])
+def test_a_full_shared_memory_changes_no_sample(monkeypatch, kind, tmp_path):
+    """Docker gives 64 MiB; a pickled tensor that does not fit would be lost, and waited for."""
+
+    def load(number):
+        if kind == "train":
+            return [(b.images.to_float() if hasattr(b.images, "to_float") else b.images, b.targets)
+                    for b in loader().batches(0, 4)]  # fmt: skip
+        images = ImageList([ImageSource(str(file)) for file in sorted(tmp_path.glob("*.png"))])
+        options = dict(batch_size=2, workers=number, pin_memory=False)
+        batches = iter_image_batches(images, eval_transform(8), **options)
+        return [sample[:1] for batch in batches for sample in batch.samples]
+
+    for number in range(4):
+        Image.new("RGB", (9, 9), (60 * number, 10, 10)).save(tmp_path / f"{number}.png")
+    expected = load(0)
+
+    def full(*args, **kwargs):
+        raise RuntimeError("unable to allocate shared memory(shm)")
+
+    monkeypatch.setattr(reductions, "reduce_storage", full)
+    monkeypatch.setattr(batch, "default_collate", full)
+    found = load(2)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+
+
+def test_workers_that_cannot_start_are_reported(monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(DataLoader, "_get_iterator", full)
+    with pytest.raises(DataError, match="/dev/shm is full.*DATALOADER.WORKERS to 0"):
+        next(loader().batches(0, 1))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import vil
 from tests.common.small_runs import TINY
 from vil.tasks.image.build import transform_settings
+from vil.utils.global_state import preserve_global_state
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,16 @@ def test_a_second_run_is_as_the_first_and_leaves_no_global_state(trained, tmp_pa
     second = vil.train(None, [*TINY, "DETERMINISTIC=True"], output_dir=tmp_path / "two")
     assert global_state() == before
     assert_same_weights(final(second), final(trained))
+
+
+def test_draws_from_global_generators_do_not_reach_the_caller():
+    """A plug-in may use them."""
+    before = global_state()
+    with preserve_global_state():
+        random.random()
+        np.random.random()
+        torch.rand(1)
+    assert global_state() == before
 
 
 def assert_same_weights(ours, theirs):
