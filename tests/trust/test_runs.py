@@ -1,15 +1,21 @@
 """A run is never silently restarted, or silently resumed with other data or another model."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from tests.common.small_runs import TINY, checkpoint, vil
+from tests.common.small_runs import SMALL, TINY, checkpoint, draw_pictures, vil
+from vil.engine import run_dir
 from vil.engine.checkpoint import manager
 from vil.engine.distributed import DistInfo
 from vil.engine.run_dir import HELD, RunDir
-from vil.utils.errors import RunInUseError
+from vil.utils.errors import RunFolderError, RunInUseError
+from vil.workflows.configure import Options, run_config
+from vil.workflows.inference import load_model
 
 pytestmark = pytest.mark.trust(2)
 
@@ -63,6 +69,75 @@ def test_a_deleted_best_checkpoint_is_replaced(tmp_path, monkeypatch):
     assert checkpoint(run, "best").is_dir()
 
 
+def resume(run, *words):
+    """Resume for one more epoch."""
+    return vil("train", "--output_dir", run, "--resume", "OPTIM.EPOCHS=2", *words)
+
+
+@pytest.mark.parametrize("change", ["INPUT.IMAGE_SIZE: 32", "BSZ: 16"])
+def test_an_edited_config_is_compared_with_the_checkpoint(run, change):
+    file, (key, value) = run / "config.yaml", change.split(": ")
+    name = key.split(".")[-1]
+    file.write_text(file.read_text().replace(f"{name}: {value}\n", f"{name}: 8\n"))
+    ended = resume(run)
+    assert ended.code == CHECKPOINT, ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_other_images_under_the_same_names_are_refused(tmp_path):
+    run, photos = tmp_path / "run", tmp_path / "photos"
+    for part in ("train", "val"):
+        draw_pictures(photos / part, {"a": 8, "b": 8})
+    words = (*SMALL, "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2",
+             f"DATA.PATH={photos}", "DATALOADER.WORKERS=0", "OPTIM.EPOCHS=1")  # fmt: skip
+    assert vil("train", "--output_dir", run, *words).code == 0
+    Image.new("RGB", (9, 9)).save(photos / "train/a/0.png")  # such as a repaired one
+    ended = resume(run)
+    assert ended.code == 0, ended.err
+    assert "1 of 16 compared images have other content" in (run / "log.txt").read_text()
+    for file in photos.glob("train/*/*.png"):
+        Image.new("RGB", (9, 9), (int(file.stem), 0, 0)).save(file)
+    ended = resume(run, "OPTIM.EPOCHS=3")
+    assert ended.code == CHECKPOINT
+    assert "compared images have other content under the same names: restore" in ended.err
+    assert resume(run, "OPTIM.EPOCHS=3", "RUN.ALLOW_CHANGES=True").code == 0
+
+
+def test_a_run_whose_folder_was_moved_ends(tmp_path):
+    import torch
+
+    with RunDir(tmp_path / "run", DistInfo(), torch.device("cpu")) as run:
+        assert run.find_move() == ""
+        (tmp_path / "run").rename(tmp_path / "moved")
+        assert "was moved or removed" in run.find_move()
+        (tmp_path / "run").mkdir()  # of another run
+        with pytest.raises(RunFolderError, match="was moved or removed"):
+            run.write("config.yaml", "")
+    assert not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch, number, caplog):
+    import torch
+
+    def unsupported(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_dir.fcntl, "lockf", unsupported)
+    with RunDir(tmp_path / "run", DistInfo(), torch.device("cpu")):
+        assert not run_dir.is_locked(tmp_path / "run")
+    assert "cannot be locked" in caplog.text
+
+
+def test_the_best_checkpoint_may_be_replaced_while_a_command_starts(run):
+    """As by a run that still trains: the command loads the new one."""
+    cfg, _ = run_config(run, Options())
+    best = checkpoint(run, "best")
+    best.rename(best.with_name("step-00000099"))
+    (run / "checkpoints/best").write_text("step-00000099\n")
+    assert "step-00000099" in load_model(cfg).report
+
+
 def test_a_deleted_lock_does_not_let_a_second_run_in(tmp_path):
     import torch
 
@@ -76,7 +151,6 @@ def test_a_deleted_lock_does_not_let_a_second_run_in(tmp_path):
 
 
 def test_workers_that_outlive_a_run_do_not_hold_its_lock(tmp_path):
-    import os
 
     import torch
 

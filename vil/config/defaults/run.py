@@ -52,7 +52,7 @@ DECLARED = (
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Like HANG_SECONDS, after SIGTERM, SIGUSR1 or Ctrl-C. A checkpoint that is being "
+        "Like HANG_SECONDS, after a signal such as SIGTERM or Ctrl-C. A checkpoint that is being "
         "written still has HANG_SECONDS.",
         positive,
     ),
