@@ -1,16 +1,17 @@
-"""Compute the SVG coordinates of the line charts in a run's report. The template draws them."""
+"""Compute the SVG coordinates of the line charts in reports. The macro `draw_chart` draws them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 392, 8, 206  # edges of the plot area
+from vil.report.curves import Points, is_training
+
+WIDTH, HEIGHT = 400, 250
+TOP, BOTTOM = 24, 206  # edges of the plot area, below the name of the value axis
+CHARACTER = 7.2  # width of a character of a tick label
 MAX_POINTS, MAX_DOTS = 300, 60
 NUM_COLORS, MAX_CURVES = 6, 12
-
-Points = list[tuple[float, float]]
 
 
 class Curve(NamedTuple):
@@ -31,41 +32,51 @@ class Curve(NamedTuple):
 class Chart(NamedTuple):
     """Line chart in SVG coordinates.
 
-    description: text alternative for the chart. rows: (y, label) of each tick of the value axis.
-    columns: (x, label) of each tick of the epoch axis. left, right: edges of the plot area.
+    label: name and unit of the value axis. description: text alternative for the chart. rows: (y,
+    label) of each tick of the value axis. columns: (x, label) of each tick of the epoch axis. left,
+    right: edges of the plot area. omitted: number of curves that are not drawn, because there are
+    more than MAX_CURVES.
     """
 
     title: str
+    label: str
     description: str
     rows: list[tuple[float, str]]
     columns: list[tuple[float, str]]
     curves: list[Curve]
+    left: float
+    right: float
+    omitted: int = 0
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = LEFT
-    right: int = RIGHT
 
 
-def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
+def make_chart(
+    curves: Mapping[str, Points], title: str, label: str, thin: Callable[[str], bool] = is_training
+) -> Chart:
     """Compute the positions of lines, dots and ticks of a chart.
 
-    curves: {name: list of (epoch, value)}, each with at least one point. label: name of the plotted
-    quantity. thin: beginning of the names of noisy curves, which are drawn as thin lines without
-    dots.
+    curves: {name: list of (epoch, value)}, each with at least one point. label: name and unit of
+    the plotted quantity. thin: whether the curve of a name is noisy, and is drawn as a thin line
+    without dots.
     """
+    omitted = max(len(curves) - MAX_CURVES, 0)
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))
     x_range, y_range = _widen(0.0, max(epochs), 0.0), _widen(min(values), max(values), 0.05)
+    x_ticks, y_ticks = _ticks(x_range, "g"), _ticks(y_range, ".12g")
+    left = 14 + CHARACTER * max((len(text) for _, text in y_ticks), default=0)
+    right = WIDTH - 6 - CHARACTER / 2 * len(x_ticks[-1][1])
 
     def scale_x(x: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * (x - x_range[0]) / (x_range[1] - x_range[0]), 1)
+        return round(left + (right - left) * (x - x_range[0]) / (x_range[1] - x_range[0]), 1)
 
     def scale_y(y: float) -> float:
         return round(BOTTOM - (BOTTOM - TOP) * (y - y_range[0]) / (y_range[1] - y_range[0]), 1)
 
     drawn = []
     for i, (name, points) in enumerate(curves.items()):
-        style = "thin" if name.startswith(thin) else "dashed" if i >= 2 else "solid"
+        style = "thin" if thin(name) else "dashed" if i >= NUM_COLORS else "solid"
         scaled = [(scale_x(x), scale_y(y)) for x, y in points]
         dots = (
             [(*at, f"{name}, epoch {x:g}: {y:.5g}") for at, (x, y) in zip(scaled, points)]
@@ -79,10 +90,14 @@ def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "t
     )
     return Chart(
         title,
+        label,
         f"{label} against epochs: {ranges}",
-        _ticks(y_range, scale_y, ".6g"),
-        _ticks(x_range, scale_x, "g"),
-        drawn,
+        rows=[(scale_y(value), text) for value, text in y_ticks],
+        columns=[(scale_x(value), text) for value, text in x_ticks],
+        curves=drawn,
+        left=round(left, 1),
+        right=round(right, 1),
+        omitted=omitted,
     )
 
 
@@ -105,9 +120,8 @@ def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def _ticks(
-    limits: tuple[float, float], scale: Callable[[float], float], format: str
-) -> list[tuple[float, str]]:
+def _ticks(limits: tuple[float, float], form: str) -> list[tuple[float, str]]:
+    """Return (value, label) of each tick of an axis. form: format specification of the labels."""
     values = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(*limits)
     values = [0.0 if abs(v) < 1e-15 else float(v) for v in values if limits[0] <= v <= limits[1]]
-    return [(scale(value), f"{value:{format}}") for value in values]
+    return [(value, f"{value:{form}}") for value in values]

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from vil.report.charts import make_chart
-from vil.report.curves import group_curves
+from vil.report.curves import group_curves, plot_of
 from vil.report.html import Html, render_template
 from vil.report.run_record import RunRecord
 from vil.utils.metric_format import digits_for
@@ -69,6 +69,7 @@ class Page(NamedTuple):
 def render(page: Page) -> str:
     """Render the report of a run as the text of one HTML file."""
     evaluations = list(page.record.evaluations().items())[:MAX_SETS]
+    metric = plot_of(page.metric, page.label, page.unit)
     cards = [*page.cards, *_logged_cards(page), *_progress_cards(page)]
     if isinstance(model := page.model, ModelCost):
         cards.append(("Parameters", f"{model.parameters:,}", ""))
@@ -76,9 +77,13 @@ def render(page: Page) -> str:
     return render_template(
         "report/page.html.j2",
         page=page,
+        made=page.made,
         status=page.record.status,
         cards=cards,
-        charts=[make_chart(curves, *plot) for *plot, curves in group_curves(page.record.points)],
+        charts=[
+            make_chart(curves, plot.title, plot.label)
+            for _, plot, curves in group_curves(page.record.points, metric)
+        ],
         evaluations=[(test, *_evaluation_table(test, p, page.columns)) for test, p in evaluations],
         changed=[setting for setting in page.settings if setting.default is not None],
     )

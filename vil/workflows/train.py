@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from vil.optim.build import (
     warn_long_average,
 )
 from vil.optim.optimizers import check_usable
-from vil.report.curves import draw
+from vil.report.curves import draw, plot_of
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.cost import num_params
@@ -273,7 +274,7 @@ def train_config(
             return load_for_evaluation(override(kept_cfg, words), device, dist, loader.classes)
 
         # the steps
-        status, tests = "finished", {}
+        status, tests, metric = "finished", {}, task.metric
         try:
             state = train_loop(
                 task,
@@ -301,7 +302,7 @@ def train_config(
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
                 max_steps=max_steps,
-                draw=draw,
+                draw=partial(draw, metric=plot_of(metric.name, metric.label, metric.unit)),
             )
             if cfg.DATA.VAL and max_steps is None:
                 between = guard.check_all_ranks
@@ -309,7 +310,7 @@ def train_config(
             if run.begun and max_steps is None:
                 if task.hint:
                     run.log.say(f"hint: {task.hint}")
-                run.log.say(describe_end(run, state, task.metric.name))
+                run.log.say(describe_end(run, state, metric.name))
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
