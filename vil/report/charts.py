@@ -56,9 +56,9 @@ def make_chart(
 ) -> Chart:
     """Compute the positions of lines, dots and ticks of a chart.
 
-    curves: {name: list of (epoch, value)}, each with at least one point. label: name and unit of
-    the plotted quantity. thin: whether the curve of a name is noisy, and is drawn as a thin line
-    without dots.
+    curves: {name: list of (epoch, value)}. A curve without points is not drawn, but has a color.
+    label: name and unit of the plotted quantity. thin: whether the curve of a name is noisy, and is
+    drawn as a thin line without dots.
     """
     omitted = max(len(curves) - MAX_CURVES, 0)
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
@@ -76,17 +76,21 @@ def make_chart(
 
     drawn = []
     for i, (name, points) in enumerate(curves.items()):
+        if not points:
+            continue
         style = "thin" if thin(name) else "dashed" if i >= NUM_COLORS else "solid"
         scaled = [(scale_x(x), scale_y(y)) for x, y in points]
         dots = (
             [(*at, f"{name}, epoch {x:g}: {y:.5g}") for at, (x, y) in zip(scaled, points)]
-            if style != "thin" and len(points) <= MAX_DOTS
+            if len(points) == 1 or (style != "thin" and len(points) <= MAX_DOTS)
             else []
         )
         line = " ".join(f"{x},{y}" for x, y in scaled)
         drawn.append(Curve(name, style, i % NUM_COLORS, line, dots))
     ranges = "; ".join(
-        f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in curves.items()
+        f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}"
+        for name, points in curves.items()
+        if points
     )
     return Chart(
         title,

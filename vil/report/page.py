@@ -121,14 +121,18 @@ def _progress_cards(page: Page) -> list[Card]:
     last = steps[-1]
     cards = [
         ("Epochs", f"{last['epoch']:g}", f"of {page.epochs:g}, step {last['step']:,.0f}"),
-        ("Time of all steps", _duration(page.record.training_seconds()), "without evaluation"),
+        (
+            "Time of all steps",
+            format_duration(page.record.training_seconds()),
+            "without evaluation",
+        ),
     ]
     if "img/s" in last:
         cards.append(("Images per second", f"{last['img/s']:,.0f}", "at the end"))
     return cards
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a time in seconds, such as "1 day, 2:00:00". Returns "unknown" if the time is
     NaN or is too long for a timedelta."""
     try:

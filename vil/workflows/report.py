@@ -1,9 +1,11 @@
-"""Write the HTML report of a run: metrics, curves, evaluation, config and machine."""
+"""Write the HTML report of a run, or a comparison of several runs."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from yacs.config import CfgNode
 
 import vil
 from vil.config import diff, get_config
@@ -12,10 +14,11 @@ from vil.config.dump_yaml import dump_value
 from vil.data.workers import worker_errors
 from vil.engine.checkpoint.save_load import resolve_link, step_of
 from vil.engine.distributed import DistInfo
+from vil.report.compare import ComparedMetric, ComparedRun, render_comparison
 from vil.report.page import ModelCost, Page, Setting, render
 from vil.report.run_record import RunRecord
-from vil.tasks import noun_of, task_for
-from vil.tasks.base import TaskReport
+from vil.tasks import TASKS, noun_of, task_for
+from vil.tasks.base import Task, TaskReport
 from vil.utils.atomic_write import TEXT
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.machine import now
@@ -47,16 +50,6 @@ def write_report(
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
     record = RunRecord.read(folder)
-    if task.cost_remark:
-        cost = task.cost_remark
-    elif not task.supports("cost"):
-        cost = f"TASK {cfg.TASK} does not count the cost of a model."
-    else:
-        try:
-            cost = analyze_cost(cfg)
-            cost = ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])
-        except ConfigError as error:
-            cost = f"The model cannot be built here: {error}"
     changed = diff(cfg, get_config())
     page = Page(
         title=folder.resolve().name,
@@ -65,9 +58,9 @@ def write_report(
             Setting(key, dump_value(value), dump_value(changed[key][1]) if key in changed else None)
             for key, value in leaves(cfg).items()
         ],
-        model=cost,
+        model=_count_cost(cfg, task),
         epochs=cfg.OPTIM.EPOCHS,
-        made=f"Made by vil {vil.__version__}, {now()}.",
+        made=_made(),
         metric=task.metric.name,
         higher_is_better=task.metric.higher_is_better,
         label=task.metric.label,
@@ -78,6 +71,66 @@ def write_report(
     )
     with replacing(out) as aside:
         aside.write_text(render(page), **TEXT)
+
+
+def compare_runs(folders: Sequence[Path], out: Path) -> None:
+    """Write a comparison of the runs in `folders` to the HTML file `out`. It shows what the runs
+    have logged; nothing is evaluated. Raises ConfigError if the runs have different tasks."""
+    names = [folder.resolve().name for folder in folders]
+    names = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+    configs = [get_config(folder / "config.yaml") for folder in folders]
+    if len({cfg.TASK for cfg in configs}) > 1:
+        tasks = ", ".join(f"{name} is {cfg.TASK}" for name, cfg in zip(names, configs))
+        raise ConfigError(f"only runs of the same TASK can be compared, but {tasks}")
+    tasks = [task_for(cfg, torch.device("cpu")) for cfg in configs]
+    metric = tasks[0].metric
+    others = [
+        f"{name} selects its best checkpoint by {task.metric.name}"
+        for name, task in zip(names, tasks)
+        if task.metric.name != metric.name
+    ]
+    notes = [f"Compared by {metric.name}, but {', '.join(others)}."] if others else []
+    for note in notes:
+        log.warning("%s", note)
+    declared = TASKS.entry(configs[0].TASK).facts.get("metrics", {})
+    page = render_comparison(
+        [
+            ComparedRun(
+                name,
+                RunRecord.read(folder),
+                {key: dump_value(value) for key, value in leaves(cfg).items()},
+                _count_cost(cfg, task),
+                cfg.OPTIM.EPOCHS,
+            )
+            for name, folder, cfg, task in zip(names, folders, configs, tasks)
+        ],
+        ComparedMetric(
+            metric.name, metric.label or metric.name, metric.unit, metric.higher_is_better
+        ),
+        [ComparedMetric(name, *facts) for name, facts in declared.items()],
+        notes=notes,
+        made=_made(),
+    )
+    with replacing(out) as aside:
+        aside.write_text(page, **TEXT)
+
+
+def _made() -> str:
+    """Return the footer of a page: when it was made, and by which version."""
+    return f"Made by vil {vil.__version__}, {now()}."
+
+
+def _count_cost(cfg: CfgNode, task: Task) -> ModelCost | str:
+    """Return the cost of a run's model, or the reason why it is unknown."""
+    if task.cost_remark:
+        return task.cost_remark
+    if not task.supports("cost"):
+        return f"TASK {cfg.TASK} does not count the cost of a model."
+    try:
+        cost = analyze_cost(cfg)
+    except ConfigError as error:
+        return f"The model cannot be built here: {error}"
+    return ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])
 
 
 def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:

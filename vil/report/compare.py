@@ -1,0 +1,183 @@
+"""Render a comparison of several runs of the same task as one self-contained HTML page.
+
+The page shows the results of each run, with the best one marked, the settings that differ, and the
+curves of all runs. This file prepares the data for the template compare.html.j2.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vil.report.charts import MAX_CURVES, Chart, make_chart
+from vil.report.curves import LOSS, LR, Points, collect, plot_of
+from vil.report.html import render_template
+from vil.report.page import MAX_SETS, ModelCost, format_duration, short
+from vil.report.run_record import RunRecord
+from vil.utils.metric_format import digits_for
+
+NOT_COMPARED = ("OUTPUT_DIR",)  # config keys that differ between any two runs
+
+
+class ComparedRun(NamedTuple):
+    """A run of a comparison.
+
+    settings: {config key: value as text}. model: cost of the model, or the reason why the cost is
+    unknown. epochs: configured number of epochs.
+    """
+
+    name: str
+    record: RunRecord
+    settings: Mapping[str, str]
+    model: ModelCost | str
+    epochs: float
+
+
+class ComparedMetric(NamedTuple):
+    """A metric of the compared runs, as in `vil.engine.loop.Metric`."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_is_better: bool = True
+
+
+class Cell(NamedTuple):
+    """Table cell with a value of a run. is_best: whether no other run has a better value."""
+
+    text: str
+    is_best: bool = False
+
+
+class RunTable(NamedTuple):
+    """Table with a row for each run, in the order of the runs."""
+
+    caption: str
+    columns: list[str]
+    rows: list[Sequence[Cell]]
+
+
+def render_comparison(
+    runs: Sequence[ComparedRun],
+    metric: ComparedMetric,
+    metrics: Sequence[ComparedMetric],
+    *,
+    notes: Sequence[str] = (),
+    made: str,
+) -> str:
+    """Render the comparison of several runs as the text of one HTML file.
+
+    metric: the metric by which the runs are compared. metrics: all metrics of the runs' task.
+    notes: sentences about what limits the comparison. made: when the page was made, and by which
+    version of vil.
+    """
+    return render_template(
+        "report/compare.html.j2",
+        runs=runs,
+        notes=notes,
+        made=made,
+        results=_results_table(runs, metric),
+        evaluations=_evaluation_tables(runs, metrics),
+        settings=_different_settings(runs),
+        charts=_make_charts(runs, metric),
+    )
+
+
+def _results_table(runs: Sequence[ComparedRun], metric: ComparedMetric) -> RunTable:
+    """Return the table with the state, the metric, the duration and the cost of each run. The
+    metric is that on the run's first evaluated set."""
+    better = max if metric.higher_is_better else min
+    logged = [
+        [p for p in next(iter(run.record.evaluations().values()), []) if metric.name in p]
+        for run in runs
+    ]
+    best = [better(points, key=lambda p: p[metric.name], default={}) for points in logged]
+    steps = [[p for p in run.record.points if p["split"] == "train"] for run in runs]
+    last_step = [points[-1] if points else {} for points in steps]
+    tests = [
+        [p for p in run.record.points if p["split"].startswith("test/") and metric.name in p]
+        for run in runs
+    ]
+
+    def values(points: Sequence[dict]) -> list[Cell]:
+        return _metric_cells([point.get(metric.name) for point in points], metric)
+
+    title = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+    columns = {
+        "state": [Cell(str(run.record.status.get("state", "unknown"))[:40]) for run in runs],
+        "epochs": [
+            Cell(f"{point.get('epoch', 0):g} of {run.epochs:g}")
+            for run, point in zip(runs, last_step)
+        ],
+        f"best {title}": values(best),
+        "at epoch": _cells([point.get("epoch") for point in best], "{:g}".format),
+        f"last {title}": values([points[-1] if points else {} for points in logged]),
+        f"test {title}": values([points[-1] if points else {} for points in tests]),
+        "time of all steps": [Cell(format_duration(run.record.training_seconds())) for run in runs],
+        "images per second": _cells([p.get("img/s") for p in last_step], "{:,.0f}".format),
+        "parameters": _cells([_cost(run, "parameters") for run in runs], "{:,}".format),
+        "multiply-accumulates": _cells([_cost(run, "macs") for run in runs], short),
+    }
+    if not any(tests):
+        del columns[f"test {title}"]
+    return RunTable("Results", list(columns), list(zip(*columns.values())))
+
+
+def _evaluation_tables(
+    runs: Sequence[ComparedRun], metrics: Sequence[ComparedMetric]
+) -> list[RunTable]:
+    """Return a table of each evaluated set, with all metrics of the last evaluation of each run."""
+    sets = dict.fromkeys(name for run in runs for name in run.record.evaluations())
+    tables = []
+    for name in list(sets)[:MAX_SETS]:
+        last = [(run.record.evaluations().get(name) or [{}])[-1] for run in runs]
+        shown = [metric for metric in metrics if any(metric.name in point for point in last)]
+        titles = [f"{m.label} ({m.unit})" if m.unit else m.label for m in shown]
+        columns = [_metric_cells([p.get(metric.name) for p in last], metric) for metric in shown]
+        if shown:
+            tables.append(RunTable(f"Last evaluation on {name}", titles, list(zip(*columns))))
+    return tables
+
+
+def _metric_cells(values: Sequence[float | None], metric: ComparedMetric) -> list[Cell]:
+    """Format a metric of each run, and mark the best values."""
+    known = [value for value in values if value is not None]
+    best = (max if metric.higher_is_better else min)(known, default=None)
+    form = digits_for(metric.unit)
+    return [
+        Cell("-") if value is None else Cell(f"{value:{form}}", value == best) for value in values
+    ]
+
+
+def _cells(values: Sequence[float | None], form: Callable[[float], str]) -> list[Cell]:
+    """Format a number of each run that is not rated. None becomes "-"."""
+    return [Cell("-" if value is None else form(value)) for value in values]
+
+
+def _cost(run: ComparedRun, name: str) -> int | None:
+    return getattr(run.model, name) if isinstance(run.model, ModelCost) else None
+
+
+def _different_settings(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
+    """Return {config key: its value in each run} of the keys whose values differ."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in NOT_COMPARED)
+    values = {key: [run.settings.get(key, "-") for run in runs] for key in keys}
+    return {key: texts for key, texts in values.items() if len(set(texts)) > 1}
+
+
+def _make_charts(runs: Sequence[ComparedRun], metric: ComparedMetric) -> list[Chart]:
+    """Return a chart of each metric and split, with a curve for each run. The charts show the
+    metric by which the runs are compared, the loss and the learning rate; those of the training
+    set come last."""
+    plots = dict.fromkeys([plot_of(metric.name, metric.label, metric.unit), LOSS, LR])
+    series: dict[tuple, dict[str, Points]] = {}
+    for plot in plots:
+        for run in runs:
+            for (split, _), points in collect(run.record.points, plot.metrics).items():
+                series.setdefault((split, plot), {})[run.name] = points
+    drawn, charts = {run.name for run in runs[:MAX_CURVES]}, []
+    for (split, plot), curves in sorted(series.items(), key=lambda item: item[0][0] == "train"):
+        if (split == "train" or split.startswith("val/")) and drawn & curves.keys():
+            title = plot.title if plot == LR else f"{plot.title} on {split.removeprefix('val/')}"
+            all_runs = {run.name: curves.get(run.name, []) for run in runs}  # the same colors
+            thin = split == "train" and plot != LR
+            charts.append(make_chart(all_runs, title, plot.label, thin=lambda _, thin=thin: thin))
+    return charts
