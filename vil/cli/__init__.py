@@ -28,6 +28,7 @@ from vil.utils.cache_dir import cache_dir
 from vil.utils.console import (
     ClosedOutputError,
     OutputError,
+    TerminalFormatter,
     discard_unwritten,
     echo_error,
     printable,
@@ -108,7 +109,9 @@ def run_command(words: list[str]) -> int:
         hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(COMMANDS)}"
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(TerminalFormatter("%(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     if os.environ.get("RANK", "0") == "0":  # a command waits while the native library is compiled
         logging.getLogger("vil.ops.native.library").setLevel(logging.INFO)
     module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")

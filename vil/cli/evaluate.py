@@ -91,16 +91,18 @@ def run(args: argparse.Namespace) -> int:
 def print_evaluation(result: "EvaluationResult", *, calibrate: bool = False) -> None:
     """Print the result of an evaluation. calibrate: whether the command calibrated the
     probabilities, rather than read a stored calibration."""
+    from vil.utils.console import fit_to_terminal
     from vil.utils.metric_format import format_pairs
 
     if result.folder is None:  # only rank 0 prints
         return
-    print(result.report)
+    print(fit_to_terminal(result.report))
     for line in result.calibration:
-        print(line, file=sys.stdout if calibrate else sys.stderr)
+        file = sys.stdout if calibrate else sys.stderr
+        print(fit_to_terminal(line, file=file), file=file)
     for name, metrics in result.metrics.items():
         shown = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        print(f"{result.part} set {name} {format_pairs(shown)}")
+        print(fit_to_terminal(f"{result.part} set {name} {format_pairs(shown)}"))
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():

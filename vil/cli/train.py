@@ -32,14 +32,12 @@ from vil.cli.arguments import (
 )
 from vil.config import defaults, describe_preset, diff, dump
 from vil.config.dump_yaml import dump_value
-from vil.utils.console import printable
+from vil.utils.console import WIDTH, fit_to_terminal, printable
 from vil.utils.errors import INTERRUPTED, ConfigError
 from vil.workflows.configure import saved_config
 
 if TYPE_CHECKING:
     from vil.workflows.dry_run import DatasetSummary, DataSummary, DryRun
-
-WIDTH = 100  # columns of the list of changed keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +87,7 @@ def print_dry_run(done: "DryRun", settings: list[str], *, full_log: bool = False
     """Print the result of a dry run, after the description of its data. settings: lines that show
     the config. full_log: print all lines that a run would log, not only warnings."""
     for line in done.log if full_log else (f"WARNING {text}" for text in done.warnings):
-        print(line)
+        print(fit_to_terminal(line))
     print(*settings, sep="\n")
     loss = f"the first loss is {done.loss:.4g}"
     if math.isnan(done.loss):

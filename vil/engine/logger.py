@@ -3,7 +3,8 @@
 log.txt        one line per message: an ISO time stamp and text; metrics are `key value` pairs
 metrics.jsonl  the metrics, one JSON object per line, at most one for each (step, split)
 tb/            the metrics for TensorBoard
-terminal       the lines of log.txt, and a progress bar below them
+terminal       shorter lines, with the time of day, and a progress bar below them, which replaces
+               the lines about training. Output that is not a terminal has one line per message
 
 On ranks other than 0, all methods do nothing.
 """
@@ -24,15 +25,20 @@ import torch
 from vil.engine.remaining_time import RemainingTime
 from vil.engine.slow_steps import SlowSteps
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.console import echo, echo_error
+from vil.utils.console import IN_LINES, WIDTH, echo, echo_error, fit_to_terminal
 from vil.utils.machine import now
-from vil.utils.metric_format import DETAILS, format_pairs
+from vil.utils.metric_format import DETAILS, fit_pairs, format_pair, format_pairs
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from torch.utils.tensorboard import SummaryWriter
 
 REDRAW_SECONDS = 0.2
+CLOCK = "%H:%M:%S"  # time of day, before the lines on the terminal
+COLUMNS = WIDTH - len("12:00:00 ")  # of a line on the terminal without its time
+# training metrics that the terminal shows first, and those that only the files have
+FIRST, FILE_ONLY = ("loss", "skipped", "lr", "img/s"), ("grad_norm", "time", "data", "mem")
+LONGEST_SET = 30  # characters of the name of a test set on the terminal
 FIRST_SECONDS = 10.0  # until `first_progress` logs a line
 SLOW_DATA = 0.2  # share of a step's time above which waiting for data is reported
 
@@ -86,7 +92,7 @@ class RunLogger:
         )
         self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
         if sys.stdout.isatty():
-            self.bar = open_bar(step, end)
+            self.bar = open_bar(step, end, self.epoch(step))
 
     def _reopen_metrics(self, is_outdated: Callable[[float, str], bool]) -> None:
         """Remove outdated and incomplete lines from metrics.jsonl, and open it to append lines.
@@ -103,16 +109,21 @@ class RunLogger:
         if previous:
             previous.close()
 
-    def say(self, text: str) -> None:
-        """Write a line to the terminal and to log.txt."""
+    def say(self, text: str, short: str | None = None) -> None:
+        """Write a line to the terminal and to log.txt.
+
+        short: text for the terminal instead of `text`; "" to write only to log.txt.
+        """
         if self.text is None:
             return
-        line = f"{now()} {text}"
         with self.ignore_os_errors():
-            self.text.write(f"{line}\n")
+            self.text.write(f"{now()} {text}\n")
+        if short == "":
+            return
+        line = fit_to_terminal(f"{time.strftime(CLOCK)} {short or text}", indent=9)
         if self.bar:
             with suppress(OSError):
-                self.bar.console.out(line, highlight=False)
+                self.bar.console.out(line.translate(IN_LINES), highlight=False)
         else:
             echo(line)
 
@@ -128,7 +139,8 @@ class RunLogger:
             return
         due = time.monotonic() - self.drawn_time > REDRAW_SECONDS
         with suppress(OSError):  # the terminal is gone
-            self.bar.update(self.bar.task_ids[0], completed=step, refresh=due)
+            options = dict(completed=step, epoch=self.epoch(step), refresh=due)
+            self.bar.update(self.bar.task_ids[0], **options)
         if due:
             self.drawn_time = time.monotonic()
 
@@ -141,7 +153,13 @@ class RunLogger:
         rate = self.batch_size / times["time"]
         metrics |= {"lr": lr, **times, "img/s": rate, "mem": memory_mb()}
         left = self.remaining.update(step, times["time"], time.monotonic())
-        self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
+        text = f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}"
+        short = f"train {self.epoch(step)} eta {as_time(left)} "
+        shown = {name: value for name, value in metrics.items() if name not in FILE_ONLY}
+        short += fit_pairs(shown, COLUMNS - len(short), FIRST)
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], loss=format_pair("loss", metrics["loss"]))
+        self.say(text, "" if self.bar else short)
         self.record(step, "train", metrics)
         self._hint_at_data(times["data"] / times["time"])
 
@@ -180,7 +198,8 @@ class RunLogger:
         times = {"time": per_step, "img/s": self.batch_size / per_step}
         left = as_time((self.end - step) * per_step)
         about = "" if steps > 1 else " (overestimated: the first step includes startup)"
-        self.say(f"train {self.position(step)} eta {left}{about} {format_pairs(times)}")
+        text = f"train {self.position(step)} eta {left}{about} {format_pairs(times)}"
+        self.say(text, "" if self.bar else f"train {self.epoch(step)} eta {left}{about}")
         if steps > 1:
             self.first_step_time = math.inf
 
@@ -192,16 +211,22 @@ class RunLogger:
         per-class tables, are left out. metric: the metric that selects the best checkpoint.
         """
         self.last_evaluation = results
-        self.results(step, "val", results, hidden={*DETAILS} - {metric})
+        self.results(step, "val", results, metric, hidden={*DETAILS} - {metric})
 
     def results(
-        self, step: int, part: str, results: dict[str, dict], *, hidden: Collection[str] = ()
+        self,
+        step: int,
+        part: str,
+        results: dict[str, dict],
+        metric: str,
+        *,
+        hidden: Collection[str] = (),
     ) -> None:
         """Log the results of an evaluation, one line per test set. Before `begin` is called, writes
-        only to log.txt and the terminal.
+        only to log.txt and the terminal. The terminal shows as many metrics as fit in a line.
 
         part: "val" during training, or "test". In metrics.jsonl, "split" is <part>/<test set>. With
-        "test", the lines of an earlier test at the same step are replaced. results: see
+        "test", the lines of an earlier test at the same step are replaced. results, metric: see
         `evaluation`. hidden: metrics that the line leaves out.
         """
         if not self.enabled:
@@ -212,9 +237,13 @@ class RunLogger:
                 self._reopen_metrics(lambda at, split: at == step and split in splits)
         for name, metrics in results.items():
             metrics = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
-            where = self.position(step) if self.metrics else f"step {step}"
             shown = {k: v for k, v in metrics.items() if k not in hidden}
-            self.say(f"{part} {where} set {name} {format_pairs(shown)}")
+            where, brief = f"step {step}", f"step {step}"
+            if self.metrics:
+                where, brief = self.position(step), self.epoch(step)
+            short = f"{part} {brief} set {name:.{LONGEST_SET}} "
+            short += fit_pairs(shown, COLUMNS - len(short), [metric])
+            self.say(f"{part} {where} set {name} {format_pairs(shown)}", short)
             if self.metrics:
                 self.record(step, f"{part}/{name}", metrics)
         if self.tensorboard:
@@ -222,8 +251,11 @@ class RunLogger:
                 self.tensorboard.flush()
 
     def position(self, step: int) -> str:
+        return f"{self.epoch(step)} step {step}/{self.end}"
+
+    def epoch(self, step: int) -> str:
         per_epoch = self.steps_per_epoch
-        return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g} step {step}/{self.end}"
+        return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g}"
 
     def record(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Write metrics to metrics.jsonl, with null for NaN and Inf, and to TensorBoard.
@@ -274,17 +306,25 @@ def position_of(line: str) -> tuple[float, str] | None:
         return None
 
 
-def open_bar(step: int, end: int):
-    """Start and return a progress bar (rich.progress.Progress) for the steps `step` to `end`."""
+def open_bar(step: int, end: int, epoch: str):
+    """Start and return a progress bar (rich.progress.Progress) for the steps `step` to `end`.
+
+    The bar shows its fields `epoch` and `loss`. epoch: the first value of the former.
+    """
     from rich import progress
     from rich.console import Console
 
-    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
+    columns = (
+        progress.TextColumn("{task.fields[epoch]} {task.fields[loss]}"),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
     # bypass a StandardStream, because it escapes the bar's control characters
     console = Console(file=getattr(sys.stdout, "stream", sys.stdout))
     # no refresh thread: a loader worker, forked while it holds the terminal's lock, would hang
     bar = progress.Progress(*columns, console=console, transient=True, auto_refresh=False)
-    bar.add_task("train", completed=step, total=end)
+    bar.add_task("train", completed=step, total=end, epoch=epoch, loss="")
     bar.start()
     return bar
 

@@ -1,7 +1,10 @@
 """Write to stdout and stderr, which may be terminals, closed pipes, or files on a full disk."""
 
+import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
@@ -9,6 +12,8 @@ from typing import Any, TextIO
 # C0, DEL and C1 control characters. Printed as part of a file name they could change the screen.
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 IN_LINES = {code: text for code, text in CONTROL.items() if chr(code) not in "\n\t"}
+
+WIDTH, NARROWEST = 100, 40  # columns of wrapped text on a terminal: the most, the fewest
 
 
 class OutputError(OSError):
@@ -27,6 +32,34 @@ def printable(text: object) -> str:
     """Return text as one line, with control characters (also newlines) replaced by escape
     sequences."""
     return str(text).translate(CONTROL)
+
+
+def fit_to_terminal(text: str, indent: int = 2, file: TextIO | None = None) -> str:
+    """Wrap the lines of a text to the width of the terminal, and to WIDTH columns if it is wider.
+
+    Words, such as paths, are not broken, so that they can be copied. If `file` is not a terminal,
+    the text is returned unchanged, so that programs find each message in one line.
+
+    indent: columns by which the second and later lines of a line are indented. file: where the text
+    will be printed; None for standard output.
+    """
+    if not (file or sys.stdout).isatty():
+        return text
+    width = max(min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH), NARROWEST)
+    wrapper = textwrap.TextWrapper(
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
+
+
+class TerminalFormatter(logging.Formatter):
+    """Formatter of log records for stderr, which wraps them if stderr is a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return fit_to_terminal(super().format(record), file=sys.stderr)
 
 
 def echo(text: str, file: TextIO | None = None) -> None:

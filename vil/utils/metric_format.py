@@ -1,5 +1,7 @@
 """Format metrics as `name value` pairs. The number of digits depends on the metric."""
 
+from collections.abc import Collection
+
 FORMATS = {  # the start of a metric's name -> format of its value
     "loss": ".4f",
     "classification": ".4f",
@@ -40,3 +42,16 @@ def format_pairs(metrics: dict[str, float]) -> str:
 def format_pair(name: str, value: float) -> str:
     form = next((form for start, form in FORMATS.items() if name.startswith(start)), ".4g")
     return f"{name} {value:{form}}"
+
+
+def fit_pairs(metrics: dict[str, float], columns: int, first: Collection[str] = ()) -> str:
+    """Return as many metrics as fit into `columns`, as text like that of `format_pairs`.
+
+    first: names of the most important metrics, which have precedence over the others.
+    """
+    shown: dict[str, float] = {}
+    for name in sorted(metrics, key=lambda name: name not in first):
+        more = {key: value for key, value in metrics.items() if key in shown or key == name}
+        if len(format_pairs(more)) <= columns:
+            shown = more
+    return format_pairs(shown)

@@ -49,7 +49,7 @@ def evaluate_best(
     if not run.begun:  # the run was stopped after its last step
         sizes = dict(steps_per_epoch=state.steps_per_epoch, batch_size=state.batch_size)
         run.log.begin(state.step, state.step, **sizes)
-    run.log.results(step_of(best), "test", results)
+    run.log.results(step_of(best), "test", results, task.metric.name)
     run.write(RESULTS, to_json({"checkpoint": best.name, "metrics": results}, indent=1) + "\n")
     return results
 

@@ -206,7 +206,8 @@ def train_config(
         elif cfg.FINETUNE.HEAD != "keep" and not resuming:
             log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
         names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
-        log.info("%s", describe(names, model, loader, task.test_sets, batch_size))
+        for line in describe(names, model, loader, task.test_sets, batch_size):
+            log.info("%s", line)
         cfg = override(cfg, list(from_mapping(task.learned_settings)))
 
         # the optimization
@@ -311,6 +312,7 @@ def train_config(
                 if task.hint:
                     run.log.say(f"hint: {task.hint}")
                 run.log.say(describe_end(run, state, metric.name))
+                run.log.say(f"next: vil report {shlex.quote(str(run.folder))}")
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
@@ -365,16 +367,18 @@ def recheck_folder(run: RunDir, resuming: bool) -> None:
 
 def describe(
     names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any], batch: int
-) -> str:
-    """Describe the model's size and the datasets in one line. names: names of the training sets.
+) -> list[str]:
+    """Describe the model's size and the datasets in a few lines. names: names of the training sets.
     loader: the training loader. tests: {name of a test set: its loader}. batch: images per step."""
     images = len(loader.samples.dataset)
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
-    return (
-        f"{num_params(model):,} parameters; train on {', '.join(names)}: {images} images of "
-        f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} images per "
-        f"epoch ({images % batch} images left out); evaluate on {sets}"
-    )
+    return [
+        f"the model has {num_params(model):,} parameters",
+        f"train on {', '.join(names)}: {images} images of {len(loader.classes)} classes",
+        f"an epoch has {loader.steps_per_epoch} steps of {batch} images; "
+        f"{images % batch} images are left out",
+        f"evaluate on {sets}",
+    ]
 
 
 def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
@@ -390,17 +394,14 @@ def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
-    """Describe in one line how a run ended: its status, its best checkpoint, and the command to run
-    next. metric: name of the metric that selects the best checkpoint."""
+    """Describe in one line how a run ended: its status, its best checkpoint and its folder. metric:
+    name of the metric that selects the best checkpoint."""
     per_epoch, best = state.steps_per_epoch, "no best checkpoint"
     if state.best is not None:
         best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"
     ended = "stopped early" if run.reason else "finished"
     epochs = "1 epoch" if state.step == per_epoch else f"{state.step / per_epoch:.4g} epochs"
-    return (
-        f"{ended} after {epochs}: {best}, run in {run.folder}; "
-        f"next: vil report {shlex.quote(str(run.folder))}"
-    )
+    return f"{ended} after {epochs}: {best}, run in {run.folder}"
 
 
 def check_encoding(settings: Mapping[str, Any]) -> None:
