@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.common.small_runs import FOLDER, SMALL, draw_pictures, results, vil
+from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, metrics, results, vil
 
 DATA = 3
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b $x^{ {{}}"]
@@ -167,3 +167,66 @@ def test_a_test_set_of_other_classes(trained):
     assert answered
     assert "true: cat" in found.said
     assert "true: dog" in found.said
+
+
+# Several runs
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two runs that differ in the learning rate."""
+    folders = [tmp_path_factory.mktemp("two") / name for name in ("slow", "fast")]
+    for folder, lr in zip(folders, (1e-4, 0.05)):
+        assert vil("train", *TINY, f"OPTIM.LR={lr}", "--output_dir", folder).code == 0
+    return folders
+
+
+def test_a_comparison_of_runs(two):
+    ended = vil("report", *two, "--out", "both.html")
+    assert (ended.code, ended.out) == (0, "both.html\n"), ended.err
+    found = Page("both.html")
+    table = found.markup[found.markup.index("Config keys whose") :]
+    table = table[: table.index("</table>")]
+    assert re.findall(r'class="key">(.*?)<', table) == ["OPTIM.LR"]
+    assert re.findall(r"<bdi>([\d.e-]+)</bdi>", table) == ["0.0001", "0.05"]
+    loss = [[p["loss"] for p in metrics(folder, "val")] for folder in two]
+    marked = re.search(r'<td class="number best">★ ([\d.]+)</td>\s*</tr>', found.markup)
+    assert marked
+    last = f"{min(values[-1] for values in loss):.4g}"
+    assert f'best">★ {last}<' in found.markup
+    charts = re.findall(r"<h3>(.*?)</h3>", found.markup)
+    for title in ("top-1 on fake", "loss on fake", "loss on train", "learning rate"):
+        assert title in charts
+    legends = re.findall(r"<figcaption.*?</figcaption>", found.markup, flags=re.DOTALL)
+    assert all("slow" in legend and "fast" in legend for legend in legends)
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "img"})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "several runs are compared in one file: add --out FILE"),
+        (["typo", "--out", "x.html"], "typo is not the folder of a run"),
+        (["labels", "--out", "x.html"], "labels is multilabel"),
+    ],
+)
+def test_runs_that_cannot_be_compared(two, words, message):
+    shutil.copytree(two[0], "labels", ignore=shutil.ignore_patterns("checkpoints"))
+    text = Path("labels/config.yaml").read_text()
+    Path("labels/config.yaml").write_text(text.replace("TASK: classification", "TASK: multilabel"))
+    ended = vil("report", *two, *words)
+    assert ended.code == 2
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_runs_of_one_name_and_another_metric(two):
+    """They are compared by the first run's metric, which the page says."""
+    shutil.copytree(two[0], "a/run", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(two[1], "b/run", ignore=shutil.ignore_patterns("checkpoints"))
+    with open("b/run/config.yaml", "a") as config:
+        config.write("\nEVAL:\n  METRIC: macro_f1\n")
+    ended = vil("report", "a/run", "b/run", "--out", "x.html")
+    assert ended.code == 0, ended.err
+    assert "b/run selects its best checkpoint by macro_f1" in Page("x.html").said
+    assert "a/run" in Page("x.html").said

@@ -25,7 +25,7 @@ LEGACY = ROOT / "tests/legacy"
 # These take no keys, or ignore wrong ones: they are quick and run at once.
 WITHOUT_KEYS = (
     "visualize pattern", "benchmark attention", "detect check", "config",
-    "report runs/nano --no-eval",
+    "report runs/nano --no-eval", "report runs/fold",
 )  # fmt: skip
 WRONG = "NO.SUCH_KEY"
 

@@ -1,6 +1,7 @@
 """Parts of a run's page: charts, and records of folders in any state."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -58,7 +59,25 @@ def test_curves_of_any_shape(points, tmp_path):
     for place in (pair for line in lines[:4] for pair in line):
         x, y = map(float, place.split(","))
         assert 0 <= x <= 400
-        assert 0 <= y <= 240
+        assert 0 <= y <= 250
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1234567.0])
+def test_the_metric_of_every_task_is_a_curve_with_a_named_axis(size, tmp_path):
+    logged = [
+        {"split": f"val/{name}", "step": x, "epoch": x, "depth_error": size * (1 + x / 1000)}
+        for name in ("near", "a name of a test set that is longer than a line of the legend " * 3)
+        for x in range(1, 4)
+    ]
+    record = RunRecord(tmp_path, {}, [], [], logged)
+    options = dict(higher_is_better=False, label="error of depth", unit="mm")
+    drawn = render(Page("run", record, [], "none", 3.0, "now", "depth_error", **options))
+    assert "<h3>error of depth</h3>" in drawn
+    assert ">error of depth (mm)</text>" in drawn
+    assert ">epoch</text>" in drawn
+    labels = re.findall(r'<text x="(.*?)" y=".*?" dy=".*?" text-anchor="end">(.*?)<', drawn)
+    assert len({label for _, label in labels}) == len(labels) >= 2
+    assert all(float(x) - 7 * len(label) > 0 for x, label in labels)  # not cut off on the left
 
 
 def test_dollar_signs_in_names_are_no_formulas(tmp_path):

@@ -55,7 +55,7 @@ COMMANDS = {
     "info": "print versions, devices, and which attention backend runs in each stage",
     "visualize attention": "draw what a token of an image attends to, in each head and stage",
     "visualize pattern": "draw the tokens that a query token attends to, for each mask and mode",
-    "report": "write an HTML report of a run: metrics, curves, confusions, images, config",
+    "report": "write an HTML report of a run: metrics, curves, images, config; or compare runs",
     "analyze": "count parameters and MACs of each stage",
 }
 for task in registry("task").values():

@@ -54,7 +54,7 @@ def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -
     used = sorted({int(value) for _, pattern, _ in panels for value in np.unique(pattern)})
     marks = [Patch(facecolor=COLORS(v), edgecolor="#bbbbbb", label=MEANINGS[v]) for v in used]
     figure.legend(handles=marks, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.1)
 
 
 def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
@@ -70,4 +70,5 @@ def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
         axes.vlines(np.array([*range(0, y, step), y]) - 0.5, -0.5, x - 0.5, **style)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     axes.spines[:].set_visible(False)
+    axes.set_anchor("S")  # beside the legend; the space above is cut off
     axes.margins(0)
