@@ -177,7 +177,7 @@ class RunLogger:
         self.data_hint_given = True
         self.say(
             f"hint: steps wait for data {100 * waiting:.0f} % of their time: raise "
-            "DATALOADER.WORKERS if processor cores are idle, or store smaller images"
+            "DATALOADER.WORKERS, or shrink the images"
         )
 
     def first_progress(self, step: int) -> None:

@@ -118,9 +118,10 @@ def downsample(points: Points) -> Points:
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
     """Return the range from `low` to `high`, extended on both sides by the fraction `margin` of its
-    length. If `high` is not above `low`, it is first set to low + abs(low), or to 1 if low is 0."""
+    length. If both are equal, each side is first extended by half of the value, or by 0.5 for 0."""
     if high <= low:
-        high = low + (abs(low) or 1.0)
+        half = (abs(low) or 1.0) / 2
+        low, high = low - half, high + half
     return low - margin * (high - low), high + margin * (high - low)
 
 

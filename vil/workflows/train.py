@@ -394,14 +394,14 @@ def read_last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
-    """Describe in one line how a run ended: its status, its best checkpoint and its folder. metric:
-    name of the metric that selects the best checkpoint."""
+    """Describe in one line how a run ended: its status and its best checkpoint. metric: name of
+    the metric that selects the best checkpoint."""
     per_epoch, best = state.steps_per_epoch, "no best checkpoint"
     if state.best is not None:
         best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"
     ended = "stopped early" if run.reason else "finished"
     epochs = "1 epoch" if state.step == per_epoch else f"{state.step / per_epoch:.4g} epochs"
-    return f"{ended} after {epochs}: {best}, run in {run.folder}"
+    return f"{ended} after {epochs}: {best}"
 
 
 def check_encoding(settings: Mapping[str, Any]) -> None:

@@ -106,7 +106,9 @@ def plot_predictions(outputs: Outputs, names: Sequence[str]) -> Figure:
     """
     count = min(len(names), MAX_PLOTS)
     figure = Figure(figsize=(4 * min(count, 3), 3.6 * -(-count // 3)), layout="constrained")
-    panels = figure.subplots(-(-count // 3), min(count, 3), squeeze=False).flat
+    panels = figure.subplots(-(-count // 3), min(count, 3), squeeze=False).ravel()
+    for panel in panels[count:]:
+        panel.set_axis_off()
     for panel, name, true, predicted in zip(panels, names, outputs.targets.T, outputs.values.T):
         panel.scatter(true, predicted, s=6, alpha=0.5)
         panel.axline((float(true.mean()), float(true.mean())), slope=1, color="gray", linewidth=1)
