@@ -17,6 +17,7 @@ is 3 if the data cannot be used. Each reason is printed on a line that begins wi
 import argparse
 
 from vil.cli.arguments import at_least, config_arguments, files_read, resolve
+from vil.utils.console import fit_to_terminal
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.json_text import to_json
 from vil.utils.output_paths import output_file, replacing
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
                 raise ConfigError(f"--{flag} {path}: --sheet writes this file; choose another name")
             files[flag] = path
     check = check_data(cfg, max_images=args.sample)
-    print("\n".join(check.lines()))
+    print(fit_to_terminal("\n".join(check.lines())))
     if "sheet" in files:
         check.draw(files["sheet"])
     if "json" in files:

@@ -17,6 +17,7 @@ boxes do not fit their images.
 import argparse
 
 from vil.cli.arguments import files_read
+from vil.utils.console import fit_to_terminal
 from vil.utils.output_paths import output_file, replacing
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     file = output_file(args.list, "--list", inputs=files_read(args, "list")) if args.list else None
     check = check_annotations(args.annotations, args.images)
-    print("\n".join([*check.summary, *check.list_faults(hint=not file)]))
+    print(fit_to_terminal("\n".join([*check.summary, *check.list_faults(hint=not file)])))
     if file:
         with replacing(file, "--list") as aside:
             lines = ("\t".join(fault) + "\n" for fault in check.faults)

@@ -8,6 +8,7 @@ vil info --config-file imagenet/vil_tiny.yaml --all     all backends, and why ea
 import argparse
 
 from vil.cli.arguments import config_arguments, resolve
+from vil.utils.console import fit_to_terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from vil.workflows.backends import explain_backends, find_calls
 
     report = explain_backends(find_calls(resolve(args)))
-    print("\n".join(report.environment))
+    print(fit_to_terminal("\n".join(report.environment)))
     for line in () if args.all else report.summary():
         print(line)
     for request, verdicts in report.verdicts if args.all else ():
@@ -29,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:16} {verdict:14} ({about})")
     if report.verdicts:
         more = "" if args.all else "; --all lists the other backends, and why they do not run"
-        print(
+        text = (
             f"{report.num_tuned} of {len(report.verdicts)} attention calls have a tuned backend in "
             f"{report.file}{more}"
         )
+        print(fit_to_terminal(text))
     return 0

@@ -122,7 +122,7 @@ def print_data(data: "DataSummary") -> None:
     lines.append(f"  ({data.note})" if data.note else f"an epoch has {data.steps_per_epoch} steps")
     if data.example:
         lines.append(f"the first training images, as the model gets them: {data.example}")
-    print("\n".join(lines), flush=True)
+    print(fit_to_terminal("\n".join(lines)), flush=True)
 
 
 def _classes(found: "DatasetSummary") -> str:
